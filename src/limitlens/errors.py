@@ -1,0 +1,56 @@
+"""The one kind of error a user can cause, and the few checks every room shares.
+
+A message is one sentence: what was given, what was expected, what to do. The command line prints it and exits with 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+class InputError(ValueError):
+    """Bad input from a user: the message says what was given, what was expected and what to do."""
+
+
+def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
+    """Return `value` as a finite float64 array, or raise an `InputError` that names it.
+
+    Accepts NumPy arrays, nested sequences and torch tensors (on any device, with or without gradient).
+    """
+    if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+        value = value.detach().cpu().double().numpy()
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} could not be read as numbers ({error}); give a numeric array") from None
+    if ndim is not None:
+        allowed = (ndim,) if isinstance(ndim, int) else ndim
+        if array.ndim not in allowed:
+            expected = " or ".join(str(number) for number in allowed)
+            raise InputError(f"{name} has shape {array.shape}; expected {expected} dimension(s), so reshape it first")
+    if array.size and not np.isfinite(array).all():
+        where = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
+        raise InputError(f"{name} holds {array[where]} at index {where}; expected finite numbers, so clean it first")
+    return array
+
+
+def check_covariance(name: str, covariance: Array) -> Array:
+    """Return a symmetric positive semi-definite (d, d) `covariance`, or raise an `InputError`."""
+    if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
+        raise InputError(f"{name} has shape {covariance.shape}; expected a square matrix (dim, dim)")
+    scale = float(np.abs(covariance).max(initial=0.0))
+    if not np.allclose(covariance, covariance.T, rtol=1e-8, atol=1e-12 * max(scale, 1e-300)):
+        raise InputError(f"{name} is not symmetric; expected a covariance matrix, so pass (S + S.T) / 2 if that is meant")
+    symmetric = (covariance + covariance.T) / 2
+    smallest = float(np.linalg.eigvalsh(symmetric)[0]) if symmetric.size else 0.0
+    if smallest < -1e-10 * max(scale, 1e-300):
+        raise InputError(
+            f"{name} has the negative eigenvalue {smallest:.3g}; expected a positive semi-definite matrix, "
+            "so clip its eigenvalues at zero or check how it was estimated"
+        )
+    return symmetric

@@ -1,0 +1,1 @@
+"""Laws of tokens: sampling, the cumulant generating function K and its derivatives."""

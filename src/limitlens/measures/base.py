@@ -1,0 +1,71 @@
+"""A measure is its cumulant generating function.
+
+With K(t) = log E exp<t, X>, everything attention does over the law of X follows from K (docs/theory.md): the limit of
+attention at the tilt t = A x is V ∇K(t), its asymptotic covariance comes from K(t), K(2t) and their derivatives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from limitlens.errors import Array, InputError, as_array
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Measure(ABC):
+    """A law of tokens on R^d: how to sample it, K and its first two derivatives.
+
+    K and its derivatives are NumPy in float64 and batched over tilts; `sample` is torch, imported when called.
+
+    Attributes
+    ----------
+    dim : int
+        The dimension d of the tokens.
+    radius : float
+        The radius of the smallest centred ball that holds the law: infinite unless the support is compact.
+    """
+
+    dim: int
+    radius: float = float("inf")
+
+    @abstractmethod
+    def K(self, tilts: Array) -> Array:
+        """Cumulant generating function K(t) = log E exp<t, X>: tilts (..., d) to values (...)."""
+
+    @abstractmethod
+    def grad_K(self, tilts: Array) -> Array:
+        """∇K(t), the mean of the law tilted by exp<t, x>: tilts (..., d) to (..., d)."""
+
+    @abstractmethod
+    def hess_K(self, tilts: Array) -> Array:
+        """∇²K(t), the covariance of the tilted law: tilts (..., d) to (..., d, d)."""
+
+    @abstractmethod
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw iid tokens, float64, of shape (*shape, d), on the generator's device."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Measure:
+        """The law of factor · X."""
+
+    @property
+    def mean(self) -> Array:
+        """E X = ∇K(0), shape (d,)."""
+        return self.grad_K(np.zeros((1, self.dim)))[0]
+
+    @property
+    def covariance(self) -> Array:
+        """Cov X = ∇²K(0), shape (d, d)."""
+        return self.hess_K(np.zeros((1, self.dim)))[0]
+
+    def check_tilts(self, tilts: object) -> Array:
+        """`tilts` as a finite float64 array whose last axis has length d."""
+        array = as_array("tilts", tilts)
+        if array.ndim == 0 or array.shape[-1] != self.dim:
+            raise InputError(f"tilts have shape {array.shape}; expected (..., {self.dim}), one row per query")
+        return array
