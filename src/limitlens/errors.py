@@ -45,7 +45,9 @@ def check_covariance(name: str, covariance: Array) -> Array:
         raise InputError(f"{name} has shape {covariance.shape}; expected a square matrix (dim, dim)")
     scale = float(np.abs(covariance).max(initial=0.0))
     if not np.allclose(covariance, covariance.T, rtol=1e-8, atol=1e-12 * max(scale, 1e-300)):
-        raise InputError(f"{name} is not symmetric; expected a covariance matrix, so pass (S + S.T) / 2 if that is meant")
+        raise InputError(
+            f"{name} is not symmetric; expected a covariance matrix, so pass (S + S.T) / 2 if that is meant"
+        )
     symmetric = (covariance + covariance.T) / 2
     smallest = float(np.linalg.eigvalsh(symmetric)[0]) if symmetric.size else 0.0
     if smallest < -1e-10 * max(scale, 1e-300):

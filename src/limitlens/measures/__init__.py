@@ -1,1 +1,20 @@
 """Laws of tokens: sampling, the cumulant generating function K and its derivatives."""
+
+from limitlens.measures.base import Measure
+from limitlens.measures.cube import Cube
+from limitlens.measures.discrete import Discrete, Sample
+from limitlens.measures.gaussian import Gaussian
+from limitlens.measures.mixture import GaussianMixture
+from limitlens.measures.sphere import Ball, Sphere, VonMisesFisher
+
+__all__ = [
+    "Ball",
+    "Cube",
+    "Discrete",
+    "Gaussian",
+    "GaussianMixture",
+    "Measure",
+    "Sample",
+    "Sphere",
+    "VonMisesFisher",
+]

@@ -7,6 +7,7 @@ attention at the tilt t = A x is V ∇K(t), its asymptotic covariance comes from
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,15 +54,15 @@ class Measure(ABC):
     def scaled(self, factor: float) -> Measure:
         """The law of factor · X."""
 
-    @property
+    @cached_property
     def mean(self) -> Array:
         """E X = ∇K(0), shape (d,)."""
-        return self.grad_K(np.zeros((1, self.dim)))[0]
+        return self.grad_K(np.zeros(self.dim))
 
-    @property
+    @cached_property
     def covariance(self) -> Array:
         """Cov X = ∇²K(0), shape (d, d)."""
-        return self.hess_K(np.zeros((1, self.dim)))[0]
+        return self.hess_K(np.zeros(self.dim))
 
     def check_tilts(self, tilts: object) -> Array:
         """`tilts` as a finite float64 array whose last axis has length d."""

@@ -1,0 +1,181 @@
+"""Laws on finitely many points: given atoms with weights, or anybody's tokens with equal ones.
+
+Here the limit is attention itself: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points stream through in
+blocks with a running maximum, so memory is bounded by one block of tilts times one block of points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.measures.base import Measure
+from limitlens.measures.shared import by_blocks, check_weights, choose, token_shape
+
+if TYPE_CHECKING:
+    import torch
+
+_TILTS = 1024  # tilts in a block
+_ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
+
+
+class _Finite(Measure):
+    """K(t) = log Σ_i w_i exp<t, x_i> and its derivatives, for points (n, d) of any real type."""
+
+    _points: np.ndarray[Any, Any]
+    _weights: Array | None = None  # None: equal
+
+    def K(self, tilts: Array) -> Array:
+        """log Σ_i w_i exp<t, x_i>, by log-sum-exp over blocks of points."""
+        return by_blocks(self._values, self.check_tilts(tilts), _TILTS)
+
+    def grad_K(self, tilts: Array) -> Array:
+        """Σ_i p_i x_i, attention of the tilt over the points."""
+        return by_blocks(self._means, self.check_tilts(tilts), _TILTS)
+
+    def hess_K(self, tilts: Array) -> Array:
+        """Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, in a second pass."""
+        return by_blocks(self._hessians, self.check_tilts(tilts), _TILTS)
+
+    def _values(self, tilts: Array) -> Array:
+        top, total, _ = self._sweep(tilts, with_mean=False)
+        return top + np.log(total)
+
+    def _means(self, tilts: Array) -> Array:
+        _, total, first = self._sweep(tilts, with_mean=True)
+        return np.asarray(first / total[:, None])
+
+    def _hessians(self, tilts: Array) -> Array:
+        top, total, first = self._sweep(tilts, with_mean=True)
+        means = first / total[:, None]
+        hessians = np.zeros((*tilts.shape, self.dim))
+        for points, weights in self._point_blocks(1):
+            for row, (tilt, mean) in enumerate(zip(tilts, means, strict=True)):
+                shares = weights * np.exp(points @ tilt - top[row]) / total[row]
+                centred = points - mean  # centred before squaring, so that a mean far from zero costs no digits
+                hessians[row] += (shares[:, None] * centred).T @ centred
+        return hessians
+
+    def _sweep(self, tilts: Array, *, with_mean: bool) -> tuple[Array, Array, Array]:
+        """For m tilts: the largest score (m,), Σ e_i (m,) and Σ e_i x_i (m, d), e_i = w_i exp(score_i − largest)."""
+        top, total = np.full(len(tilts), -np.inf), np.zeros(len(tilts))
+        first = np.zeros_like(tilts)
+        for points, weights in self._point_blocks(len(tilts)):
+            scores = tilts @ points.T
+            higher = np.maximum(top, scores.max(axis=1))
+            shrink = np.exp(top - higher)
+            scores -= higher[:, None]
+            np.exp(scores, out=scores)
+            scores *= weights
+            total = total * shrink + scores.sum(axis=1)
+            if with_mean:
+                first = first * shrink[:, None] + scores @ points
+            top = higher
+        return top, total, first
+
+    def _point_blocks(self, tilts: int) -> Iterator[tuple[Array, Array | float]]:
+        """Blocks of points (p, d) in float64 and their weights, sized so that they and their scores stay small."""
+        count = len(self._points)
+        size = max(1, _ENTRIES // max(tilts, self.dim))
+        for start in range(0, count, size):
+            points = np.asarray(self._points[start : start + size], dtype=np.float64)
+            yield points, 1 / count if self._weights is None else self._weights[start : start + size]
+
+
+class Discrete(_Finite):
+    """Finite support: K(t) = log Σ_i w_i exp<t, x_i>.
+
+    Parameters
+    ----------
+    points : (n, d)
+    weights : (n,), optional
+        Probabilities of the points; equal by default.
+    """
+
+    def __init__(self, points: ArrayLike, weights: ArrayLike | None = None) -> None:
+        self.points = as_array("points", points, ndim=2).copy()
+        _check_rows("points", self.points)
+        count, self.dim = self.points.shape
+        self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
+        support = self.weights > 0  # a point of weight zero must not set the largest score
+        self._points, self._weights = self.points[support], self.weights[support]
+        self.radius = _largest_length(self._points)
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw points independently, with their weights."""
+        import torch
+
+        points = torch.as_tensor(self.points, device=generator.device)
+        return points[choose(self.weights, token_shape(shape, self.dim)[:-1], generator)]
+
+    def scaled(self, factor: float) -> Discrete:
+        """The scaled points with the same weights."""
+        return Discrete(factor * self.points, self.weights)
+
+    def __repr__(self) -> str:
+        return f"Discrete(dim={self.dim}, points={len(self.points)})"
+
+
+class Sample(_Finite):
+    """The empirical law of tokens: K(t) = log (1/n) Σ_i exp<t, x_i>.
+
+    Parameters
+    ----------
+    tokens : (n, d)
+        An array or tensor of any real type, or a memory map. It is kept as given, without a copy: blocks of it are
+        turned into float64 as they are used.
+    """
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = self._points = _as_tokens(tokens)
+        _check_rows("tokens", self.tokens)
+        self.dim = self.tokens.shape[1]
+        self.radius, seen = 0.0, 0
+        for block, _ in self._point_blocks(1):
+            finite = np.isfinite(block).all(axis=1)
+            if not finite.all():
+                row = seen + int(np.argmin(finite))
+                raise InputError(
+                    f"tokens hold NaN or infinity in row {row}; expected finite numbers, so drop such rows"
+                )
+            self.radius, seen = max(self.radius, _largest_length(block)), seen + len(block)
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw with replacement, so that the tokens are independent."""
+        import torch
+
+        rows = torch.randint(
+            len(self.tokens), token_shape(shape, self.dim)[:-1], generator=generator, device=generator.device
+        )
+        drawn = np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64)
+        return torch.as_tensor(drawn, device=generator.device)
+
+    def scaled(self, factor: float) -> Sample:
+        """The scaled tokens, a copy of their own type."""
+        return Sample(factor * self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Sample(dim={self.dim}, tokens={len(self.tokens)}, {self.tokens.dtype})"
+
+
+def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
+    """`tokens` as a two-dimensional real array, not copied where it is an array or a tensor in memory already."""
+    if hasattr(tokens, "detach"):
+        tensor = tokens.detach().cpu()
+        tokens = (tensor.float() if tensor.element_size() < 4 else tensor).numpy()  # NumPy has no bfloat16
+    if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "fiu" or tokens.ndim != 2:
+        return as_array("tokens", tokens, ndim=2)
+    return tokens
+
+
+def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
+    if not array.size:
+        raise InputError(f"{name} have shape {array.shape}; expected (n, dim) with at least one row and one column")
+
+
+def _largest_length(points: Array) -> float:
+    return float(np.sqrt(np.einsum("ij,ij->i", points, points).max()))

@@ -1,0 +1,94 @@
+"""The Gaussian law: attention is affine in the tilt."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.measures.base import Measure
+from limitlens.measures.shared import brief, standard_normal, token_shape
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Gaussian(Measure):
+    """N(m, Σ): K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
+
+    Parameters
+    ----------
+    mean : scalar or (d,)
+        A scalar stands for a vector of equal entries; d then comes from the covariance.
+    covariance : scalar, (d,) or (d, d)
+        A variance shared by all coordinates, one per coordinate, or a matrix. The first two never form a d×d matrix,
+        unless `covariance` or `hess_K` is asked for.
+    """
+
+    def __init__(self, mean: ArrayLike, covariance: ArrayLike) -> None:
+        center = as_array("mean", mean, ndim=(0, 1))
+        spread = as_array("covariance", covariance, ndim=(0, 1, 2))
+        self.dim = max([1, *(len(array) for array in (center, spread) if array.ndim)])
+        if any(array.ndim and len(array) != self.dim for array in (center, spread)):
+            raise InputError(
+                f"mean has shape {center.shape} and covariance {spread.shape}; expected (d,) or a scalar, and (d, d), "
+                "(d,) or a scalar, with one d"
+            )
+        if spread.ndim == 2:
+            spread = check_covariance("covariance", spread)
+        elif spread.min() < 0:
+            raise InputError(f"covariance holds the negative variance {spread.min():g}; expected variances")
+        self.mean = np.broadcast_to(center, (self.dim,)).copy()
+        self._spread = spread.copy()
+
+    def K(self, tilts: Array) -> Array:
+        """<m, t> + ½ tᵀΣt."""
+        tilts = self.check_tilts(tilts)
+        return np.asarray(np.einsum("...i,...i->...", tilts, self.mean + self._times_covariance(tilts) / 2))
+
+    def grad_K(self, tilts: Array) -> Array:
+        """m + Σt."""
+        return self.mean + self._times_covariance(self.check_tilts(tilts))
+
+    def hess_K(self, tilts: Array) -> Array:
+        """Σ, once per tilt."""
+        tilts = self.check_tilts(tilts)
+        return np.broadcast_to(self.covariance, (*tilts.shape, self.dim)).copy()
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw m + Σ^{1/2} z with z standard normal."""
+        return self.transport(standard_normal(token_shape(shape, self.dim), generator))
+
+    def transport(self, normals: torch.Tensor) -> torch.Tensor:
+        """m + Σ^{1/2} z for standard normal rows z: (..., d) to (..., d)."""
+        import torch
+
+        root = torch.as_tensor(self._root, device=normals.device)
+        spread = normals @ root if root.ndim == 2 else normals * root
+        return spread + torch.as_tensor(self.mean, device=normals.device)
+
+    def scaled(self, factor: float) -> Gaussian:
+        """N(factor m, factor² Σ)."""
+        return Gaussian(factor * self.mean, factor**2 * self._spread)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """Σ, shape (d, d)."""
+        return self._spread if self._spread.ndim == 2 else self._spread * np.eye(self.dim)
+
+    @cached_property
+    def _root(self) -> Array:
+        """The symmetric root of Σ, which exists where Σ is singular and does not depend on signs of eigenvectors."""
+        if self._spread.ndim < 2:
+            return np.sqrt(self._spread)
+        values, vectors = np.linalg.eigh(self._spread)
+        return np.asarray((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
+
+    def _times_covariance(self, tilts: Array) -> Array:
+        return np.asarray(tilts @ self._spread if self._spread.ndim == 2 else tilts * self._spread)
+
+    def __repr__(self) -> str:
+        return f"Gaussian(dim={self.dim}, mean={brief(self.mean)}, covariance={brief(self._spread)})"

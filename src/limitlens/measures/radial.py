@@ -1,0 +1,177 @@
+"""Radial functions of the uniform law on the unit sphere S^{d-1}: K, its derivative A, and the derivative of A.
+
+With ν = d/2 − 1 and I_ν the modified Bessel function,
+
+    K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
+
+No Bessel function is formed, so nothing overflows or underflows. At a high order (ν ≥ 24) the logarithm of the Debye
+expansion is summed in a form whose value at r = 0 is removed exactly. Lower orders are reached from above, the stable
+direction of the three-term recurrence: with g = A/r,
+
+    g_ν = 1 / (2(ν+1) + r² g_{ν+1}),
+    K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
+    A'_ν = g_ν² (2(ν+1) − r² A'_{ν+1}).
+
+The first two only add positive numbers; the third loses a factor of about d/(d−1), so d = 1 has its own formula.
+docs/measures.md lists the errors measured against 60 digits: at most 1e-15 for K and A, 5e-13 for A', relative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from numpy.polynomial import Polynomial
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+
+_LOWEST_DEBYE_ORDER = 24.0
+_DEBYE_TERMS = 11
+_BLOCK = 1 << 13  # values evaluated at a time, so that every temporary stays in the processor's cache
+
+
+def radial_K(r: ArrayLike, dim: float) -> Array:
+    """K(r) = log E exp(r X₁) for X uniform on S^{d-1}: r²/(2d) near zero, r − (d−1)/2 log r + … far away.
+
+    Parameters
+    ----------
+    r : array of any shape, r ≥ 0
+    dim : the dimension d ≥ 1, not necessarily an integer
+
+    Returns
+    -------
+    array of the shape of r
+    """
+    return _blockwise(_K, r, dim)
+
+
+def radial_mean(r: ArrayLike, dim: float) -> Array:
+    """A(r) = K'(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁); parameters as `radial_K`."""
+    return _blockwise(lambda radii, order: np.minimum(radii * _tangential(radii, order), 1), r, dim)
+
+
+def radial_tangential(r: ArrayLike, dim: float) -> Array:
+    """A(r) / r, the variance of X₂ under the tilt exp(r x₁), 1/d at r = 0; parameters as `radial_K`."""
+    return _blockwise(_tangential, r, dim)
+
+
+def radial_variance(r: ArrayLike, dim: float) -> Array:
+    """A'(r) = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁), 1/d at 0; parameters as `radial_K`."""
+    return _blockwise(_variance, r, dim)
+
+
+def radial_increment(r: float, change: ArrayLike, dim: float) -> Array:
+    """K(√(r² + change)) − K(r) without the cancellation of the difference where the change is small.
+
+    In w = r² the derivative of K is g/2, g = A/r, whose nearest poles are at −j², j the first zero of J_ν, and
+    j² > d(d+8)/4. A change of at most half of r² + d(d+8)/4 is therefore integrated by ten Gauss-Legendre nodes to an
+    error of 3 · 5.8^{−20}, below rounding.
+
+    Parameters
+    ----------
+    r : float, r ≥ 0
+    change : array of any shape, change ≥ −r²
+    dim : as in `radial_K`
+    """
+    changes = as_array("change", change)
+    near = np.abs(changes) <= (r * r + dim * (dim + 8) / 4) / 2
+    increments = np.empty_like(changes)
+    increments[~near] = radial_K(np.sqrt((r * r + changes[~near]).clip(min=0)), dim) - radial_K(r, dim)
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    squares = (r * r + changes[near][..., None] * (1 + nodes) / 2).clip(min=0)
+    increments[near] = changes[near] / 4 * (radial_tangential(np.sqrt(squares), dim) @ weights)
+    return increments
+
+
+def _blockwise(function: Callable[[Array, float], Array], r: ArrayLike, dim: float) -> Array:
+    radii = as_array("r", r)
+    if radii.size and radii.min() < 0:
+        raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
+    if not 1 <= dim < float("inf"):
+        raise InputError(f"dim is {dim}; expected a dimension of at least 1")
+    flat, order = radii.reshape(-1), dim / 2 - 1
+    out = np.empty_like(flat)
+    for start in range(0, flat.size, _BLOCK):
+        out[start : start + _BLOCK] = function(flat[start : start + _BLOCK], order)
+    return out.reshape(radii.shape)
+
+
+def _K(r: Array, order: float) -> Array:
+    square, rungs = r * r, _rungs(order)
+    top = order + len(rungs)
+    s = np.hypot(r, top)
+    gap = square / (s + top)  # s − top
+    correction = gap / s * _debye(top).increment(top / s)  # F(1) − F(p)
+    total: Array = gap - top * np.log1p(gap / (2 * top)) - 0.5 * np.log1p(gap / top) - correction
+    tangential = _debye_tangential(square, top)
+    for twice in rungs:
+        lift = square * tangential
+        total += np.log1p(lift / twice)
+        tangential = 1 / (twice + lift)
+    return total
+
+
+def _tangential(r: Array, order: float) -> Array:
+    square, rungs = r * r, _rungs(order)
+    tangential = _debye_tangential(square, order + len(rungs))
+    for twice in rungs:
+        tangential = 1 / (twice + square * tangential)
+    return tangential
+
+
+def _variance(r: Array, order: float) -> Array:
+    if order == -0.5:  # d = 1: A = tanh, and the difference below would lose the exponentially small A'
+        decay: Array = np.exp(-2 * r)
+        return 4 * decay / np.square(1 + decay)
+    square, rungs = r * r, _rungs(order)
+    top = order + len(rungs)
+    s = np.hypot(r, top)
+    p = top / s
+    series = _debye(top)
+    variance: Array = p / (s + top) + ((1 - 2 * p * p) * series.phi(p) + (1 - p * p) * series.p_phi_prime(p)) / (s * s)
+    tangential = _debye_tangential(square, top)
+    for twice in rungs:
+        tangential = 1 / (twice + square * tangential)
+        variance = tangential * tangential * (twice - square * variance)
+    return variance
+
+
+def _rungs(order: float) -> list[float]:
+    """2(μ+1) for the orders μ from just below the first one fit for the Debye expansion down to `order`."""
+    return [2 * (order + step) for step in range(max(0, math.ceil(_LOWEST_DEBYE_ORDER - order)), 0, -1)]
+
+
+def _debye_tangential(square: Array, order: float) -> Array:
+    s = np.sqrt(square + order * order)
+    tangential: Array = 1 / (s + order) - _debye(order).phi(order / s) / (s * s)
+    return tangential
+
+
+@lru_cache(maxsize=256)
+def _debye(order: float) -> _Debye:
+    return _Debye(order)
+
+
+class _Debye:
+    """The Debye expansion of log I_ν at one order ν, in p = ν/s with s = √(ν² + r²).
+
+    log I_ν(r) = s + ν log(r/(ν+s)) − ½ log(2πs) + F(p), where F = Σ_k D_k(p)/ν^k solves
+    νF' = ½(p²(1−p²)F')' + ½p²(1−p²)F'² + (1−5p²)/8 with F(0) = 0 (the logarithm of DLMF 10.41.3 and 10.41.9).
+    `increment` is (F(p) − F(1))/(p − 1), `phi` is φ(p) = ½ + pF'(p), `p_phi_prime` is p φ'(p).
+    """
+
+    def __init__(self, order: float) -> None:
+        zero, p = Polynomial([0.0]), Polynomial([0.0, 1.0])
+        weight = p**2 * (1 - p**2) / 2
+        slopes = [(1 - 5 * p**2) / 8]  # D_1', D_2', …
+        for k in range(1, _DEBYE_TERMS):
+            products = sum((slopes[i] * slopes[k - 2 - i] for i in range(k - 1)), zero)
+            slopes.append((weight * slopes[-1]).deriv() + weight * products)
+        slope = sum((term / order ** (k + 1) for k, term in enumerate(slopes)), zero)
+        integral = slope.integ()
+        self.increment = (integral - integral(1.0)) // (p - 1)
+        self.phi = 0.5 + p * slope
+        self.p_phi_prime = p * self.phi.deriv()

@@ -1,0 +1,183 @@
+"""Laws whose K depends on the length of a vector: sphere, ball and the von Mises-Fisher law, a tilted sphere.
+
+All three are one function Λ(r) = log E exp(r X₁), X uniform on a unit sphere (`radial.py`). The uniform law on the ball
+of R^d is that of the first d coordinates of the sphere of R^{d+2}; a tilted sphere is a sphere at a shifted tilt.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.measures.base import Measure
+from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance
+from limitlens.measures.shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform, vector_norm
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Spherical(Measure):
+    """A law with K(t) = Λ(|s|) − const, s = Rt + shift: ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) u uᵀ].
+
+    Here g = Λ'(|s|)/|s| and u = s/|s|.
+    """
+
+    _sphere_dim: int  # the dimension of the sphere that Λ belongs to
+
+    def _arguments(self, tilts: Array) -> Array:
+        """s, the argument of the radial function, shape (..., d)."""
+        return self.radius * self.check_tilts(tilts)
+
+    def K(self, tilts: Array) -> Array:
+        return radial_K(_length(self._arguments(tilts)), self._sphere_dim)
+
+    def grad_K(self, tilts: Array) -> Array:
+        arguments = self._arguments(tilts)
+        arguments *= self.radius * radial_tangential(_length(arguments), self._sphere_dim)[..., None]
+        return arguments
+
+    def hess_K(self, tilts: Array) -> Array:
+        arguments = self._arguments(tilts)
+        lengths = _length(arguments)
+        units = arguments / np.where(lengths > 0, lengths, 1)[..., None]
+        across = radial_tangential(lengths, self._sphere_dim)
+        along = radial_variance(lengths, self._sphere_dim)
+        hessian = (along - across)[..., None, None] * units[..., :, None] * units[..., None, :]
+        hessian[..., range(self.dim), range(self.dim)] += across[..., None]
+        return np.asarray(self.radius**2 * hessian)
+
+
+class Sphere(_Spherical):
+    """The uniform law on the sphere of radius R in R^d: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
+
+    In d = 1 the sphere is the pair ±R.
+    """
+
+    def __init__(self, dim: int, radius: float = 1.0) -> None:
+        self.dim = check_dim(dim)
+        self.radius = check_scalar("radius", radius, above=0)
+        self._sphere_dim = self.dim
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw normal vectors and divide them by their lengths."""
+        normals = standard_normal(token_shape(shape, self.dim), generator)
+        return normals.div_(vector_norm(normals) / self.radius)
+
+    def scaled(self, factor: float) -> Sphere:
+        """The sphere of radius |factor| R."""
+        return Sphere(self.dim, abs(factor) * self.radius)
+
+    def __repr__(self) -> str:
+        return f"Sphere(dim={self.dim}, radius={self.radius:g})"
+
+
+class Ball(_Spherical):
+    """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
+
+    def __init__(self, dim: int, radius: float = 1.0) -> None:
+        self.dim = check_dim(dim)
+        self.radius = check_scalar("radius", radius, above=0)
+        self._sphere_dim = self.dim + 2
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Draw from the sphere of R^{d+2} and drop two coordinates."""
+        normals = standard_normal(token_shape(shape, self.dim + 2), generator)
+        return normals[..., : self.dim] / (vector_norm(normals) / self.radius)
+
+    def scaled(self, factor: float) -> Ball:
+        """The ball of radius |factor| R."""
+        return Ball(self.dim, abs(factor) * self.radius)
+
+    def __repr__(self) -> str:
+        return f"Ball(dim={self.dim}, radius={self.radius:g})"
+
+
+class VonMisesFisher(_Spherical):
+    """The law of density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
+
+    Parameters
+    ----------
+    direction : (d,)
+        The mean direction μ; any vector but zero, of which only the direction counts.
+    concentration : float
+        κ ≥ 0; zero gives the uniform law.
+    radius : float
+    """
+
+    def __init__(self, direction: ArrayLike, concentration: float, radius: float = 1.0) -> None:
+        vector = as_array("direction", direction, ndim=1)
+        if not vector.any():
+            raise InputError(f"direction is zero, of shape {vector.shape}; expected a vector with a non-zero entry")
+        vector = vector / np.abs(vector).max()
+        self.direction: Array = vector / np.linalg.norm(vector)
+        self.concentration = check_scalar("concentration", concentration, above=0, closed=True)
+        self.radius = check_scalar("radius", radius, above=0)
+        self.dim = self._sphere_dim = vector.size
+
+    def _arguments(self, tilts: Array) -> Array:
+        return super()._arguments(tilts) + self.concentration * self.direction
+
+    def K(self, tilts: Array) -> Array:
+        """Λ(|κμ + Rt|) − Λ(κ), without cancellation for small tilts."""
+        scaled = super()._arguments(tilts)
+        change = _square(scaled) + 2 * self.concentration * (scaled @ self.direction)  # |κμ + Rt|² − κ²
+        return radial_increment(self.concentration, change, self.dim)
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Wood's rejection (1994), its beta variable and its tangent taken from one normal vector per proposal."""
+        import torch
+
+        tokens = torch.empty(token_shape(shape, self.dim), dtype=torch.float64, device=generator.device)
+        flat = tokens.view(-1, self.dim)
+        direction = torch.as_tensor(self.direction, device=generator.device)
+        filled = 0
+        while filled < len(flat):
+            accepted = self._propose(len(flat) - filled, direction, generator)
+            flat[filled : filled + len(accepted)] = accepted
+            filled += len(accepted)
+        return tokens
+
+    def _propose(self, count: int, direction: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Up to `count` accepted tokens (accepted, d); about two thirds of the proposals or more are."""
+        import torch
+
+        kappa, sides = self.concentration, self.dim - 1
+        if sides == 0:
+            signs = torch.where(uniform((count, 1), generator) < 1 / (1 + math.exp(-2 * kappa)), 1.0, -1.0)
+            return self.radius * signs.double() * direction
+        normals = standard_normal((count, self.dim), generator)
+        height = (normals @ direction)[:, None]
+        tangent = normals - height * direction
+        beta = (1 - height / vector_norm(normals)) / 2
+        # Everything is written in the distances 1 − w and 1 − x₀, which stay exact at high concentration.
+        b = sides / (2 * kappa + math.hypot(2 * kappa, sides))
+        drop = 2 * b * beta / (1 - (1 - b) * beta)
+        mode = 2 * b / (1 + b)
+        log_ratio = kappa * (mode - drop) + sides * torch.log((mode + (1 - mode) * drop) / (mode * (2 - mode)))
+        keep = (torch.log(uniform((count, 1), generator)) <= log_ratio).squeeze(1)
+        drop, tangent = drop[keep], tangent[keep]
+        across = torch.sqrt(drop * (2 - drop)) / vector_norm(tangent)
+        return self.radius * ((1 - drop) * direction + across * tangent)
+
+    def scaled(self, factor: float) -> VonMisesFisher:
+        """The law on the sphere of radius |factor| R, its direction reversed where the factor is negative."""
+        return VonMisesFisher(
+            math.copysign(1.0, factor) * self.direction, self.concentration, abs(factor) * self.radius
+        )
+
+    def __repr__(self) -> str:
+        shown = f"dim={self.dim}, direction={brief(self.direction)}, concentration={self.concentration:g}"
+        return f"VonMisesFisher({shown}, radius={self.radius:g})"
+
+
+def _square(vectors: Array) -> Array:
+    return np.asarray(np.einsum("...i,...i->...", vectors, vectors))
+
+
+def _length(vectors: Array) -> Array:
+    return np.sqrt(_square(vectors))
