@@ -1,0 +1,80 @@
+"""limitlens: how softmax attention over n tokens approaches its infinite-token limit.
+
+Names are loaded when first used, so that `import limitlens` costs nothing and theory never waits for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from limitlens.attention import Head, State, attend, limit
+    from limitlens.attention.design import designed_head
+    from limitlens.convergence.curve import Curve
+    from limitlens.convergence.study import study
+    from limitlens.convergence.sweep import radius_sweep
+    from limitlens.errors import InputError
+    from limitlens.measures import (
+        Ball,
+        Cube,
+        Discrete,
+        Gaussian,
+        GaussianMixture,
+        Measure,
+        Sample,
+        Sphere,
+        VonMisesFisher,
+    )
+
+_ROOMS = {
+    "limitlens.attention": ("Head", "State", "attend", "limit"),
+    "limitlens.attention.design": ("designed_head",),
+    "limitlens.convergence.curve": ("Curve",),
+    "limitlens.convergence.study": ("study",),
+    "limitlens.convergence.sweep": ("radius_sweep",),
+    "limitlens.errors": ("InputError",),
+    "limitlens.measures": (
+        "Ball",
+        "Cube",
+        "Discrete",
+        "Gaussian",
+        "GaussianMixture",
+        "Measure",
+        "Sample",
+        "Sphere",
+        "VonMisesFisher",
+    ),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = [
+    "Ball",
+    "Cube",
+    "Curve",
+    "Discrete",
+    "Gaussian",
+    "GaussianMixture",
+    "Head",
+    "InputError",
+    "Measure",
+    "Sample",
+    "Sphere",
+    "State",
+    "VonMisesFisher",
+    "attend",
+    "designed_head",
+    "limit",
+    "radius_sweep",
+    "study",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'limitlens' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

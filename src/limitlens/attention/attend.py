@@ -1,0 +1,48 @@
+"""The two sides of every comparison: attention over n tokens, and over infinitely many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from limitlens.attention.head import Head
+from limitlens.attention.kernels import state_of
+from limitlens.attention.state import State
+from limitlens.errors import Array, InputError
+from limitlens.measures.base import Measure
+
+BLOCK = 8192  # tokens attended at a time: enough to fill the cores, little enough to stay in cache
+
+
+def limit(measure: Measure, head: Head, x: Any) -> Array:
+    """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v)."""
+    if measure.dim != head.dim:
+        raise InputError(f"the measure has dimension {measure.dim} and the head {head.dim}; expected the same")
+    mean = measure.grad_K(head.tilts(x))
+    return mean if head.value_map is None else np.asarray(mean @ head.value_map.T + head.value_bias)
+
+
+def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int = BLOCK) -> Array:
+    """Attention over n tokens, Γ_n(x): tokens (n, d), queries (m, d) to (m, v). Memory does not grow with n.
+
+    `precise` computes in float64, otherwise in float32.
+    """
+    return attend_state(tokens, head, x, precise=precise, block=block).output.numpy()
+
+
+def attend_state(tokens: Any, head: Head, x: Any, *, top: int = 0, precise: bool = True, block: int = BLOCK) -> State:
+    """The state behind `attend`; `top` > 0 adds what the diagnostics need."""
+    dtype = torch.float64 if precise else torch.float32
+    if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:
+        raise InputError(f"tokens have shape {np.shape(tokens)}; expected (n, {head.dim}) with at least one row")
+    points = head.check_tokens("x", x)
+    if points.ndim != 2:
+        raise InputError(f"x has shape {points.shape}; expected (queries, {head.dim})")
+    query = head.queries(torch.as_tensor(points, dtype=dtype))
+    state = State.empty((), len(points), head.value_dim, top=top)
+    for start in range(0, len(tokens), block):
+        part = torch.as_tensor(head.check_tokens("tokens", tokens[start : start + block]), dtype=dtype)
+        state = state.merge(state_of(query, head.keys(part), head.values(part), top=top))
+    return state

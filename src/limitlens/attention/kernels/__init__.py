@@ -1,0 +1,55 @@
+"""Kernels: attention of a batch of queries over one block of tokens.
+
+A kernel is a function
+
+    kernel(query (..., m, k), key (..., n, k), value (..., n, v), bias (..., 1 or m, n) or None) -> (lse (..., m), output (..., m, v))
+
+that computes scores <query, key> + bias (the scale is already in the query) in the tensors' own precision. Another device
+is another such function; `state_of` turns what it returns into a float64 state. A query none of whose scores is finite gets lse = −inf
+and output 0.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from limitlens.attention.kernels import cpu, reference
+from limitlens.attention.kernels.detail import detail_of
+from limitlens.attention.state import State
+
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def kernel_for(device: torch.device) -> Kernel:
+    """The fastest kernel for a device; the plain one where there is no better."""
+    return cpu.attend if device.type == "cpu" else reference.attend
+
+
+def state_of(
+    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, top: int = 0, kernel: Kernel | None = None
+) -> State:
+    """The state of one block of tokens.
+
+    Parameters
+    ----------
+    query, key, value : (..., m, k), (..., n, k), (..., n, v)
+        n may be 0.
+    bias : (..., 1 or m, n), optional
+        Added to the scores; −inf masks a token.
+    top : int
+        With `top` > 0 the state carries its `Detail`, with that many top scores.
+    kernel : Kernel, optional
+        Default: the best one for the tensors' device.
+    """
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+    m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
+    if n == 0:
+        return State.empty(batch, m, v, top=top, device=query.device)
+    lse, output = (kernel or kernel_for(query.device))(query, key, value, bias)
+    detail = detail_of(query, key, value, bias, lse, top) if top else None
+    count = torch.full(batch, n, dtype=torch.int64, device=query.device)
+    return State(count, lse.double(), output.double(), detail)

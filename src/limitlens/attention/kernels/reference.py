@@ -1,0 +1,16 @@
+"""The plain kernel: dense softmax, as it is written in books. Every other kernel is tested against it in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attention by forming all scores. See the package docstring for shapes."""
+    scores = query @ key.transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.masked_fill(torch.isneginf(lse), 0.0)[..., None])
+    return lse, weights @ value

@@ -1,0 +1,190 @@
+"""Attention over a set of tokens is a mergeable state.
+
+For a batch of queries, keep the log-sum-exp of the scores and the weighted mean of the values. Two disjoint sets of
+tokens merge exactly (docs/the-merge.md):
+
+    lse = log(e^{lse₁} + e^{lse₂}),    output = e^{lse₁ − lse} output₁ + e^{lse₂ − lse} output₂.
+
+The operation is associative and commutative and the empty set is its identity, so streams, checkpoints, cores and
+machines are all the same loop. Every average that the diagnostics need obeys the same rule: those weighted by e^{score}
+travel with `lse`, those weighted by e^{2 score} with `lse2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What diagnostics need beyond the output; it merges like the state it belongs to.
+
+    Attributes
+    ----------
+    score : (..., m)
+        Mean score under the attention weights.
+    lse2 : (..., m)
+        Log-sum-exp of twice the scores.
+    mean2, square2 : (..., m, v)
+        Means of v and of v² under weights proportional to e^{2 score}.
+    top_scores : (..., m, k)
+        The k largest scores, descending, padded with −inf.
+    top_value : (..., m, v)
+        Mean value over the tokens with the largest score: the output of hardmax attention, softmax at temperature 0.
+    ties : (..., m)
+        How many tokens have that score.
+    """
+
+    score: Tensor
+    lse2: Tensor
+    mean2: Tensor
+    square2: Tensor
+    top_scores: Tensor
+    top_value: Tensor
+    ties: Tensor
+
+
+@dataclass(frozen=True)
+class State:
+    """Softmax attention of m queries over a set of tokens, ready to merge with another set.
+
+    Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
+
+    Attributes
+    ----------
+    count : (...)
+        Number of tokens in the set.
+    lse : (..., m)
+        Log-sum-exp of the scores; −inf for the empty set.
+    output : (..., m, v)
+        Attention output; 0 for the empty set.
+    detail : Detail, optional
+        Everything else the diagnostics need.
+    """
+
+    count: Tensor
+    lse: Tensor
+    output: Tensor
+    detail: Detail | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        batch: tuple[int, ...],
+        queries: int,
+        value_dim: int,
+        *,
+        top: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> State:
+        """The identity of `merge`: attention over no tokens. With `top` > 0 it carries a `Detail` of `top` scores."""
+
+        def full(value: float, *shape: int) -> Tensor:
+            return torch.full((*batch, *shape), value, dtype=torch.float64, device=device)
+
+        m, v, void = queries, value_dim, float("-inf")
+        detail = None
+        if top:
+            nothing = full(0, m, v)
+            detail = Detail(full(0, m), full(void, m), nothing, nothing, full(void, m, top), nothing, full(0, m))
+        count = torch.zeros(batch, dtype=torch.int64, device=device)
+        return cls(count, full(void, m), full(0, m, v), detail)
+
+    def merge(self, other: State) -> State:
+        """The state of the union of two disjoint sets of tokens."""
+        if (self.detail is None) != (other.detail is None):
+            raise ValueError("one state carries a detail and the other does not; compute both with the same `top`")
+        lse, here, there = _shares(self.lse, other.lse)
+        output = here[..., None] * self.output + there[..., None] * other.output
+        detail = None
+        if self.detail is not None and other.detail is not None:
+            a, b = self.detail, other.detail
+            lse2, here2, there2 = _shares(a.lse2, b.lse2)
+            top = max(a.top_scores.shape[-1], b.top_scores.shape[-1])
+            best, rival = a.top_scores[..., 0], b.top_scores[..., 0]
+            ties, others = a.ties * (best >= rival), b.ties * (rival >= best)
+            winners = (ties + others).clamp_min(1)
+            detail = Detail(
+                score=here * a.score + there * b.score,
+                lse2=lse2,
+                mean2=here2[..., None] * a.mean2 + there2[..., None] * b.mean2,
+                square2=here2[..., None] * a.square2 + there2[..., None] * b.square2,
+                top_scores=torch.cat((a.top_scores, b.top_scores), -1).sort(-1, descending=True).values[..., :top],
+                top_value=(ties / winners)[..., None] * a.top_value + (others / winners)[..., None] * b.top_value,
+                ties=ties + others,
+            )
+        return State(self.count + other.count, lse, output, detail)
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """1/Σw², the number of equal weights that would spread the output as much, 0 over no tokens: (..., m)."""
+        return torch.exp(2 * _finite(self.lse) - _finite(self._detail.lse2)) * ~torch.isneginf(self.lse)
+
+    @property
+    def variance(self) -> Tensor:
+        """Plug-in variance of the output, Σ w² (v − output)² per coordinate: (..., m, v)."""
+        detail = self._detail
+        spread = detail.square2 - 2 * self.output * detail.mean2 + self.output**2
+        return spread.clamp_min(0) * torch.exp(detail.lse2 - 2 * _finite(self.lse))[..., None]
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy −Σ w log w of the attention weights, in nats, 0 over no tokens: (..., m)."""
+        return _finite(self.lse) - self._detail.score
+
+    @property
+    def top_weights(self) -> Tensor:
+        """The largest attention weights, descending, 0 where there are fewer tokens: (..., m, k)."""
+        return torch.exp(self._detail.top_scores - _finite(self.lse)[..., None])
+
+    @property
+    def hardmax(self) -> Tensor:
+        """Output of attention with softmax replaced by argmax: (..., m, v)."""
+        return self._detail.top_value
+
+    @property
+    def _detail(self) -> Detail:
+        if self.detail is None:
+            raise ValueError("this state carries no detail; compute it with `top` of at least 1")
+        return self.detail
+
+    def __getitem__(self, index: object) -> State:
+        """Index the batch axes."""
+        part = None if self.detail is None else Detail(*(getattr(self.detail, f.name)[index] for f in fields(Detail)))
+        return State(self.count[index], self.lse[index], self.output[index], part)  # type: ignore[index]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A flat dictionary of contiguous tensors, as safetensors wants it; `State.of` turns it back."""
+        parts = {"count": self.count, "lse": self.lse, "output": self.output}
+        if self.detail is not None:
+            parts |= {f"detail.{f.name}": getattr(self.detail, f.name) for f in fields(Detail)}
+        return {name: tensor.contiguous() for name, tensor in parts.items()}
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor]) -> State:
+        """The state whose `tensors` these are."""
+        detail = None
+        if "detail.score" in tensors:
+            detail = Detail(*(tensors[f"detail.{f.name}"] for f in fields(Detail)))
+        return cls(tensors["count"], tensors["lse"], tensors["output"], detail)
+
+
+def merge_all(states: Iterable[State]) -> State:
+    """The union of one or more states."""
+    return reduce(State.merge, states)
+
+
+def _shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log(e^a + e^b) and the share of each in the sum; (0, 0) when both are empty."""
+    lse = torch.logaddexp(a, b)
+    return lse, torch.exp(a - _finite(lse)), torch.exp(b - _finite(lse))
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """`lse` with the −inf of empty sets replaced by 0, so that differences with it stay defined."""
+    return lse.masked_fill(torch.isneginf(lse), 0.0)

@@ -1,0 +1,15 @@
+"""Settings for every test."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import settings
+
+# Workers share the cores; threads inside each would only wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+settings.register_profile("default", deadline=None, derandomize=True)
+settings.load_profile("default")

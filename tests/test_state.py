@@ -1,0 +1,133 @@
+"""The merge is an algebra, and equals dense float64 softmax however the tokens are cut."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from limitlens.attention.kernels import cpu, reference, state_of
+from limitlens.attention.state import Detail, State, merge_all
+
+TOP = 3
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+    """Queries, keys, values, a mask (never all −inf) and the cuts of the tokens into blocks, empty ones among them."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    m, n, k, v = (draw(st.integers(1, top)) for top in (4, 30, 3, 3))
+    scale = draw(st.sampled_from([0.0, 1.0, 30.0, 1e4]))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query, key, value = normal(m, k), normal(n, k), normal(n, v)
+    largest = (query @ key.T).abs().max().clamp_min(1e-12)
+    query = query * scale / largest  # scores up to ±scale
+    mask = torch.zeros(m, n, dtype=torch.float64)
+    mask[torch.rand(m, n, generator=generator) < draw(st.sampled_from([0.0, 0.5]))] = float("-inf")
+    mask[:, draw(st.integers(0, n - 1))] = 0.0
+    cuts = sorted(draw(st.lists(st.integers(0, n), max_size=5)))
+    return query, key, value, mask, [0, *cuts, n]
+
+
+def pieces(problem: tuple[torch.Tensor, ...], kernel: object = reference.attend) -> list[State]:
+    query, key, value, mask, cuts = problem
+    return [
+        state_of(query, key[a:b], value[a:b], bias=mask[:, a:b], top=TOP, kernel=kernel)
+        for a, b in itertools.pairwise(cuts)
+    ]
+
+
+def assert_same(a: State, b: State, **tolerance: float) -> None:
+    tolerance = tolerance or EXACT
+    assert_close(a.count, b.count)
+    assert_close(a.lse, b.lse, **tolerance)
+    assert_close(a.output, b.output, **tolerance)
+    if a.detail is not None:
+        for name in (f.name for f in fields(Detail)):
+            assert_close(getattr(a.detail, name), getattr(b.detail, name), **tolerance)
+
+
+@given(problems(), st.sampled_from([reference.attend, cpu.attend]))
+@settings(max_examples=150, deadline=None)
+def test_any_cut_equals_dense_softmax(problem, kernel):
+    query, key, value, mask, _ = problem
+    scores = query @ key.T + mask
+    weights = torch.softmax(scores, -1)
+    state = merge_all(pieces(problem, kernel))
+    assert int(state.count) == len(key)
+    assert_close(state.lse, torch.logsumexp(scores, -1), **EXACT)
+    assert_close(state.output, weights @ value, **EXACT)
+    assert_close(state.effective_sample_size, 1 / weights.square().sum(-1), **EXACT)
+    spread = (value[None] - state.output[:, None]).square()
+    assert_close(state.variance, (weights.square()[..., None] * spread).sum(1), rtol=1e-8, atol=1e-10)
+    assert_close(state.entropy, -(torch.xlogy(weights, weights)).sum(-1), rtol=1e-8, atol=1e-8)
+    ordered = weights.sort(-1, descending=True).values[:, :TOP]
+    assert_close(state.top_weights[:, : ordered.shape[1]], ordered, **EXACT)
+    assert not state.top_weights[:, ordered.shape[1] :].any()
+    winners = (scores == scores.amax(-1, keepdim=True)).double()
+    assert_close(state.hardmax, winners @ value / winners.sum(-1, keepdim=True), **EXACT)
+
+
+@given(problems())
+@settings(max_examples=80, deadline=None)
+def test_merge_is_associative_commutative_and_has_an_identity(problem):
+    states = pieces(problem)
+    a, b, c = states[0], states[-1], states[len(states) // 2]
+    empty = State.empty((), a.lse.shape[0], a.output.shape[-1], top=TOP)
+    assert_same(a.merge(b), b.merge(a))
+    assert_same(a.merge(b).merge(c), a.merge(b.merge(c)))
+    assert_same(a.merge(empty), a, rtol=0, atol=0)
+    assert_same(empty.merge(a), a, rtol=0, atol=0)
+
+
+def test_no_tokens_and_all_masked_are_empty():
+    query, none = torch.randn(3, 2), torch.randn(0, 2)
+    state = state_of(query, none, none, top=TOP)
+    masked = state_of(query, query, query, bias=torch.full((1, 3), float("-inf")), top=TOP)
+    for empty in (state, masked):
+        assert torch.isneginf(empty.lse).all()
+        for quantity in (empty.output, empty.effective_sample_size, empty.variance, empty.entropy, empty.top_weights):
+            assert not quantity.any()
+
+
+def test_one_token_is_its_value():
+    query, token = torch.randn(4, 2) * 1e3, torch.randn(1, 2)
+    state = state_of(query, token, token, top=TOP)
+    assert_close(state.output, token.double().expand(4, 2))
+    assert_close(state.effective_sample_size, torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dims", [(1, 1), (64, 64), (5, 2), (2, 5)])
+def test_fused_kernel_in_float32_is_close_to_float64(dims):
+    torch.manual_seed(0)
+    k, v = dims
+    query, key, value = torch.randn(3, 50, k) / k**0.5, torch.randn(3, 999, k), torch.randn(3, 999, v)
+    fast = state_of(query, key, value, top=TOP)
+    exact = state_of(query.double(), key.double(), value.double(), top=TOP, kernel=reference.attend)
+    assert_same(fast, exact, rtol=2e-4, atol=5e-6)
+
+
+def test_states_index_and_travel_as_safetensors(tmp_path):
+    torch.manual_seed(0)
+    state = state_of(torch.randn(3, 5, 2), torch.randn(3, 9, 2), torch.randn(3, 9, 4), top=TOP)
+    save_file(state.tensors(), tmp_path / "state.safetensors")
+    assert_same(State.of(load_file(tmp_path / "state.safetensors")), state, rtol=0, atol=0)
+    assert_same(state[1], State.of({name: tensor[1] for name, tensor in state.tensors().items()}), rtol=0, atol=0)
+
+
+def test_states_with_and_without_detail_do_not_merge():
+    query = torch.randn(2, 2)
+    with pytest.raises(ValueError, match="detail"):
+        state_of(query, query, query, top=1).merge(state_of(query, query, query))
+    with pytest.raises(ValueError, match="no detail"):
+        _ = state_of(query, query, query).entropy
