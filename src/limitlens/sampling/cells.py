@@ -1,0 +1,73 @@
+"""Nested sizes n₁ < n₂ < ... and the cells between them.
+
+Cell (replicate r, step j) holds the n_j − n_{j−1} tokens that turn replicate r's sample of size n_{j−1} into its sample
+of size n_j. Cell states merged cumulatively over j give every size from one pass over the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from limitlens.errors import InputError
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Nested sample sizes, strictly increasing and positive."""
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = ", ".join(str(size) for size in self.sizes) or "none"
+        if not self.sizes or self.sizes[0] < 1 or any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise InputError(f"sizes are {given}; expected increasing positive integers, such as 1000:30000:12")
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Number of tokens in each cell of a replicate."""
+        return tuple(int(step) for step in np.diff(self.sizes, prepend=0))
+
+    def blocks(self, length: int) -> Iterator[tuple[int, int, int]]:
+        """Blocks (step, start, stop) that cross neither a cell's border nor a multiple of `length`."""
+        start = 0
+        for step, size in enumerate(self.sizes):
+            while start < size:
+                stop = min(start - start % length + length, size)
+                yield step, start, stop
+                start = stop
+
+
+def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
+    """Sizes from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of integers.
+
+    >>> parse_sizes("1000:8000:4")
+    (1000, 2000, 4000, 8000)
+    """
+    if not isinstance(text, str):
+        return tuple(int(size) for size in text)
+    values = parse_grid(text, "sizes")
+    sizes = tuple(int(size) for size in np.unique(np.rint(values)))
+    if sizes[0] < 1:
+        raise InputError(f"sizes are {text!r}; expected positive integers, such as 1000:30000:12")
+    return sizes
+
+
+def parse_grid(text: str, name: str) -> list[float]:
+    """Positive numbers from `lo:hi:k` (k values in geometric progression) or `a,b,c`."""
+    example = "expected lo:hi:k with 0 < lo <= hi and k >= 1, such as 1000:30000:12, or a list such as 1,2,5"
+    try:
+        if ":" in text:
+            low, high, count = text.split(":")
+            lo, hi, k = float(low), float(high), int(count)
+            if not (0 < lo <= hi < float("inf") and k >= 1):
+                raise ValueError
+            return [float(value) for value in np.geomspace(lo, hi, k)]
+        values = [float(part) for part in text.split(",")]
+        if not all(0 < value < float("inf") for value in values):
+            raise ValueError
+        return values
+    except ValueError:
+        raise InputError(f"{name} is {text!r}; {example}") from None

@@ -1,0 +1,53 @@
+"""Deal a stream of unknown tokens to cells (replicate, size step), at random and in one pass.
+
+Each token goes to at most one cell, so replicates are disjoint samples without replacement, and memory holds counts
+only: a token's cell is drawn with the probabilities of the places still open, as cards are dealt from a shuffled deck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitlens.errors import InputError
+from limitlens.sampling.cells import Cells
+
+
+def deal(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """For each block of tokens, how many go to each cell.
+
+    Parameters
+    ----------
+    blocks : list of int
+        The number of tokens in each block of the stream, in order; their sum is the size N of the pool.
+    cells, replicates
+        Every replicate fills its cells exactly: replicates · n_max ≤ N.
+
+    Yields
+    ------
+    counts : (replicates, steps) int64
+        Places taken by this block. Given the counts, the tokens of a block are assigned by a uniformly random order of
+        the block (`assign`): together this is a uniformly random deal of the whole stream.
+    """
+    total = sum(blocks)
+    needed = replicates * cells.sizes[-1]
+    if needed > total:
+        raise InputError(
+            f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}; "
+            "bring more tokens, or lower the replicates or the largest size"
+        )
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xDEA1]))
+    places = np.tile(np.asarray(cells.steps, dtype=np.int64), replicates)
+    left = np.append(places, total - needed)  # the last place is "no cell": tokens only the reference sees
+    for size in blocks:
+        taken = generator.multivariate_hypergeometric(left, size, method="marginals")
+        left -= taken
+        yield taken[:-1].reshape(replicates, len(cells.steps))
+
+
+def assign(counts: NDArray[np.int64], block: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Indices of a block's tokens for each cell in row-major order, then for no cell: a random order, cut by counts."""
+    order = generator.permutation(block)
+    return np.split(order, np.cumsum(counts.ravel()))

@@ -1,0 +1,92 @@
+"""Streams of tokens for many replicates, replayable block by block.
+
+Tokens come in pages. Page p of replicate r comes from a generator seeded by (seed, r, p), so a replicate is the same
+whatever else runs beside it, can be replayed without being stored, and can be computed on any machine.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.errors import InputError
+from limitlens.measures.base import Measure
+
+PAGE = 4096  # tokens of a replicate drawn at a time
+
+
+class Stream(Protocol):
+    """Where the tokens of each replicate come from."""
+
+    dim: int
+
+    def draw(self, replicates: range, start: int, stop: int) -> Tensor:
+        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
+
+    def unseen(self, n: int) -> float:
+        """The finite-population factor √(1 − n/N) by which errors against the reference shrink; 1 for a law."""
+
+
+def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator seeded by a tuple of non-negative integers."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
+
+
+class IidStream:
+    """Independent tokens from a measure."""
+
+    def __init__(self, measure: Measure, seed: int) -> None:
+        self.measure, self.seed = measure, seed
+        self.dim = measure.dim
+        self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
+
+    def draw(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
+        pages = range(start // PAGE, (stop - 1) // PAGE + 1)
+        parts = [self._page(replicates, p)[:, max(start - p * PAGE, 0) : stop - p * PAGE] for p in pages]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def unseen(self, n: int) -> float:  # noqa: D102
+        return 1.0
+
+    def _page(self, replicates: range, page: int) -> Tensor:
+        if self._last[:2] != (replicates, page):  # small cells share a page: keep the last one
+            draws = [self.measure.sample(PAGE, generator_for(self.seed, r, page)) for r in replicates]
+            self._last = (replicates, page, torch.stack(draws))
+        return self._last[2]
+
+
+class PoolStream:
+    """Draws without replacement from a pool of tokens (N, d): each replicate is its own random order of the pool.
+
+    Against attention over the whole pool the mean squared error of a sample of n shrinks by 1 − n/N, as that of any
+    mean does, so errors are divided by `unseen(n)` to speak of the law the pool came from.
+    """
+
+    def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
+        if largest > len(tokens):
+            raise InputError(
+                f"the largest size is {largest} and the sample has {len(tokens)} tokens; "
+                "expected sizes no larger than the sample, so lower the sizes or bring more tokens"
+            )
+        self.tokens, self.largest, self.seed = tokens, largest, seed
+        self.dim = tokens.shape[1]
+        self._orders: dict[int, Tensor] = {}
+
+    def draw(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
+        return self.tokens[self.indices(replicates, start, stop)].double()
+
+    def indices(self, replicates: range, start: int, stop: int) -> Tensor:
+        """Which tokens of the pool `draw` returns: (replicates, stop − start)."""
+        self._orders = {r: order for r, order in self._orders.items() if r in replicates}
+        for r in replicates:
+            if r not in self._orders:
+                order = torch.randperm(len(self.tokens), generator=generator_for(self.seed, r))
+                self._orders[r] = order[: self.largest].clone()
+        return torch.stack([self._orders[r][start:stop] for r in replicates])
+
+    def unseen(self, n: int) -> float:  # noqa: D102
+        return float(np.sqrt(1 - n / len(self.tokens)))
