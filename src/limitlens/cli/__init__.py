@@ -1,0 +1,65 @@
+"""The command line: each command parses, calls one function, prints.
+
+One file per command, which imports nothing heavy at its top: `limitlens theory` must answer in two seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from limitlens.cli import study
+from limitlens.errors import InputError
+
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
+
+app = typer.Typer(
+    name="limitlens",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided.",
+)
+app.command("study")(study.study)
+
+
+def version(show: bool) -> None:
+    """Print the version and stop."""
+    if show:
+        from importlib.metadata import version as installed
+
+        print(f"limitlens {installed('limitlens')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: bool = typer.Option(False, "--version", help="Print the version.", callback=version, is_eager=True),
+) -> None:
+    """How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. Exit codes: 0 done, 2 bad usage or input, 130 interrupted."""
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        code = app(args=given or ["--help"], standalone_mode=False)
+    except InputError as error:
+        code = _complain(str(error))
+    except UsageError as error:
+        code = _complain(f"{error.format_message().rstrip('.')}; see limitlens --help")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:  # the reader of our output left; nothing to say to anybody
+        sys.stderr.close()
+        code = 0
+    if code == 130:
+        print("limitlens: interrupted", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> int:
+    print(f"limitlens: {message}", file=sys.stderr)
+    return 2

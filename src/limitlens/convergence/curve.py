@@ -1,0 +1,224 @@
+"""The result of a study: error curves, their rates, and what theory says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from limitlens.convergence.complexity import TokensFor, tokens_for
+from limitlens.convergence.fit import Rate, fit_rate, local_slopes
+from limitlens.errors import Array, InputError
+from limitlens.theory import rates
+from limitlens.theory.reach import Reach, reach
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is not fitted
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Errors of attention over n tokens, for nested sizes n.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+    replicate_errors : name -> (replicates, sizes) array
+        `mean`, `covariance`, `covariance_operator`, `output`, and `uniform` where it was asked for.
+    query_noise : name -> (replicates, sizes) array
+        Expected excess in the squared errors because few queries stand for all tokens.
+    reference_factor : (sizes,) array
+        Measured over true error, from a finite pool or a sampled reference.
+    floor : (sizes,) array
+        Root mean square difference of the outputs from float64.
+    scale : (float, float)
+        Root mean squares of |Γ(X)| and |Γ(X) − EΓ|.
+    """
+
+    sizes: tuple[int, ...]
+    replicate_errors: Mapping[str, Array]
+    query_noise: Mapping[str, Array]
+    reference_factor: Array
+    floor: Array
+    scale: tuple[float, float]
+    measure: str
+    covariance: Array = field(repr=False)
+    score_matrix: Array = field(repr=False)
+    queries: int
+    seed: int
+    device: str = "cpu"
+    interrupted: bool = False
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The errors measured."""
+        return tuple(self.replicate_errors)
+
+    @property
+    def replicates(self) -> int:
+        """Number of replicates behind every point."""
+        return len(self.replicate_errors["output"])
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Horizons and coupling of the head over the law."""
+        return reach(self.covariance, self.score_matrix)
+
+    def correction(self, name: str) -> Array:
+        """Factor (sizes,) on the mean error `name`, for the reference and for query noise.
+
+        With E noise²/E error² = s, an error whose square is too large by the share s is too large by 1/√(1 − s).
+        """
+        factor = 1 / self.reference_factor
+        if name in self.query_noise:
+            squared = (self.replicate_errors[name] ** 2).mean(0)
+            share = self.query_noise[name].mean(0) / np.maximum(squared, np.finfo(float).tiny)
+            factor = factor * np.sqrt(np.clip(1 - share, 0.02, 1))
+        return np.asarray(factor)
+
+    def error(self, name: str) -> Array:
+        """E|error| at each size."""
+        return np.asarray(self._errors(name).mean(0) * self.correction(name))
+
+    def stderr(self, name: str) -> Array:
+        """Standard error of `error(name)` over replicates."""
+        return np.asarray(self._errors(name).std(0, ddof=1) / np.sqrt(self.replicates) * self.correction(name))
+
+    def rate(self, name: str = "output") -> Rate | None:
+        """The fitted rate of an error, or None where fewer than three sizes can be fitted."""
+        usable = self.error(name) > FLOOR_MARGIN * self.floor
+        if name == "uniform":  # computed in float64
+            usable[:] = True
+        return fit_rate(
+            np.asarray(self.sizes), self._errors(name), correction=self.correction(name), usable=usable, seed=self.seed
+        )
+
+    def local_slopes(self, name: str = "output") -> tuple[Array, Array]:
+        """Slopes between neighbouring sizes and their standard errors."""
+        return local_slopes(
+            np.asarray(self.sizes), self._errors(name), correction=self.correction(name), seed=self.seed
+        )
+
+    def tokens_for(self, error: float) -> TokensFor | None:
+        """Token sample complexity: the smallest n whose relative output error is at most `error`."""
+        if self.scale[0] == 0:
+            return None
+        return tokens_for(
+            np.asarray(self.sizes, dtype=float),
+            self._errors("output") * self.correction("output") / self.scale[0],
+            error,
+            seed=self.seed,
+        )
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per error and size: value, stderr, correction, local slope, floor, and relative output errors."""
+        import pandas as pd
+
+        parts = []
+        for name in self.names:
+            slopes, slope_errors = self.local_slopes(name)
+            value = self.error(name)
+            part = {
+                "error": name,
+                "n": self.sizes,
+                "value": value,
+                "stderr": self.stderr(name),
+                "correction": self.correction(name),
+                "local_slope": np.append(slopes, np.nan),
+                "local_slope_stderr": np.append(slope_errors, np.nan),
+                "floor": self.floor,
+            }
+            if name == "output":
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    part["relative"] = value / self.scale[0]
+                    part["relative_centred"] = value / self.scale[1]
+            parts.append(pd.DataFrame(part))
+        return pd.concat(parts, ignore_index=True)
+
+    @cached_property
+    def replicate_table(self) -> pd.DataFrame:
+        """Every replicate's uncorrected errors: error, replicate, n, value."""
+        import pandas as pd
+
+        parts = []
+        for name, errors in self.replicate_errors.items():
+            row, column = np.indices(errors.shape)
+            sizes = np.asarray(self.sizes)[column.ravel()]
+            parts.append(pd.DataFrame({"error": name, "replicate": row.ravel(), "n": sizes, "value": errors.ravel()}))
+        return pd.concat(parts, ignore_index=True)
+
+    def theory(self) -> dict[str, float]:
+        """What the two horizons predict."""
+        of = self.reach
+        return {
+            "horizon": of.horizon,
+            "horizon_one_sided": of.horizon_one_sided,
+            "coupling": of.coupling,
+            "rate_sharp": rates.rate_sharp(of.horizon),
+            "rate_sharp_output": rates.rate_sharp_output(of.horizon),
+            "rate_proved": rates.rate_proved(of.coupling),
+            "rate_drawn": rates.rate_drawn(of.horizon),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The study as the JSON document of the contract."""
+        fitted = {name: self.rate(name) for name in self.names}
+        complexity = {str(error): self.tokens_for(error) for error in (0.1, 0.05, 0.01)}
+        return {
+            "measure": self.measure,
+            "n": list(self.sizes),
+            "errors": {
+                name: {"value": self.error(name), "stderr": self.stderr(name), "correction": self.correction(name)}
+                for name in self.names
+            },
+            "rates": {name: None if rate is None else rate.document() for name, rate in fitted.items()},
+            "local_slopes": {
+                name: dict(zip(("value", "stderr"), self.local_slopes(name), strict=True)) for name in self.names
+            },
+            "tokens_for": {key: None if value is None else value.document() for key, value in complexity.items()},
+            "theory": self.theory(),
+            "queries": self.queries,
+            "replicates": [self.replicates] * len(self.sizes),
+            "floor": self.floor,
+            "scale": {"output": self.scale[0], "output_centred": self.scale[1]},
+            "seed": self.seed,
+            "device": self.device,
+            "interrupted": self.interrupted,
+            "seconds": self.seconds,
+            "warnings": self.warnings,
+        }
+
+    def plot(self, path: str | None = None) -> Figure:
+        """A log-log figure of every error with its band and its fitted rate; saved to `path` where given."""
+        from limitlens.report.curve_figures import plot_curve
+
+        return plot_curve(self, path)
+
+    def __str__(self) -> str:
+        lines = [f"{self.measure}, n = {self.sizes[0]}..{self.sizes[-1]}, {self.replicates} replicates"]
+        lines.append(f"{'error':<20} {'at n_max':>10} {'rate':>7} {'± se':>7}  law")
+        for name in self.names:
+            rate = self.rate(name)
+            fitted = "      –       –  –" if rate is None else f"{rate.slope:>7.3f} {rate.stderr:>7.3f}  {rate.law}"
+            lines.append(f"{name:<20} {self.error(name)[-1]:>10.3g} {fitted}")
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        shown = self.table.to_html(index=False, float_format=lambda value: f"{value:.4g}")
+        return f"<p>{escape(self.measure)}</p>{shown}"
+
+    def _errors(self, name: str) -> Array:
+        if name not in self.replicate_errors:
+            raise InputError(f"this curve has no error {name!r}; expected one of {', '.join(self.names)}")
+        return self.replicate_errors[name]

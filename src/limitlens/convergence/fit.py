@@ -1,0 +1,161 @@
+"""Rates from error curves, with honest intervals.
+
+A curve is a matrix of errors (replicates, sizes); nested sizes make its columns correlated, so uncertainty comes from
+resampling whole rows. The power law is e = c n^{−β}; the logarithmic law e = c (ln n)^{−γ} has as many parameters, so
+the difference of their misfits is the difference of their information criteria.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from limitlens.errors import Array
+
+BOOTSTRAP = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A fitted rate.
+
+    Attributes
+    ----------
+    slope : float
+        β > 0 of e = c n^{−β}, always of the power law, so that rates compare whatever the law.
+    stderr, interval
+        Standard error and 95% interval of the slope, from a bootstrap over replicates.
+    constant : float
+        c of the power law.
+    law : str
+        "power" or "log", whichever fits better.
+    evidence : float
+        AIC(log) − AIC(power): positive speaks for the power law; beyond ±2 it begins to count, beyond ±10 it decides.
+    log_exponent : float
+        γ of e = c (ln n)^{−γ}.
+    misfit : float
+        χ² of the preferred law per degree of freedom; far above 1 means that neither law holds on these sizes.
+    used : tuple of int
+        Sizes in the fit: those below the numerical floor are left out.
+    """
+
+    slope: float
+    stderr: float
+    interval: tuple[float, float]
+    constant: float
+    law: str
+    evidence: float
+    log_exponent: float
+    misfit: float
+    used: tuple[int, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The rate as JSON."""
+        return asdict(self)
+
+
+def fit_rate(
+    sizes: Array,
+    errors: Array,
+    *,
+    correction: Array | None = None,
+    usable: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+) -> Rate | None:
+    """Fit a rate to errors (replicates, sizes).
+
+    Parameters
+    ----------
+    correction : (sizes,) array, optional
+        Factors that multiply the mean errors (finite pool, query noise).
+    usable : (sizes,) bool array, optional
+        Sizes that may enter the fit.
+
+    Returns
+    -------
+    rate
+        None with fewer than three usable sizes or two replicates: there is no rate to speak of.
+    """
+    n = np.asarray(sizes, dtype=np.float64)
+    keep = np.ones(len(n), bool) if usable is None else usable.copy()
+    keep &= (errors > 0).any(0) & (n > np.e)  # (ln n)^{−γ} needs ln n > 1
+    count = len(errors)
+    if keep.sum() < 3 or count < 2:
+        return None
+    n, errors = n[keep], errors[:, keep]
+    factor = np.ones(len(n)) if correction is None else correction[keep]
+    log_mean = np.log(errors.mean(0) * factor)
+    logs = np.log(np.maximum(bootstrap_means(errors, seed), np.finfo(float).tiny)) + np.log(factor)
+    # A bootstrap of r rows has (r − 1)/r of the variance it should have.
+    deviations = (logs - logs.mean(0)) * np.sqrt(count / (count - 1))
+    covariance = deviations.T @ deviations / (len(logs) - 1)
+    scatter = np.diag(covariance)
+    variance = np.maximum(scatter, max(1e-4 * scatter.max(), np.finfo(float).tiny))  # no size decides alone
+
+    weights = _line_weights(np.log(n), 1 / variance)
+    stderr = float(np.sqrt(weights[1] @ covariance @ weights[1]))
+    intercept, minus_slope = (float(w @ log_mean) for w in weights)
+    half_width = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * stderr
+    misfits = [_misfit(axis, log_mean, covariance, count) for axis in (np.log(n), np.log(np.log(n)))]
+    log_weights = _line_weights(np.log(np.log(n)), 1 / variance)
+    evidence = misfits[1] - misfits[0]
+    return Rate(
+        slope=-minus_slope,
+        stderr=stderr,
+        interval=(-minus_slope - half_width, -minus_slope + half_width),
+        constant=float(np.exp(intercept)),
+        law="power" if evidence >= 0 else "log",
+        evidence=float(evidence),
+        log_exponent=-float(log_weights[1] @ log_mean),
+        misfit=float(min(misfits) / (len(n) - 2)),
+        used=tuple(int(size) for size in n),
+    )
+
+
+def local_slopes(sizes: Array, errors: Array, *, correction: Array | None = None, seed: int = 0) -> tuple[Array, Array]:
+    """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
+    factor = np.ones(len(sizes)) if correction is None else correction
+    step = np.diff(np.log(sizes))
+    tiny = np.finfo(float).tiny
+    slopes = -np.diff(np.log(np.maximum(errors.mean(0), tiny) * factor)) / step
+    logs = np.log(np.maximum(bootstrap_means(errors, seed), tiny))
+    return slopes, np.std(np.diff(logs, axis=1), axis=0) / step
+
+
+def bootstrap_means(errors: Array, seed: int) -> Array:
+    """Means (bootstrap, sizes) of resampled rows."""
+    count = len(errors)
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP)
+    return np.asarray(draws @ errors / count)
+
+
+def _line_weights(x: Array, precision: Array) -> Array:
+    """Rows w₀, w₁ such that w₀·y and w₁·y are intercept and slope of the weighted least-squares line: (2, sizes)."""
+    design = np.stack((np.ones_like(x), x))
+    weighted = design * precision
+    return np.asarray(np.linalg.solve(weighted @ design.T, weighted), dtype=np.float64)
+
+
+def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
+    """χ² of the best line through correlated points.
+
+    The covariance is estimated from `count` replicates, which overstates χ² by (count − 1)/(count − 2 − points) (the
+    inverse of a Wishart matrix); with too few replicates for that, correlations are ignored.
+    """
+    points = len(x)
+    spare = count - 2 - points
+    if spare < points:
+        covariance, shrink = np.diag(np.diag(covariance)), 1.0
+    else:
+        shrink = spare / (count - 1)
+    root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) / points * np.eye(points))
+    design = np.linalg.solve(root, np.stack((np.ones_like(x), x), 1))
+    target = np.linalg.solve(root, y)
+    residual = target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    return float(residual @ residual) * shrink

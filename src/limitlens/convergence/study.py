@@ -1,0 +1,248 @@
+"""Error curves of a law of tokens: every size and replicate in one pass over the tokens, with few queries.
+
+The queries of a replicate are its first m tokens; at size n the first min(n, m) of them count. Tokens are exchangeable,
+so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention import Head
+from limitlens.attention.kernels import state_of
+from limitlens.attention.kernels.reference import attend as plain_kernel
+from limitlens.attention.state import State
+from limitlens.convergence.curve import Curve
+from limitlens.convergence.estimators import TokenSums, replicate_errors
+from limitlens.convergence.reference import LawReference, PoolReference, reference_for
+from limitlens.convergence.uniform import uniform_errors
+from limitlens.errors import Array, InputError
+from limitlens.measures.base import Measure
+from limitlens.sampling import Cells, parse_sizes
+from limitlens.sampling.streams import PAGE
+
+CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
+FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
+PILOT_REPLICATES, PILOT_QUERIES = 16, 256
+NOISE_SHARE = 0.06  # wanted share of query noise in a squared error: 3% of the error, which is then corrected
+MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
+
+Progress = Callable[[float, float], None]
+
+
+@dataclass
+class _Tally:
+    """Per-replicate errors and noises as they come in, (replicates, sizes) each, and the numerical floor."""
+
+    errors: dict[str, list[Array]]
+    noise: dict[str, list[Array]]
+    floor: Array
+
+    def add(self, errors: dict[str, Array], noise: dict[str, Array]) -> None:
+        for book, rows in ((self.errors, errors), (self.noise, noise)):
+            for name, row in rows.items():
+                book.setdefault(name, []).append(row)
+
+    @staticmethod
+    def stacked(book: dict[str, list[Array]]) -> dict[str, Array]:
+        return {name: np.concatenate(rows) for name, rows in book.items()}
+
+
+def study(
+    measure: Measure,
+    head: Head,
+    sizes: str | Sequence[int] = "1000:30000:12",
+    *,
+    replicates: int = 200,
+    queries: int | None = None,
+    mask_self: bool = False,
+    radius: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Curve:
+    """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
+
+    Parameters
+    ----------
+    measure : Measure
+        The law of tokens; a `Sample` is drawn from without replacement and compared with attention over all of it.
+    head : Head
+    sizes : "lo:hi:k" or sequence of int
+    replicates : int
+        At least 2.
+    queries : int, optional
+        Queries per replicate; by default as many as a pilot says are needed for 3% of bias in each error. What bias
+        there is, is measured and removed.
+    mask_self : bool
+        Leave each query's own token out of its softmax.
+    radius : float, optional
+        Measure the uniform error over the ball of this radius too.
+    progress : callable, optional
+        Called with (done, total). An interrupt (Ctrl-C) returns the curve of the replicates finished so far.
+
+    Returns
+    -------
+    curve
+        `curve.table`, `curve.rate("mean")`, `curve.plot()`, `curve.document()`.
+    """
+    started = time.perf_counter()
+    cells = Cells(parse_sizes(sizes))
+    if replicates < 2:
+        raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
+    if queries is not None and not 2 <= queries <= MOST_QUERIES:
+        raise InputError(
+            f"queries is {queries}; expected 2 to {MOST_QUERIES}: their noise is measured from two halves, and a few "
+            "hundred are enough"
+        )
+    if measure.dim != head.dim:
+        raise InputError(f"the measure has dimension {measure.dim} and the head {head.dim}; expected the same")
+    if mask_self and cells.sizes[0] < 2:
+        raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
+    where = choose_device(device)
+    reference = reference_for(measure, head, cells.sizes[-1], seed)
+    work = _Work(reference, head, cells, mask_self, where)
+    warnings = list(getattr(reference, "warnings", ()))
+    report = progress or (lambda done, total: None)
+    if queries is None:
+        queries = choose_queries(work, min(PILOT_REPLICATES, replicates))
+        if queries >= min(MOST_QUERIES, cells.sizes[-1]) and queries < cells.sizes[-1]:
+            warnings.append(
+                f"the pilot asked for more than {MOST_QUERIES} queries; errors are corrected for the noise of these"
+            )
+    queries = min(queries, cells.sizes[-1])
+    tally = _Tally({}, {}, np.zeros(len(cells.sizes)))
+    done = 0
+    try:
+        for chunk in work.chunks(range(replicates), queries):
+            errors, noise, floor = work.run(chunk, queries, floor=chunk.start == 0)
+            if radius is not None:
+                errors["uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
+            tally.add(errors, noise)
+            tally.floor = np.maximum(tally.floor, floor)
+            done = chunk.stop
+            report(done, replicates)
+    except KeyboardInterrupt:
+        if done < 2:
+            raise
+        warnings.append(f"interrupted: {done} of {replicates} replicates were finished")
+    return Curve(
+        sizes=cells.sizes,
+        replicate_errors=_Tally.stacked(tally.errors),
+        query_noise=_Tally.stacked(tally.noise),
+        reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
+        floor=tally.floor,
+        scale=_scale(reference),
+        measure=repr(measure),
+        covariance=measure.covariance,
+        score_matrix=head.A,
+        queries=queries,
+        seed=seed,
+        device=str(where),
+        interrupted=done < replicates,
+        seconds=time.perf_counter() - started,
+        warnings=warnings,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device named auto, cpu or cuda."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"the device is {name!r}; expected auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("the device is cuda and torch finds none; use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_queries(work: _Work, replicates: int) -> int:
+    """Queries per replicate so that their noise is `NOISE_SHARE` of every squared error, from a pilot.
+
+    The pilot runs on replicates of its own (beyond 2³⁰), with few queries; noise falls like 1/queries.
+    """
+    largest = work.cells.sizes[-1]
+    first = min(PILOT_QUERIES, largest)
+    book = _Tally({}, {}, np.zeros(len(work.cells.sizes)))
+    for chunk in work.chunks(range(1 << 30, (1 << 30) + replicates), first):
+        errors, noise, _ = work.run(chunk, first, floor=False)
+        book.add(errors, noise)
+    errors, noise = _Tally.stacked(book.errors), _Tally.stacked(book.noise)
+    wanted = 32.0
+    for name, excess in noise.items():
+        squared = (errors[name] ** 2).mean(0)
+        share = excess.mean(0) / np.maximum(squared - excess.mean(0), squared / 50)
+        wanted = max(wanted, first * float(share.max()) / NOISE_SHARE)
+    return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)
+
+
+class _Work:
+    """One pass over the tokens of a chunk of replicates."""
+
+    def __init__(
+        self, reference: LawReference | PoolReference, head: Head, cells: Cells, mask_self: bool, device: torch.device
+    ) -> None:
+        self.reference, self.head, self.cells = reference, head, cells
+        self.mask_self, self.device = mask_self, device
+
+    def chunks(self, replicates: range, queries: int) -> list[range]:
+        """Replicates in groups whose tokens and queries fit the memory bound."""
+        width = self.head.dim + self.head.key_dim + 2 * self.head.value_dim
+        group = max(1, CHUNK_FLOATS // ((PAGE + 4 * queries) * width + 2 * self.head.value_dim**2))
+        return [replicates[start : start + group] for start in range(0, len(replicates), group)]
+
+    def run(self, replicates: range, queries: int, *, floor: bool) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """Errors and noises (replicates, sizes) by name, and the numerical floor (sizes,) where asked for."""
+        tokens, at_queries = self.reference.draw(replicates, 0, queries)
+        query = self.head.queries(tokens.to(self.device)).float()
+        precise = self.head.queries(tokens[:1, :FLOOR_QUERIES].to(self.device))
+        state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
+        exact = State.empty((1,), precise.shape[1], self.head.value_dim, device=self.device)
+        sums = TokenSums.zero(len(replicates), self.head.value_dim)
+        steps = len(self.cells.sizes)
+        books: tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]] = ({}, {})
+        floors = np.zeros(steps)
+        blocks = list(self.cells.blocks(PAGE))
+        for index, (step, start, stop) in enumerate(blocks):
+            tokens, limits = self.reference.draw(replicates, start, stop)
+            sums = sums.add(limits)
+            tokens = tokens.to(self.device)
+            keys, values = self.head.keys(tokens), self.head.values(tokens)
+            bias = self._bias(queries, start, stop)
+            state = state.merge(state_of(query, keys.float(), values.float(), bias=bias))
+            if floor:
+                seen = None if bias is None else bias[: precise.shape[1]].double()
+                exact = exact.merge(state_of(precise, keys[:1], values[:1], bias=seen, kernel=plain_kernel))
+            if index + 1 < len(blocks) and blocks[index + 1][0] == step:
+                continue
+            used = min(queries, self.cells.sizes[step])
+            outputs = state.output[:, :used].cpu()
+            found = replicate_errors(
+                outputs, at_queries[:, :used], sums, self.reference.mean, self.reference.covariance
+            )
+            for book, rows in zip(books, found, strict=True):
+                for name, row in rows.items():
+                    book.setdefault(name, []).append(row)
+            if floor:
+                same = min(exact.output.shape[1], used)
+                gap = (exact.output[0, :same] - state.output[0, :same]).square().sum(-1).mean().sqrt()
+                floors[step] = float(gap)
+        errors, noise = ({name: torch.stack(rows, 1).numpy() for name, rows in book.items()} for book in books)
+        return errors, noise, floors
+
+    def _bias(self, queries: int, start: int, stop: int) -> Tensor | None:
+        """−inf where a query meets itself; None for blocks without queries."""
+        if not self.mask_self or start >= queries:
+            return None
+        same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
+        return torch.zeros(same.shape, dtype=torch.float32).masked_fill(same, float("-inf")).to(self.device)
+
+
+def _scale(reference: LawReference | PoolReference) -> tuple[float, float]:
+    """Root mean squares of |Γ(X)| and of |Γ(X) − EΓ|, which relative errors are relative to."""
+    centred = float(reference.covariance.trace().clamp_min(0))
+    return float(np.sqrt(centred + float(reference.mean.square().sum()))), float(np.sqrt(centred))

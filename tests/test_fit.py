@@ -1,0 +1,107 @@
+"""Rates: they find the slope, and their intervals cover it as often as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from limitlens.convergence.complexity import tokens_for
+from limitlens.convergence.fit import fit_rate, local_slopes
+from limitlens.errors import InputError
+
+SIZES = np.geomspace(1000, 30000, 8)
+
+
+def nested_errors(rng, replicates, slope=0.5):
+    """|mean of the first n| of one random walk per replicate, bent to decay like n^−slope: columns are correlated."""
+    steps = np.diff(SIZES, prepend=0)
+    walk = np.cumsum(rng.normal(size=(replicates, len(SIZES))) * np.sqrt(steps), axis=1)
+    return np.abs(walk) / np.sqrt(SIZES) * SIZES**-slope
+
+
+@pytest.mark.parametrize("replicates", [12, 60])
+def test_intervals_cover_the_true_slope_at_their_stated_rate(replicates):
+    rng = np.random.default_rng(0)
+    rounds, hits, deviations = 400, 0, []
+    for _ in range(rounds):
+        rate = fit_rate(SIZES, nested_errors(rng, replicates, slope=0.35))
+        hits += rate.interval[0] <= 0.35 <= rate.interval[1]
+        deviations.append((rate.slope - 0.35) / rate.stderr)
+    low, high = stats.binomtest(hits, rounds).proportion_ci(0.999)
+    assert low <= 0.95 <= high, hits / rounds
+    assert 0.8 < np.std(deviations) < 1.3
+
+
+def test_standard_errors_know_that_nested_sizes_are_correlated():
+    """Replicates that each decay at a rate of their own: shuffling sizes between them hides most of the scatter."""
+    rng = np.random.default_rng(1)
+
+    def curves():
+        return 0.1 * (SIZES / SIZES[0]) ** -(0.5 + 0.1 * rng.normal(size=(40, 1)))
+
+    fits = [fit_rate(SIZES, curves()) for _ in range(100)]
+    scatter = np.std([fit.slope for fit in fits])
+    assert np.mean([fit.stderr for fit in fits]) == pytest.approx(scatter, rel=0.2)
+    shuffled = [fit_rate(SIZES, np.stack([rng.permutation(c) for c in curves().T], 1)).stderr for _ in range(20)]
+    assert np.mean(shuffled) < 0.7 * scatter
+
+
+def test_exact_power_and_logarithmic_laws_are_told_apart():
+    rng = np.random.default_rng(2)
+    noise = np.exp(rng.normal(scale=0.05, size=(50, len(SIZES))))
+    power = fit_rate(SIZES, 3 * SIZES**-0.4 * noise)
+    assert power.law == "power"
+    assert power.evidence > 10
+    assert power.slope == pytest.approx(0.4, abs=0.01)
+    assert power.constant == pytest.approx(3, rel=0.1)
+    log = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise)
+    assert log.law == "log"
+    assert log.log_exponent == pytest.approx(0.5, abs=0.1)
+
+
+def test_evidence_is_calibrated_on_correlated_sizes():
+    """Under the true law the misfit is χ² with sizes − 2 degrees of freedom, though its covariance is estimated."""
+    rng = np.random.default_rng(3)
+    misfits = [fit_rate(SIZES, nested_errors(rng, 200)).misfit for _ in range(200)]
+    # The smaller of two nested-in-nothing laws' misfits is a little below the true law's.
+    assert 0.7 < np.mean(misfits) < 1.1
+
+
+def test_corrections_and_unusable_sizes():
+    rng = np.random.default_rng(4)
+    errors = SIZES**-0.5 * np.exp(rng.normal(scale=0.01, size=(30, len(SIZES))))
+    factor = SIZES**0.1
+    assert fit_rate(SIZES, errors, correction=factor).slope == pytest.approx(0.4, abs=0.01)
+    floored = np.maximum(errors, 0.01)
+    usable = floored.mean(0) > 0.0105
+    rate = fit_rate(SIZES, floored, usable=usable)
+    assert rate.slope == pytest.approx(0.5, abs=0.03)
+    assert len(rate.used) == usable.sum() < len(SIZES)
+    assert fit_rate(SIZES, errors, usable=np.arange(len(SIZES)) < 2) is None
+    assert fit_rate(SIZES, errors[:1]) is None
+
+
+def test_local_slopes_see_a_bend():
+    rng = np.random.default_rng(5)
+    bent = np.where(SIZES < 5000, SIZES**-0.2, 5000**0.3 * SIZES**-0.5)
+    slopes, stderr = local_slopes(SIZES, bent * np.exp(rng.normal(scale=0.02, size=(100, len(SIZES)))))
+    assert abs(slopes[0] - 0.2) < 4 * stderr[0]
+    assert abs(slopes[-1] - 0.5) < 4 * stderr[-1]
+
+
+def test_tokens_for_an_error():
+    rng = np.random.default_rng(6)
+    sizes = np.geomspace(64, 4096, 7)
+    errors = 3 * sizes**-0.5 * np.exp(rng.normal(scale=0.1, size=(40, 7)) - 0.005)
+    inside = tokens_for(sizes, errors, 0.1)
+    assert inside.n == pytest.approx(900, rel=0.1)
+    assert inside.interval[0] <= 900 <= inside.interval[1]
+    assert not inside.extrapolated
+    beyond = tokens_for(sizes, errors, 0.03)
+    assert beyond.extrapolated
+    assert beyond.n == pytest.approx(10_000, rel=0.15)
+    assert tokens_for(sizes, errors, 0.001) is None
+    assert tokens_for(sizes, errors, 1.0).extrapolated
+    with pytest.raises(InputError, match="positive"):
+        tokens_for(sizes, errors, 0.0)

@@ -1,0 +1,270 @@
+"""Studies: numbers of the theory, estimators against the protocol written plainly, seeds, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+import limitlens as ll
+from limitlens.convergence import study as study_module
+from limitlens.convergence.estimators import TokenSums, replicate_errors
+from limitlens.convergence.reference import reference_for
+from limitlens.convergence.study import choose_device
+from limitlens.convergence.uniform import uniform_errors
+from limitlens.measures.named import NAMES, named_measure
+from limitlens.sampling import Cells
+from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
+
+LINE = ll.Gaussian(0.0, 1.0)
+
+
+def plain_errors(tokens, head, mean, covariance, at_tokens, *, mask_self=False):
+    """The definition: attention of all n queries over all n tokens, dense, in float64."""
+    scores = head.tilts(tokens) @ tokens.T
+    if mask_self:
+        np.fill_diagonal(scores, -np.inf)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    outputs = weights / weights.sum(1, keepdims=True) @ tokens @ head.V.T
+    spread = np.cov(outputs.T, bias=True).reshape(len(mean), -1) - covariance
+    return {
+        "mean": np.linalg.norm(outputs.mean(0) - mean),
+        "covariance": np.linalg.norm(spread),
+        "covariance_operator": np.linalg.norm(spread, 2),
+        "output": np.sqrt(((outputs - at_tokens) ** 2).sum(1).mean()),
+    }
+
+
+@pytest.mark.parametrize("mask_self", [False, True])
+def test_all_queries_reproduce_the_definition(mask_self):
+    rng = np.random.default_rng(0)
+    mu = ll.Gaussian(rng.normal(size=3), np.diag([1.0, 0.5, 2.0]))
+    head = ll.Head(rng.normal(size=(3, 3)) / 3, rng.normal(size=(2, 3)))
+    sizes = [20, 90, 300]
+    curve = ll.study(mu, head, sizes, replicates=3, queries=300, mask_self=mask_self)
+    reference = reference_for(mu, head, 300, 0)
+    for r in range(3):
+        tokens, limits = (t[0].numpy() for t in reference.draw(range(r, r + 1), 0, 300))
+        assert_allclose(limits, ll.limit(mu, head, tokens), rtol=1e-12)
+        for j, n in enumerate(sizes):
+            expected = plain_errors(
+                tokens[:n], head, reference.mean.numpy(), reference.covariance.numpy(), limits[:n], mask_self=mask_self
+            )
+            for name, value in expected.items():
+                assert_allclose(curve.replicate_errors[name][r, j], value, rtol=2e-4, err_msg=f"{name} at {n}")
+    assert_allclose(curve.correction("mean"), 1)  # all tokens are queries: no noise to correct
+
+
+def test_few_queries_are_unbiased_for_the_squared_error_and_cheaper_than_no_control_variate():
+    head, n, m = ll.Head(1.0), 2000, 32
+    few = ll.study(LINE, head, [n], replicates=1500, queries=m, seed=1)
+    many = ll.study(LINE, head, [n], replicates=1500, queries=n, seed=1)
+    for name in ("mean", "covariance"):
+        true = (many.replicate_errors[name][:, 0] ** 2).mean()
+        corrected = few.replicate_errors[name][:, 0] ** 2 - few.query_noise[name][:, 0]
+        spread = (corrected - many.replicate_errors[name][:, 0] ** 2).std() / np.sqrt(1500)
+        assert abs(corrected.mean() - true) < 4 * spread + 0.01 * true, name
+        assert few.error(name)[0] == pytest.approx(many.error(name)[0], rel=0.06)
+    # Without the control variate the mean over m tokens has the variance of m tokens, not of n.
+    assert few.replicate_errors["mean"].mean() < 0.5 * np.sqrt(2 / np.pi / m)
+
+
+def test_two_halves_measure_the_noise_of_the_queries():
+    generator = torch.Generator().manual_seed(0)
+    rounds, n, q = 4000, 400, 40
+    G = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    Y = G + 0.3 * torch.randn(n, 2, generator=generator, dtype=torch.float64) + 0.05
+    true = float((Y.mean(0)).norm() ** 2)
+    order = torch.stack([torch.randperm(n, generator=generator)[:q] for _ in range(rounds)])
+    sums = TokenSums.zero(rounds, 2).add(G.expand(rounds, n, 2))
+    errors, noise = replicate_errors(Y[order], G[order], sums, torch.zeros(2).double(), torch.eye(2).double())
+    unbiased = errors["mean"] ** 2 - noise["mean"]
+    assert float(unbiased.mean()) == pytest.approx(true, abs=4 * float(unbiased.std()) / rounds**0.5)
+    assert float((errors["mean"] ** 2).mean()) > true + 20 * float(unbiased.std()) / rounds**0.5
+
+
+@pytest.mark.parametrize("horizon", [0.3, 0.5, 0.7])
+def test_central_limit_constants(horizon):
+    """n Var of the mean and covariance errors at n = 1e5; `make soak` has the replicates to see them within 5%."""
+    curve = ll.study(LINE, ll.Head(horizon), [100_000], replicates=600, queries=96, seed=7)
+    predicted = {
+        "mean": mean_error_variance_1d(horizon),
+        "covariance": covariance_error_variance_1d(horizon),
+    }
+    for name, value in predicted.items():
+        squared = 100_000 * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])
+        stderr = squared.std() / np.sqrt(len(squared))
+        assert abs(squared.mean() - value) < 3 * stderr + 0.02 * value, name
+        assert stderr < 0.1 * value
+
+
+def test_rate_below_one_is_one_half():
+    curve = ll.study(LINE, ll.Head(0.5), "1000:100000:7", replicates=500, seed=0)
+    rate = curve.rate("mean")
+    assert rate.slope == pytest.approx(0.5, abs=0.03)
+    assert rate.law == "power"
+    assert rate.evidence > 2
+
+
+def test_rate_beyond_one_is_slower():
+    """On n = 1e3..1e5 at H = 1.5: mean .335, covariance .267; `make soak` has the 1,600 replicates for 0.03."""
+    curve = ll.study(LINE, ll.Head(1.5), "1000:100000:5", replicates=300, queries=256, seed=0)
+    mean, covariance = curve.rate("mean"), curve.rate("covariance")
+    assert abs(mean.slope - 0.335) < 0.03 + 2 * mean.stderr
+    assert abs(covariance.slope - 0.267) < 0.03 + 2 * covariance.stderr
+    assert mean.slope < 0.42
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_law_has_a_curve_that_falls(name):
+    mu = named_measure(name, 3)
+    horizon = 0.1 if name == "vmf" else 0.5  # its mean is far from 0, so its mean tilt is several times its horizon
+    curve = ll.study(mu, ll.designed_head(mu.covariance, horizon), [100, 400, 1600], replicates=60, queries=64)
+    for error in ("mean", "covariance", "output"):
+        value, stderr = curve.error(error), curve.stderr(error)
+        assert (np.diff(value) < 0).all()
+        assert curve.rate(error).slope == pytest.approx(0.5, abs=0.12)
+        assert (stderr < 0.25 * value).all()
+
+
+def test_sampled_reference_moments_agree_with_closed_forms():
+    """The Monte Carlo branch, on a law whose moments are known by symmetry: Γ is odd, so E Γ = 0."""
+    mu = ll.Cube(2)
+    reference = reference_for(mu, ll.Head(np.eye(2)), 100, 0)
+    assert np.abs(reference.mean.numpy()).max() < 4 / np.sqrt(1 << 20)
+    fine = np.linspace(-1, 1, 2001)[1::2]
+    line = np.mean(mu.grad_K(np.stack((fine, fine), 1))[:, 0] ** 2)
+    assert_allclose(reference.covariance.numpy(), line * np.eye(2), atol=5e-4)
+    assert reference.factor(100) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_sample_is_compared_with_attention_over_all_of_it():
+    rng = np.random.default_rng(0)
+    tokens = rng.normal(size=(2000, 2)).astype(np.float32)
+    head = ll.Head(0.6 * np.eye(2))
+    curve = ll.study(ll.Sample(tokens), head, [100, 400, 1600], replicates=150)
+    law = ll.study(ll.Gaussian([0.0, 0.0], 1.0), head, [100, 400, 1600], replicates=150)
+    for name in ("mean", "output"):
+        # The pool is itself a sample of 2,000: its spread, and so its errors, are known to a few percent.
+        assert_allclose(curve.error(name), law.error(name), rtol=0.2)
+    assert curve.reference_factor[-1] == pytest.approx(np.sqrt(0.2))
+    with pytest.raises(ll.InputError, match="sample has 2000 tokens"):
+        ll.study(ll.Sample(tokens), head, [3000])
+
+
+def test_seeds_reproduce_bit_for_bit_and_replicates_do_not_depend_on_each_other():
+    head = ll.Head(1.2)
+    first = ll.study(LINE, head, [50, 500, 5000], replicates=6, queries=32, seed=3)
+    again = ll.study(LINE, head, [50, 500, 5000], replicates=6, queries=32, seed=3)
+    fewer = ll.study(LINE, head, [50, 500, 5000], replicates=4, queries=32, seed=3)
+    other = ll.study(LINE, head, [50, 500, 5000], replicates=6, queries=32, seed=4)
+    for name in first.names:
+        assert np.array_equal(first.replicate_errors[name], again.replicate_errors[name])
+        assert_allclose(first.replicate_errors[name][:4], fewer.replicate_errors[name], rtol=1e-12)
+        assert not np.array_equal(first.replicate_errors[name], other.replicate_errors[name])
+    assert first.rate("mean") == again.rate("mean")
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    head = ll.Head(0.8)
+    whole = ll.study(LINE, head, [100, 9000], replicates=5, queries=64)
+    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+    single = ll.study(LINE, head, [100, 9000], replicates=5, queries=64)
+    for name in whole.names:
+        assert_allclose(whole.replicate_errors[name], single.replicate_errors[name], rtol=1e-5)
+
+
+def test_the_numerical_floor_is_known_and_never_fitted():
+    """Tokens far from the origin: float32 keeps few digits of their spread, and the curve must say so."""
+    far = ll.Gaussian(30_000.0, 1.0)
+    curve = ll.study(far, ll.Head(0.0), "1000:1000000:4", replicates=4, queries=32)
+    assert curve.floor.max() > 1e-4
+    rate = curve.rate("output")
+    assert rate is None or max(rate.used) < 1_000_000
+    near = ll.study(LINE, ll.Head(0.5), "1000:100000:3", replicates=4, queries=32)
+    assert near.floor.max() < 1e-6
+
+
+def test_uniform_error_finds_what_a_grid_finds():
+    head, cells = ll.Head(1.0), Cells((100, 1000))
+    reference = reference_for(LINE, head, 1000, 0)
+    found = uniform_errors(LINE, head, reference, cells, range(3), 2.0)
+    grid = np.linspace(-2, 2, 4001)[:, None]
+    for r in range(3):
+        tokens = reference.tokens(range(r, r + 1), 0, 1000)[0]
+        for j, n in enumerate(cells.sizes):
+            dense = np.abs(ll.attend(tokens[:n], head, grid) - ll.limit(LINE, head, grid)).max()
+            assert found[r, j] >= dense * (1 - 1e-6)
+            assert found[r, j] <= dense * (1 + 1e-3)
+
+
+def test_uniform_error_in_two_dimensions_with_a_value_matrix():
+    rng = np.random.default_rng(0)
+    mu, head = ll.Cube(2), ll.Head(2 * rng.normal(size=(2, 2)), rng.normal(size=(3, 2)))
+    reference = reference_for(mu, head, 300, 0)
+    found = uniform_errors(mu, head, reference, Cells((300,)), range(2), 1.5)
+    angle, distance = np.meshgrid(np.linspace(0, 2 * np.pi, 400), np.linspace(0, 1.5, 100))
+    grid = np.stack((distance * np.cos(angle), distance * np.sin(angle)), -1).reshape(-1, 2)
+    for r in range(2):
+        tokens = reference.tokens(range(r, r + 1), 0, 300)[0]
+        dense = np.linalg.norm(ll.attend(tokens, head, grid) - ll.limit(mu, head, grid), axis=1).max()
+        assert found[r, 0] >= dense * (1 - 1e-4)
+
+
+def test_the_constant_of_the_uniform_error_grows_exponentially_and_that_of_the_moments_like_a_power():
+    mu = ll.Cube(8)
+    sweep = ll.radius_sweep(mu, ll.Head(np.eye(8)), [1, 2, 3, 3.5], [4096], replicates=12, queries=128)
+    assert sweep.growth("uniform").law == "exponential"
+    assert sweep.growth("mean").law == "polynomial"
+    assert sweep.growth("covariance").law == "polynomial"
+    with pytest.raises(ll.InputError, match="unbounded support"):
+        ll.radius_sweep(LINE, ll.Head(1.0), [1, 2, 3], [100])
+    with pytest.raises(ll.InputError, match="at least 3"):
+        ll.radius_sweep(mu, ll.Head(np.eye(8)), [1, 2], [100])
+
+
+def test_interrupts_keep_the_replicates_finished(monkeypatch):
+    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+
+    def stop(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    curve = ll.study(LINE, ll.Head(0.5), [10, 20, 40], replicates=10, queries=8, progress=stop)
+    assert curve.interrupted
+    assert curve.replicates == 3
+    assert "3 of 10" in curve.warnings[-1]
+
+
+def test_results_print_themselves(tmp_path):
+    curve = ll.study(LINE, ll.Head(0.5), [10, 20, 40, 80], replicates=10)
+    assert "mean" in str(curve)
+    assert "<table" in curve._repr_html_()
+    assert set(curve.table["error"]) == {"mean", "covariance", "covariance_operator", "output"}
+    assert len(curve.replicate_table) == 4 * 10 * 4
+    curve.plot(str(tmp_path / "curve.pdf"))
+    assert (tmp_path / "curve.pdf").stat().st_size > 1000
+    with pytest.raises(ll.InputError, match="no error 'median'"):
+        curve.rate("median")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ll.study(LINE, ll.Head(1.0), [10], replicates=1), "at least 2"),
+        (lambda: ll.study(LINE, ll.Head(1.0), [10], replicates=0), "replicates is 0"),
+        (lambda: ll.study(LINE, ll.Head(1.0), [10], queries=1), "queries is 1"),
+        (lambda: ll.study(LINE, ll.Head(np.eye(2)), [10]), "dimension"),
+        (lambda: ll.study(LINE, ll.Head(1.0), [1, 2], mask_self=True), "self is masked"),
+        (lambda: ll.study(LINE, ll.Head(1.0), [10], radius=-1.0, replicates=2), "radius is -1"),
+        (lambda: choose_device("tpu"), "expected auto, cpu or cuda"),
+        (lambda: named_measure("gauss", 1), "expected one of"),
+        (lambda: named_measure("sphere", 0), "dimension is 0"),
+        (lambda: named_measure("mixture", 2, components=1), "at least 2"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, words):
+    with pytest.raises(ll.InputError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
