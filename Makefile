@@ -10,6 +10,7 @@ help:
 	@echo "make demo    set up, run the main job, leave runs/demo/"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
+	@echo "make soak    the published numbers at full precision, kept there too (half an hour)"
 	@echo "make lint    ruff and mypy alone;  make format  rewrite in the project's style"
 
 $(READY): pyproject.toml constraints.txt
@@ -35,6 +36,9 @@ test: lint
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+soak: $(READY)
+	$(BIN)/python -m bench.soak
 
 clean:
 	rm -rf $(VENV) runs

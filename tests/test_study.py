@@ -116,6 +116,34 @@ def test_rate_beyond_one_is_slower():
     assert mean.slope < 0.42
 
 
+def test_predicted_curves_lie_on_the_measured_ones():
+    rng = np.random.default_rng(0)
+    line = ll.study(LINE, ll.Head(0.5), [300, 3000], replicates=1500, queries=300, seed=2)
+    assert_allclose(line.predicted["mean"], line.error("mean"), rtol=0.05)
+    root = rng.normal(size=(3, 3)) / 2
+    mu, head = (
+        ll.Gaussian([0.3, 0.0, 0.0], root @ root.T),
+        ll.Head(0.6 * rng.normal(size=(3, 3)), rng.normal(size=(2, 3))),
+    )
+    for mask_self in (False, True):
+        curve = ll.study(mu, head, [100, 1000], replicates=400, queries=200, mask_self=mask_self)
+        rms = np.sqrt((curve.replicate_errors["output"] ** 2).mean(0))
+        assert_allclose(curve.predicted["output"], rms, rtol=0.05)
+        assert "mean" not in curve.predicted
+    assert ll.study(ll.Cube(1), ll.Head(0.5), [10, 20], replicates=2).predicted == {}
+
+
+def test_warnings_say_when_slopes_are_not_rates():
+    own = ll.study(ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20)
+    assert any("--mask-self" in warning for warning in own.warnings)
+    masked = ll.study(
+        ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20, mask_self=True
+    )
+    assert not any("--mask-self" in warning for warning in masked.warnings)
+    assert any("pre-asymptotic" in warning for warning in masked.warnings)
+    assert ll.study(LINE, ll.Head(0.5), [50, 100], replicates=2).warnings == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_law_has_a_curve_that_falls(name):
     mu = named_measure(name, 3)

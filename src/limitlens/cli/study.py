@@ -201,11 +201,11 @@ def print_curve(curve: Curve) -> None:
         for j, n in enumerate(curve.sizes)
     ]
     print_table(
-        f"{curve.measure}: E|error| over {curve.replicates} replicates, {curve.queries} queries each ({curve.device})",
+        f"{curve.measure!r}: E|error| over {curve.replicates} replicates, {curve.queries} queries on {curve.device}",
         ["n", *shown],
         rows,
     )
-    theory = curve.theory()
+    theory = curve.rates_in_theory()
     sharp = {"mean": "rate_sharp", "covariance": "rate_sharp", "output": "rate_sharp_output"}
     rows = []
     for name in shown:
@@ -245,7 +245,7 @@ def print_horizons(swept: list[tuple[float, Curve]]) -> None:
     """Rates over horizons as a table for people."""
     rows = []
     for horizon, curve in swept:
-        theory = curve.theory()
+        theory = curve.rates_in_theory()
         cells = [f"{horizon:.3g}"]
         for name in ("mean", "covariance", "output"):
             rate = curve.rate(name)

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from limitlens.attention.head import Head
 from limitlens.convergence.complexity import TokensFor, tokens_for
 from limitlens.convergence.fit import Rate, fit_rate, local_slopes
 from limitlens.errors import Array, InputError
+from limitlens.measures import Gaussian
+from limitlens.measures.base import Measure
+from limitlens.theory import curve as theory
 from limitlens.theory import rates
 from limitlens.theory.reach import Reach, reach
 
@@ -39,6 +43,8 @@ class Curve:
         Root mean square difference of the outputs from float64.
     scale : (float, float)
         Root mean squares of |Γ(X)| and |Γ(X) − EΓ|.
+    measure, head, mask_self, queries, seed
+        What was studied, and with how many queries per replicate.
     """
 
     sizes: tuple[int, ...]
@@ -47,9 +53,9 @@ class Curve:
     reference_factor: Array
     floor: Array
     scale: tuple[float, float]
-    measure: str
-    covariance: Array = field(repr=False)
-    score_matrix: Array = field(repr=False)
+    measure: Measure
+    head: Head
+    mask_self: bool
     queries: int
     seed: int
     device: str = "cpu"
@@ -70,7 +76,28 @@ class Curve:
     @cached_property
     def reach(self) -> Reach:
         """Horizons and coupling of the head over the law."""
-        return reach(self.covariance, self.score_matrix)
+        return reach(self.measure.covariance, self.head.A)
+
+    @cached_property
+    def predicted(self) -> dict[str, Array]:
+        """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
+
+        `output` is exact but for the order of mean and root; `mean` follows the influence function, for centred tokens
+        that attend themselves too (docs/theory.md).
+        """
+        if not isinstance(self.measure, Gaussian) or self.head.query_bias.any():
+            return {}
+        covariance, A, V = self.measure.covariance, self.head.A, self.head.V
+        found = {
+            "output": theory.output_error(
+                covariance, A, self.sizes, V=V, mean=self.measure.mean, mask_self=self.mask_self
+            )
+        }
+        if not self.mask_self and not self.measure.mean.any():
+            mean = theory.mean_error(covariance, A, self.sizes, V)
+            if mean is not None:
+                found["mean"] = mean
+        return found
 
     def correction(self, name: str) -> Array:
         """Factor (sizes,) on the mean error `name`, for the reference and for query noise.
@@ -120,7 +147,7 @@ class Curve:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per error and size: value, stderr, correction, local slope, floor, and relative output errors."""
+        """One row per error and size, with standard error, local slope, floor and prediction."""
         import pandas as pd
 
         parts = []
@@ -136,6 +163,7 @@ class Curve:
                 "local_slope": np.append(slopes, np.nan),
                 "local_slope_stderr": np.append(slope_errors, np.nan),
                 "floor": self.floor,
+                "predicted": self.predicted.get(name, np.full(len(self.sizes), np.nan)),
             }
             if name == "output":
                 with np.errstate(divide="ignore", invalid="ignore"):
@@ -156,7 +184,7 @@ class Curve:
             parts.append(pd.DataFrame({"error": name, "replicate": row.ravel(), "n": sizes, "value": errors.ravel()}))
         return pd.concat(parts, ignore_index=True)
 
-    def theory(self) -> dict[str, float]:
+    def rates_in_theory(self) -> dict[str, float]:
         """What the two horizons predict."""
         of = self.reach
         return {
@@ -174,7 +202,7 @@ class Curve:
         fitted = {name: self.rate(name) for name in self.names}
         complexity = {str(error): self.tokens_for(error) for error in (0.1, 0.05, 0.01)}
         return {
-            "measure": self.measure,
+            "measure": repr(self.measure),
             "n": list(self.sizes),
             "errors": {
                 name: {"value": self.error(name), "stderr": self.stderr(name), "correction": self.correction(name)}
@@ -185,7 +213,8 @@ class Curve:
                 name: dict(zip(("value", "stderr"), self.local_slopes(name), strict=True)) for name in self.names
             },
             "tokens_for": {key: None if value is None else value.document() for key, value in complexity.items()},
-            "theory": self.theory(),
+            "theory": self.rates_in_theory(),
+            "predicted": self.predicted,
             "queries": self.queries,
             "replicates": [self.replicates] * len(self.sizes),
             "floor": self.floor,
@@ -204,7 +233,7 @@ class Curve:
         return plot_curve(self, path)
 
     def __str__(self) -> str:
-        lines = [f"{self.measure}, n = {self.sizes[0]}..{self.sizes[-1]}, {self.replicates} replicates"]
+        lines = [f"{self.measure!r}, n = {self.sizes[0]}..{self.sizes[-1]}, {self.replicates} replicates"]
         lines.append(f"{'error':<20} {'at n_max':>10} {'rate':>7} {'± se':>7}  law")
         for name in self.names:
             rate = self.rate(name)
@@ -216,7 +245,7 @@ class Curve:
         from html import escape
 
         shown = self.table.to_html(index=False, float_format=lambda value: f"{value:.4g}")
-        return f"<p>{escape(self.measure)}</p>{shown}"
+        return f"<p>{escape(repr(self.measure))}</p>{shown}"
 
     def _errors(self, name: str) -> Array:
         if name not in self.replicate_errors:

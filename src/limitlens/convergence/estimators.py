@@ -1,8 +1,8 @@
 """Errors of one size from few queries, without upward bias.
 
 Queries are the first q ≤ n tokens of a sample of n; Y = Γ_n and G = Γ there. The limit is the control variate: the mean
-of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its second moment by mean_q(YYᵀ − GGᵀ) + mean_n(GGᵀ),
-so that only the small difference is left to the queries. What noise remains is measured from two halves of the queries:
+of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) + cov_n(G), so
+that only the small difference is left to the queries. What noise remains is measured from two halves of the queries:
 their difference, squared and divided by 4, has the expectation of the noise in the squared error of the whole.
 """
 
@@ -44,11 +44,20 @@ class Moments:
 
 def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor) -> Moments:
     """Errors of the outputs' mean and covariance over all tokens, estimated from the queries Y, G: (r, q, v)."""
-    queries = Y.shape[1]
-    average = (Y - G).mean(1) + sums.first / sums.count
-    second = (Y.transpose(1, 2) @ Y - G.transpose(1, 2) @ G) / queries + sums.second / sums.count
-    spread = second - average[:, :, None] * average[:, None, :]
+    q, n = Y.shape[1], sums.count
+    average = (Y - G).mean(1) + sums.first / n
+    limit_mean = sums.first / n
+    limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
+    # Normalised to be unbiased for the covariance of all n tokens, and equal to it when the queries are all of them.
+    scale = (n - 1) / n / max(q - 1, 1)
+    spread = (_scatter(Y) - _scatter(G)) * scale + limit_spread
     return Moments(average - mean, spread - covariance)
+
+
+def _scatter(X: Tensor) -> Tensor:
+    """Sum of centred outer products over the queries: (r, q, v) to (r, v, v)."""
+    centred = X - X.mean(1, keepdim=True)
+    return centred.transpose(1, 2) @ centred
 
 
 def replicate_errors(

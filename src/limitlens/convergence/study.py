@@ -26,6 +26,8 @@ from limitlens.errors import Array, InputError
 from limitlens.measures.base import Measure
 from limitlens.sampling import Cells, parse_sizes
 from limitlens.sampling.streams import PAGE
+from limitlens.theory import validity
+from limitlens.theory.reach import reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
@@ -132,6 +134,7 @@ def study(
         if done < 2:
             raise
         warnings.append(f"interrupted: {done} of {replicates} replicates were finished")
+    warnings += validity.warnings(reach(measure.covariance, head.A), cells.sizes[-1], mask_self=mask_self)
     return Curve(
         sizes=cells.sizes,
         replicate_errors=_Tally.stacked(tally.errors),
@@ -139,9 +142,9 @@ def study(
         reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
         floor=tally.floor,
         scale=_scale(reference),
-        measure=repr(measure),
-        covariance=measure.covariance,
-        score_matrix=head.A,
+        measure=measure,
+        head=head,
+        mask_self=mask_self,
         queries=queries,
         seed=seed,
         device=str(where),

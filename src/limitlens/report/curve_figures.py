@@ -36,10 +36,14 @@ def plot_curve(curve: Curve, path: str | None = None) -> Figure:
             if rate is not None:
                 used = np.asarray(rate.used, dtype=float)
                 axes.plot(used, rate.constant * used**-rate.slope, color=colour, alpha=0.7)
+            if name in curve.predicted:
+                axes.plot(sizes, curve.predicted[name], ":", color="black", linewidth=1)
         _log_axes(axes, "number of tokens n", "error")
         if (curve.floor > 0).any() and curve.floor.max() > 0.02 * min(curve.error(n).min() for n in curve.names):
             axes.fill_between(sizes, curve.floor, 0, color=GREY, alpha=0.2, label="numerical floor")
         axes.set_title(f"horizon {curve.reach.horizon:.3g}, sharp rate {rates.rate_sharp(curve.reach.horizon):.3f}")
+        if curve.predicted:
+            axes.plot([], [], ":", color="black", linewidth=1, label="predicted at finite n")
         axes.legend()
         return _saved(figure, path)
 

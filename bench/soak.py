@@ -1,0 +1,62 @@
+"""The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
+
+Each line is one number, what it should be and how far off it may be; the process ends with 1 if one is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+import limitlens as ll
+from bench.__main__ import RESULTS
+from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
+
+LINE = ll.Gaussian(0.0, 1.0)
+
+
+def rates(horizon: float, replicates: int, expected: dict[str, float]) -> list[dict[str, object]]:
+    """Fitted slopes on n = 1e3..1e5 in one dimension, within 0.03."""
+    curve = ll.study(LINE, ll.Head(horizon), "1000:100000:9", replicates=replicates)
+    rows: list[dict[str, object]] = []
+    for name, value in expected.items():
+        rate = curve.rate(name)
+        assert rate is not None
+        what = f"rate of the {name} at H = {horizon}, {replicates} replicates"
+        rows.append(row(what, rate.slope, rate.stderr, value, 0.03))
+    return rows
+
+
+def constants(horizon: float, replicates: int = 8000) -> list[dict[str, object]]:
+    """n times the variance of both moments at n = 1e5, within 5%."""
+    n = 100_000
+    curve = ll.study(LINE, ll.Head(horizon), [n], replicates=replicates, queries=64, seed=1)
+    predicted = {"mean": mean_error_variance_1d(horizon), "covariance": covariance_error_variance_1d(horizon)}
+    rows = []
+    for name, value in predicted.items():
+        squared = n * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])
+        stderr = float(squared.std() / np.sqrt(replicates))
+        what = f"n Var of the {name} at H = {horizon}, n = 1e5"
+        rows.append(row(what, float(squared.mean()), stderr, value, 0.05 * value))
+    return rows
+
+
+def row(what: str, measured: float, stderr: float, expected: float, tolerance: float) -> dict[str, object]:
+    passed = abs(measured - expected) <= tolerance
+    print(f"{what}: {measured:.4f} ± {stderr:.4f}, expected {expected:.4f} ± {tolerance:.4f}", flush=True)
+    return {"what": what, "measured": measured, "stderr": stderr, "expected": expected, "passed": passed}
+
+
+def main() -> None:
+    rows = rates(0.5, 1600, {"mean": 0.5})
+    rows += rates(1.5, 1600, {"mean": 0.335, "covariance": 0.267})
+    for horizon in (0.3, 0.5, 0.7):
+        rows += constants(horizon)
+    (RESULTS / "soak.json").write_text(json.dumps(rows, indent=2) + "\n")
+    sys.exit(0 if all(found["passed"] for found in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Timing: noisy machines want alternating rounds and medians."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def alternate(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
+    """Median wall time of each piece of work, after a warm-up, taken in turns so that all see the same machine."""
+    for work in works.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return {name: statistics.median(taken) for name, taken in times.items()}
