@@ -82,6 +82,14 @@ def test_corrections_and_unusable_sizes():
     assert fit_rate(SIZES, errors[:1]) is None
 
 
+def test_root_mean_squares_are_fitted_as_such():
+    """E|e| and RMS decay at different rates when the tails of e change with n: here P(e = 1) = 1/n."""
+    rng = np.random.default_rng(7)
+    hits = rng.random((200_000, len(SIZES))) < 1 / SIZES
+    assert fit_rate(SIZES, hits.astype(float)).slope == pytest.approx(1, abs=0.05)
+    assert fit_rate(SIZES, hits.astype(float), moment=2).slope == pytest.approx(0.5, abs=0.03)
+
+
 def test_local_slopes_see_a_bend():
     rng = np.random.default_rng(5)
     bent = np.where(SIZES < 5000, SIZES**-0.2, 5000**0.3 * SIZES**-0.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.convergence.fit import bootstrap_means
+from limitlens.convergence.fit import bootstrap, typical
 from limitlens.errors import Array, InputError
 
 BEYOND = 10  # no number is given past this many times the largest size measured
@@ -35,16 +35,17 @@ class TokensFor:
         return asdict(self)
 
 
-def tokens_for(sizes: Array, errors: Array, wanted: float, *, seed: int = 0) -> TokensFor | None:
+def tokens_for(sizes: Array, errors: Array, wanted: float, *, moment: int = 2, seed: int = 0) -> TokensFor | None:
     """n(ε) from relative errors (replicates, sizes ≥ 3); None beyond ten times the largest size measured."""
     if not wanted > 0:
         raise InputError(f"the error is {wanted}; expected a positive number, such as 0.05")
     if len(sizes) < 3:
         return None
-    found = _crossing(sizes, errors.mean(0, keepdims=True), wanted)[0]
+    found = _crossing(sizes, typical(errors, moment)[None], wanted)[0]
     if not np.isfinite(found):
         return None
-    low, high = np.quantile(_crossing(sizes, bootstrap_means(errors, seed), wanted), (0.025, 0.975), method="nearest")
+    resampled = _crossing(sizes, bootstrap(errors, seed, moment), wanted)
+    low, high = np.quantile(resampled, (0.025, 0.975), method="nearest")
     return TokensFor(
         n=int(np.ceil(found)),
         interval=(int(np.ceil(low)), int(np.ceil(high)) if np.isfinite(high) else None),

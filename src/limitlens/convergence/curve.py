@@ -11,7 +11,7 @@ import numpy as np
 
 from limitlens.attention.head import Head
 from limitlens.convergence.complexity import TokensFor, tokens_for
-from limitlens.convergence.fit import Rate, fit_rate, local_slopes
+from limitlens.convergence.fit import Rate, fit_rate, local_slopes, typical
 from limitlens.errors import Array, InputError
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is not fitted
+MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Curve:
     def predicted(self) -> dict[str, Array]:
         """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
 
-        `output` is exact but for the order of mean and root; `mean` follows the influence function, for centred tokens
+        `output` is exact; `mean` follows the influence function, for centred tokens
         that attend themselves too (docs/theory.md).
         """
         if not isinstance(self.measure, Gaussian) or self.head.query_bias.any():
@@ -112,12 +113,15 @@ class Curve:
         return np.asarray(factor)
 
     def error(self, name: str) -> Array:
-        """E|error| at each size."""
-        return np.asarray(self._errors(name).mean(0) * self.correction(name))
+        """The error at each size: E|error| over replicates, or the root mean square for `output`."""
+        return np.asarray(typical(self._errors(name), MOMENT.get(name, 1)) * self.correction(name))
 
     def stderr(self, name: str) -> Array:
-        """Standard error of `error(name)` over replicates."""
-        return np.asarray(self._errors(name).std(0, ddof=1) / np.sqrt(self.replicates) * self.correction(name))
+        """Standard error of `error(name)` over replicates (by the delta method for a root mean square)."""
+        moment = MOMENT.get(name, 1)
+        spread = (self._errors(name) ** moment).std(0, ddof=1) / np.sqrt(self.replicates)
+        slope = 1 / (moment * np.maximum(typical(self._errors(name), moment), np.finfo(float).tiny) ** (moment - 1))
+        return np.asarray(spread * slope * self.correction(name))
 
     def rate(self, name: str = "output") -> Rate | None:
         """The fitted rate of an error, or None where fewer than three sizes can be fitted."""
@@ -125,13 +129,22 @@ class Curve:
         if name == "uniform":  # computed in float64
             usable[:] = True
         return fit_rate(
-            np.asarray(self.sizes), self._errors(name), correction=self.correction(name), usable=usable, seed=self.seed
+            np.asarray(self.sizes),
+            self._errors(name),
+            moment=MOMENT.get(name, 1),
+            correction=self.correction(name),
+            usable=usable,
+            seed=self.seed,
         )
 
     def local_slopes(self, name: str = "output") -> tuple[Array, Array]:
         """Slopes between neighbouring sizes and their standard errors."""
         return local_slopes(
-            np.asarray(self.sizes), self._errors(name), correction=self.correction(name), seed=self.seed
+            np.asarray(self.sizes),
+            self._errors(name),
+            moment=MOMENT.get(name, 1),
+            correction=self.correction(name),
+            seed=self.seed,
         )
 
     def tokens_for(self, error: float) -> TokensFor | None:

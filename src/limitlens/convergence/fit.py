@@ -63,6 +63,7 @@ def fit_rate(
     sizes: Array,
     errors: Array,
     *,
+    moment: int = 1,
     correction: Array | None = None,
     usable: NDArray[np.bool_] | None = None,
     seed: int = 0,
@@ -71,6 +72,8 @@ def fit_rate(
 
     Parameters
     ----------
+    moment : int
+        1 fits E|error| over replicates, 2 fits the root mean square; the two can have different exponents.
     correction : (sizes,) array, optional
         Factors that multiply the mean errors (finite pool, query noise).
     usable : (sizes,) bool array, optional
@@ -89,8 +92,8 @@ def fit_rate(
         return None
     n, errors = n[keep], errors[:, keep]
     factor = np.ones(len(n)) if correction is None else correction[keep]
-    log_mean = np.log(errors.mean(0) * factor)
-    logs = np.log(np.maximum(bootstrap_means(errors, seed), np.finfo(float).tiny)) + np.log(factor)
+    log_mean = np.log(typical(errors, moment) * factor)
+    logs = np.log(np.maximum(bootstrap(errors, seed, moment), np.finfo(float).tiny)) + np.log(factor)
     # A bootstrap of r rows has (r − 1)/r of the variance it should have.
     deviations = (logs - logs.mean(0)) * np.sqrt(count / (count - 1))
     covariance = deviations.T @ deviations / (len(logs) - 1)
@@ -117,22 +120,29 @@ def fit_rate(
     )
 
 
-def local_slopes(sizes: Array, errors: Array, *, correction: Array | None = None, seed: int = 0) -> tuple[Array, Array]:
+def local_slopes(
+    sizes: Array, errors: Array, *, moment: int = 1, correction: Array | None = None, seed: int = 0
+) -> tuple[Array, Array]:
     """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
     factor = np.ones(len(sizes)) if correction is None else correction
     step = np.diff(np.log(sizes))
     tiny = np.finfo(float).tiny
-    slopes = -np.diff(np.log(np.maximum(errors.mean(0), tiny) * factor)) / step
-    logs = np.log(np.maximum(bootstrap_means(errors, seed), tiny))
+    slopes = -np.diff(np.log(np.maximum(typical(errors, moment), tiny) * factor)) / step
+    logs = np.log(np.maximum(bootstrap(errors, seed, moment), tiny))
     return slopes, np.std(np.diff(logs, axis=1), axis=0) / step
 
 
-def bootstrap_means(errors: Array, seed: int) -> Array:
-    """Means (bootstrap, sizes) of resampled rows."""
+def typical(errors: Array, moment: int = 1) -> Array:
+    """The mean (moment 1) or root mean square (moment 2) over replicates: (replicates, sizes) to (sizes,)."""
+    return np.asarray((errors**moment).mean(0) ** (1 / moment))
+
+
+def bootstrap(errors: Array, seed: int, moment: int = 1) -> Array:
+    """`typical` errors of resampled rows: (resamples, sizes)."""
     count = len(errors)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
     draws = generator.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP)
-    return np.asarray(draws @ errors / count)
+    return np.asarray((draws @ errors**moment / count) ** (1 / moment))
 
 
 def _line_weights(x: Array, precision: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention import Head, limit
+from limitlens.attention import Head, attend_state, limit
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
@@ -25,6 +25,7 @@ REFERENCE_FACTOR = (
     64  # tokens behind Monte Carlo moments of Γ, in units of the largest size: they cost O(1) each, not O(m)
 )
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
+CHECKED, FEW = 512, 10  # queries looked at, and effective tokens, below which a pool is not its own limit
 
 
 class Reference(Protocol):
@@ -107,6 +108,7 @@ class PoolReference:
         tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
         self._stream = PoolStream(tokens, largest, seed)
         self._limits = self._limits_of_pool(tokens, head)
+        self.warnings += self._frozen(tokens, head)
         self.mean = self._limits.mean(0)
         self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
 
@@ -131,6 +133,18 @@ class PoolReference:
                 state = state.merge(state_of(query, head.keys(part), head.values(part)))
             parts.append(state.output)
         return torch.cat(parts)
+
+    @staticmethod
+    def _frozen(tokens: Tensor, head: Head) -> list[str]:
+        """A warning where queries rest on so few tokens that the pool itself is far from its limit."""
+        state = attend_state(tokens, head, tokens[:CHECKED], top=1, precise=False)
+        share = float((state.effective_sample_size < FEW).double().mean())
+        if share < 0.01:
+            return []
+        return [
+            f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has not "
+            "converged there: their errors are lower bounds, and more tokens would raise them"
+        ]
 
 
 def reference_for(measure: Measure, head: Head, largest: int, seed: int) -> LawReference | PoolReference:
