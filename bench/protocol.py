@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import limitlens as ll
-from limitlens.sampling import parse_sizes
+from limitlens.sampling.cells import parse_sizes
 
 DIM, SIZES = 50, parse_sizes("1000:30000:12")
 PLAIN_REPLICATES, OUR_REPLICATES = 4, 200

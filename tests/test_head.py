@@ -8,6 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
+from limitlens.attention.attend import attend_state
 from limitlens.attention.design import designed_head, random_rotation
 from limitlens.theory.reach import reach
 
@@ -54,7 +55,7 @@ def test_limit_of_a_gaussian_is_linear_and_attention_tends_to_it():
     expected = (mu.mean + x @ head.A.T @ mu.covariance) @ head.V.T
     assert_allclose(ll.limit(mu, head, x), expected, rtol=1e-12)
     tokens = mu.sample(400_000, torch.Generator().manual_seed(0))
-    state = ll.attention.attend_state(tokens, head, x, top=1)
+    state = attend_state(tokens, head, x, top=1)
     gap = (state.output.numpy() - expected) / np.sqrt(state.variance.numpy())
     assert np.abs(gap).max() < 4
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian
-from limitlens.sampling import Cells, IidStream, PoolStream, assign, deal, parse_sizes
-from limitlens.sampling.streams import PAGE
+from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.dealing import assign, deal
+from limitlens.sampling.streams import PAGE, IidStream, PoolStream
 
 
 def test_sizes_are_geometric():

@@ -14,7 +14,7 @@ from limitlens.convergence.reference import reference_for
 from limitlens.convergence.study import choose_device
 from limitlens.convergence.uniform import uniform_errors
 from limitlens.measures.named import NAMES, named_measure
-from limitlens.sampling import Cells
+from limitlens.sampling.cells import Cells
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
 
 LINE = ll.Gaussian(0.0, 1.0)

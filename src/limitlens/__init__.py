@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from limitlens.attention import Head, State, attend, limit
+    from limitlens.attention.attend import attend, limit
     from limitlens.attention.design import designed_head
+    from limitlens.attention.head import Head
+    from limitlens.attention.state import State
     from limitlens.convergence.curve import Curve
     from limitlens.convergence.study import study
     from limitlens.convergence.sweep import radius_sweep
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     )
 
 _ROOMS = {
-    "limitlens.attention": ("Head", "State", "attend", "limit"),
+    "limitlens.attention.attend": ("attend", "limit"),
+    "limitlens.attention.head": ("Head",),
+    "limitlens.attention.state": ("State",),
     "limitlens.attention.design": ("designed_head",),
     "limitlens.convergence.curve": ("Curve",),
     "limitlens.convergence.study": ("study",),

@@ -1,7 +1,4 @@
-"""Attention: heads, the mergeable state, and the kernels that make it."""
+"""Attention: heads (`head`, `design`), both sides of a comparison (`attend`), the mergeable `state`, its `kernels`.
 
-from limitlens.attention.attend import attend, attend_state, limit
-from limitlens.attention.head import Head
-from limitlens.attention.state import Detail, State, merge_all
-
-__all__ = ["Detail", "Head", "State", "attend", "attend_state", "limit", "merge_all"]
+Import from the modules: heads are NumPy and load without torch, so that theory can use them.
+"""

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from limitlens.cli import study
+from limitlens.cli import hardmax, scaling, study, tails, theory
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
@@ -23,6 +23,10 @@ app = typer.Typer(
     help="How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided.",
 )
 app.command("study")(study.study)
+app.command("theory")(theory.theory)
+app.command("hardmax")(hardmax.hardmax)
+app.command("tails")(tails.tails)
+app.command("scaling")(scaling.scaling)
 
 
 def version(show: bool) -> None:

@@ -206,20 +206,18 @@ def print_curve(curve: Curve) -> None:
         rows,
     )
     theory = curve.rates_in_theory()
-    sharp = {"mean": "rate_sharp", "covariance": "rate_sharp", "output": "rate_sharp_output"}
     rows = []
     for name in shown:
         rate = curve.rate(name)
         if rate is None:
             rows.append([name, "too few sizes", "", "", "", ""])
             continue
-        predicted = f"{theory[sharp[name]]:.3f}" if name in sharp else "0.5"
         rows.append(
             [
                 name,
                 f"{rate.slope:.3f} ± {rate.stderr:.3f}",
                 f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
-                predicted,
+                f"{curve.asymptotic_rate(name):.3f}",
                 f"{theory['rate_proved']:.3g}" if name in ("mean", "covariance") else "",
                 f"{rate.law} ({abs(rate.evidence):.1f})",
             ]
@@ -250,7 +248,7 @@ def print_horizons(swept: list[tuple[float, Curve]]) -> None:
         for name in ("mean", "covariance", "output"):
             rate = curve.rate(name)
             cells.append("–" if rate is None else f"{rate.slope:.3f} ± {rate.stderr:.3f}")
-        rows.append([*cells, *(f"{theory[k]:.3f}" for k in ("rate_sharp", "rate_sharp_output", "rate_drawn"))])
+        rows.append([*cells, *(f"{theory[k]:.3f}" for k in ("rate_sharp", "rate_rms_output", "rate_drawn"))])
     columns = ["H", "mean", "covariance", "output", "sharp", "sharp, output", "1/(2(1+H²))"]
     print_table("Fitted rates over the horizon, and what theory draws", columns, rows)
 

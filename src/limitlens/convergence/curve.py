@@ -198,7 +198,11 @@ class Curve:
         return pd.concat(parts, ignore_index=True)
 
     def rates_in_theory(self) -> dict[str, float]:
-        """What the two horizons predict."""
+        """What the two horizons predict for unbounded tokens.
+
+        `rate_sharp` is for the moments. The output error of this curve, squared over queries and replicates, has
+        `rate_rms_output`; `rate_sharp_output` is that of one typical sample.
+        """
         of = self.reach
         return {
             "horizon": of.horizon,
@@ -206,9 +210,17 @@ class Curve:
             "coupling": of.coupling,
             "rate_sharp": rates.rate_sharp(of.horizon),
             "rate_sharp_output": rates.rate_sharp_output(of.horizon),
+            "rate_rms_output": rates.rate_rms_output(of.horizon),
             "rate_proved": rates.rate_proved(of.coupling),
             "rate_drawn": rates.rate_drawn(of.horizon),
         }
+
+    def asymptotic_rate(self, name: str) -> float:
+        """The rate this error tends to: the sharp ones, or 1/2 where the tokens are bounded or the error is uniform."""
+        if name == "uniform" or np.isfinite(self.measure.radius):
+            return 0.5
+        rule = rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp
+        return rule(self.reach.horizon)
 
     def document(self) -> dict[str, Any]:
         """The study as the JSON document of the contract."""

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention import Head, attend_state, limit
+from limitlens.attention.attend import attend_state, limit
+from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention import Head
+from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
@@ -24,7 +24,7 @@ from limitlens.convergence.reference import LawReference, PoolReference, referen
 from limitlens.convergence.uniform import uniform_errors
 from limitlens.errors import Array, InputError
 from limitlens.measures.base import Measure
-from limitlens.sampling import Cells, parse_sizes
+from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.streams import PAGE
 from limitlens.theory import validity
 from limitlens.theory.reach import reach

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.attention import Head
+from limitlens.attention.head import Head
 from limitlens.convergence.curve import Curve
 from limitlens.convergence.study import study
 from limitlens.errors import Array, InputError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention import Head
+from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.convergence.reference import Reference

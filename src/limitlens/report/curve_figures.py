@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from limitlens.report.style import BLUE, CYCLE, GREY, ORANGE, figure_style
+from limitlens.report.style import BLUE, CYCLE, GREY, ORANGE, figure_style, plain_log
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def plot_horizons(swept: list[tuple[float, Curve]], path: str | None = None) -> 
         fine = np.geomspace(horizons.min(), horizons.max(), 200)
         lines = (
             ("sharp, moments", rates.rate_sharp, "-"),
-            ("sharp, output (heuristic)", rates.rate_sharp_output, "--"),
+            ("sharp, output", rates.rate_rms_output, "--"),
             ("1/(2(1+H²))", rates.rate_drawn, ":"),
         )
         for label, function, style in lines:
@@ -69,7 +69,7 @@ def plot_horizons(swept: list[tuple[float, Curve]], path: str | None = None) -> 
             if found:
                 x, y = [h for h, _ in found], [rate.slope for _, rate in found]
                 axes.errorbar(x, y, yerr=[1.96 * r.stderr for _, r in found], fmt="o", color=colour, label=name)
-        axes.set_xscale("log")
+        plain_log(axes, "x")
         axes.set_xlabel("horizon H")
         axes.set_ylabel("rate β of n^(−β)")
         axes.set_ylim(bottom=0)
@@ -91,7 +91,7 @@ def plot_radii(swept: RadiusSweep, path: str | None = None) -> Figure:
                 swept.radii, value, yerr=1.96 * stderr, fmt="o-", color=colour, capsize=2,
                 label=f"{name}: {growth.law} growth",
             )  # fmt: skip
-        axes.set_yscale("log")
+        plain_log(axes, "y")
         axes.set_xlabel("radius R of tokens and queries")
         axes.set_ylabel("√n × error")
         axes.legend()
@@ -99,8 +99,7 @@ def plot_radii(swept: RadiusSweep, path: str | None = None) -> Figure:
 
 
 def _log_axes(axes: Axes, x: str, y: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    plain_log(axes, "x", "y")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
@@ -34,3 +37,17 @@ def figure_style() -> Iterator[None]:
 
     with mpl.rc_context(_SETTINGS):  # type: ignore[arg-type]  # the stubs want literal keys
         yield
+
+
+def plain_log(axes: Axes, *which: str) -> None:
+    """Logarithmic axes with ticks people read: 0.2, 0.5, 1 over less than two decades, powers of ten beyond."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for name in which:
+        getattr(axes, f"set_{name}scale")("log")
+        axis = getattr(axes, f"{name}axis")
+        low, high = axis.get_view_interval()
+        if 0 < low < high < 100 * low:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+            axis.set_minor_formatter(NullFormatter())
