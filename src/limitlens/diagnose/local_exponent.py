@@ -1,0 +1,139 @@
+"""The local exponent of keys around a query, by maximum likelihood on the nearest distances.
+
+If P(|q − k| ≤ r) = C r^α up to the k-th nearest distance r_k, then given r_k the logarithms log(r_k/r_j), j < k, are
+independent exponential numbers of rate α (Hill; Levina and Bickel). With S their sum,
+
+    α̂ = (k − 2)/S is unbiased,   α̂/√(k − 3) its standard error,   and α S ~ Gamma(k − 1) gives an exact interval.
+
+The constant follows from r_k alone, C = k/(n r_k^α), hence the critical inverse temperature of the head. Each key must
+be an independent draw: the uncertainty does not know about repeated or correlated keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.theory.scaling.control import check_keys, check_theta
+from limitlens.theory.scaling.laws import LocalPower
+
+FEWEST_NEIGHBOURS = 5
+_COINCIDENT = 1e-6  # the query itself among the keys, up to the rounding of float32
+_ON_SPHERE = 1e-4  # float32 and half-precision unit vectors pass, raw keys do not
+
+
+@dataclass(frozen=True)
+class LocalExponent:
+    """P(|q − k| ≤ r) ~ C r^α near one query.
+
+    Attributes
+    ----------
+    exponent, stderr : float
+        α and its standard error.
+    interval : (float, float)
+        95% confidence interval of α, exact when the power law is.
+    neighbours : int
+        The number k of nearest keys used.
+    radius : float
+        The distance r_k of the farthest of them.
+    n : int
+        The number of keys.
+    """
+
+    exponent: float
+    stderr: float
+    interval: tuple[float, float]
+    neighbours: int
+    radius: float
+    n: int
+
+    @property
+    def local(self) -> LocalPower:
+        """The law of the gap D = |q − k|²/2 near zero: a = α/2 and log c with c = (k/n) (r_k²/2)^{−a}."""
+        a = self.exponent / 2
+        return LocalPower(a, math.log(self.neighbours / self.n) - a * math.log(self.radius**2 / 2))
+
+    def critical_beta(self, n: float | None = None, theta: float = 1.0) -> tuple[float, float]:
+        """β at which n keys (those of the sample by default) have θ, and its relative standard error.
+
+        log β = [log(n k/(n₀ θ)) + log Γ(a+1)]/a − log(r_k²/2). Given the law, α̂ and r_k are independent, so their
+        contributions to the variance add up.
+        """
+        keys, a = check_keys(self.n if n is None else n), self.exponent / 2
+        content = math.log(keys * self.neighbours / (self.n * check_theta(theta))) + math.lgamma(a + 1)
+        slope = (float(special.digamma(a + 1)) - content / a) / a
+        variance = (slope * self.stderr / 2) ** 2 + float(special.polygamma(1, self.neighbours)) / a**2
+        return math.exp(content / a) / (self.radius**2 / 2), math.sqrt(variance)
+
+
+def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> LocalExponent:
+    """Estimate α from the distances of one query to its keys.
+
+    Parameters
+    ----------
+    distances : (n,) distances |q − k| to all keys, in any order, the query itself left out
+    neighbours : the number k of nearest keys to use; √n when left out. More of them lower the variance α²/(k − 3), and
+        let in keys too far away for the power law to hold
+    """
+    values = as_array("distances", distances, ndim=1)
+    count = _neighbours(values.size, neighbours)
+    nearest = np.sort(np.partition(values, count - 1)[:count])
+    if nearest[0] <= 0:
+        raise InputError(
+            f"the smallest distance is {nearest[0]:g}; expected positive distances, so leave the query itself out"
+        )
+    log_ratios = np.log(nearest[-1] / nearest[:-1])
+    total = float(log_ratios.sum())
+    if total == 0:
+        raise InputError(f"the {count} nearest distances are all equal; expected a spread, so use more neighbours")
+    exponent = (count - 2) / total
+    low, high = special.gammaincinv(count - 1, [0.025, 0.975]) / total
+    return LocalExponent(
+        exponent=exponent,
+        stderr=exponent / math.sqrt(count - 3),
+        interval=(float(low), float(high)),
+        neighbours=count,
+        radius=float(nearest[-1]),
+        n=values.size,
+    )
+
+
+def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:
+    """Distances |q − k| between a unit query (d,) and unit keys (n, d), of shape (n,); keys at the query are left out.
+
+    With `normalise`, query and keys of any length are first projected onto the sphere.
+    """
+    vectors = as_array("keys", keys, ndim=2)
+    centre = as_array("query", query, ndim=1)
+    if centre.size != vectors.shape[1]:
+        raise InputError(f"the query has dimension {centre.size} and the keys {vectors.shape[1]}; expected the same")
+    centre, vectors = _on_sphere("the query", centre, normalise), _on_sphere("a key", vectors, normalise)
+    distances: Array = np.sqrt(np.square(vectors - centre).sum(axis=1))
+    return distances[distances > _COINCIDENT]
+
+
+def _on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
+    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    if normalise:
+        if (lengths == 0).any():
+            raise InputError(f"{name} is zero; expected non-zero vectors, so leave it out")
+        unit: Array = vectors / lengths
+        return unit
+    worst = lengths.ravel()[np.abs(lengths - 1).argmax()]
+    if abs(worst - 1) > _ON_SPHERE:
+        raise InputError(f"{name} has length {worst:.6g}; expected unit vectors on the sphere, so normalise them")
+    return vectors
+
+
+def _neighbours(n: int, asked: int | None) -> int:
+    count = max(20, round(math.sqrt(n))) if asked is None else asked
+    if count < FEWEST_NEIGHBOURS:
+        raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
+    if count > n:
+        raise InputError(f"{n} keys were given; expected at least the {count} neighbours asked for, so give more keys")
+    return count

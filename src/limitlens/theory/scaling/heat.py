@@ -1,0 +1,198 @@
+"""What averaging attention does to a density: the heat equation run backwards.
+
+With values equal to keys, weights exp(−β|x−y|²/2) move a token at x to T(x) = x + (1/β) ∇log(f ∗ N(0, I/β)): up the
+density. To first order in 1/β the density then changes by −Δf/β, so that layers play the part of time:
+
+    f_t = −Δf,    t = (number of layers) / β.
+
+On the sphere S^{d−1} (the circle is d = 2) the output is projected back onto it, and a density that depends on the
+polar angle alone is a sum Σ c_l G_l(cos θ) of Legendre polynomials in dimension d, normalised to G_l(1) = 1 (cos lθ on
+the circle). There everything is exact: by Funk and Hecke the kernel e^{β<x,y>} multiplies the mode l by
+
+    λ_l(β)/λ_0(β) = I_{d/2−1+l}(β)/I_{d/2−1}(β) = Π_{j<l} A_{d+2j}(β),
+
+and a small mode grows per layer by the factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0, which for l = 1 is 1 + (d−1)/β.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.measures.radial import radial_mean
+from limitlens.theory.scaling.control import check_beta, check_keys
+from limitlens.theory.scaling.laws import check_dim, uniform
+from limitlens.theory.scaling.regimes import averaging
+
+
+def heat_growth(degree: int, dim: int) -> float:
+    """The rate l(l+d−2) at which a mode grows under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}."""
+    return float(degree * (degree + dim - 2))
+
+
+def mode_growth(degree: int, beta: float, dim: int) -> float:
+    """The factor by which one layer multiplies a small mode: 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0."""
+    check_dim(dim)
+    ratios = _multipliers(check_beta(beta), dim, degree)
+    return 1 + heat_growth(degree, dim) * float(ratios[degree] / ratios[1]) / beta
+
+
+@dataclass(frozen=True)
+class ZonalFlow:
+    """The exact map of densities Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by one layer of attention at β.
+
+    Modes above `degree` are dropped after each layer. This is no mere convenience: the backward heat equation amplifies
+    the mode l by e^{l²t}, rounding errors included, so only a band-limited problem has an answer.
+    """
+
+    dim: int
+    beta: float
+    degree: int
+
+    def __post_init__(self) -> None:
+        check_dim(self.dim)
+        check_beta(self.beta)
+        if self.degree < 1:
+            raise InputError(f"degree is {self.degree}; expected at least one mode")
+
+    def layers(self, coefficients: ArrayLike, count: int) -> Array:
+        """The coefficients c_1, c_2, … after 0, 1, …, count layers: (modes,) to (count + 1, degree)."""
+        start = as_array("coefficients", coefficients, ndim=1)
+        if not 0 < start.size <= self.degree:
+            raise InputError(f"{start.size} coefficients were given; expected between 1 and the degree {self.degree}")
+        path = np.zeros((count + 1, self.degree))
+        path[0, : start.size] = start
+        density = self._density(path[0])
+        if density.min() < 0:
+            raise InputError(
+                f"the density falls to {density.min():.3g}; expected 1 + Σ c_l G_l ≥ 0, so lower the modes"
+            )
+        for layer in range(1, count + 1):
+            path[layer] = self._push(path[layer - 1], density)
+            density = self._density(path[layer])
+            if density.min() < 0:
+                raise InputError(
+                    f"the density falls to {density.min():.3g} at layer {layer}, where the heat equation run backwards "
+                    f"has blown up; expected a positive density, so keep fewer modes than {self.degree} or fewer layers"
+                )
+        return path
+
+    def displacement(self, coefficients: Array, t: Array) -> Array:
+        """How far one layer moves tokens at t = cos θ along the polar angle: (points,) to angles (points,)."""
+        modes, slopes = _legendre(t, self.dim, self.degree)
+        multiplier, derivative = self._kernel
+        full = np.concatenate([[1.0], coefficients])
+        tangential = -np.sqrt(1 - t * t) * ((full * multiplier) @ slopes) / self.beta
+        angle: Array = np.arctan2(tangential, (full * derivative) @ modes)
+        return angle
+
+    def _push(self, coefficients: Array, density: Array) -> Array:
+        """c_l' = N_l ∫ G_l(T x) f(x) dσ(x): the push-forward seen by each mode, no inverse of T needed."""
+        t, weight = self._nodes
+        moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
+        images = _legendre(moved, self.dim, self.degree)[0]
+        pushed: Array = _multiplicity(self.degree, self.dim) * (images[1:] @ (weight * density))
+        return pushed
+
+    def _density(self, coefficients: Array) -> Array:
+        density: Array = 1 + coefficients @ self._modes[1:]
+        return density
+
+    @cached_property
+    def _kernel(self) -> tuple[Array, Array]:
+        """λ_l/λ_0 and λ_l'(β)/λ_0 = λ_{l+1}/λ_0 + (l/β) λ_l/λ_0, each (degree + 1,)."""
+        ratios = _multipliers(self.beta, self.dim, self.degree + 1)
+        return ratios[:-1], ratios[1:] + np.arange(self.degree + 1) / self.beta * ratios[:-1]
+
+    @cached_property
+    def _nodes(self) -> tuple[Array, Array]:
+        return _sphere_nodes(self.dim, 4 * self.degree + 64)  # enough for products of kernel and modes
+
+    @cached_property
+    def _modes(self) -> Array:
+        return _legendre(self._nodes[0], self.dim, self.degree)[0]
+
+
+def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
+    """Covariances (layers + 1, d, d) of N(0, Σ) in R^d after 0, 1, … layers, exact: Σ ↦ MΣM with M = Σ(Σ + I/β)^{−1}.
+
+    The backward heat equation says Σ − 2tI with t = layers/β.
+    """
+    sigma = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
+    values, axes = np.linalg.eigh(sigma)
+    path = np.empty((layers + 1, values.size))
+    path[0] = values
+    for layer in range(layers):
+        path[layer + 1] = path[layer] * np.square(path[layer] / (path[layer] + 1 / check_beta(beta)))
+    covariances: Array = np.einsum("ij,tj,kj->tik", axes, path, axes)
+    return covariances
+
+
+def rms_slope(amplitude: float, dim: int) -> float:
+    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²))."""
+    t, weight = _sphere_nodes(dim, 256)
+    return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
+
+
+def token_noise(n: float, beta: float, dim: int) -> float:
+    """Standard deviation, along one direction, of where a layer sends a token that attends to n keys: √(1/(2β n_eff)).
+
+    In full √(tangential variance)/A_d(β). It is the same for keys of a density f and tokens drawn from f: the noise at
+    x is that of n f(x) uniform keys, and 1/f averages to one over f.
+    """
+    limit = averaging(n, beta, uniform(dim))
+    return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
+
+
+def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
+    """Root mean square over tokens of how far a layer moves them, over their noise, for the density 1 + ε cos θ.
+
+    It falls like n^{1/2} β^{−(d+1)/4}: the flow is visible token by token only for β << n^{2/(d+1)}.
+    """
+    t, weight = _sphere_nodes(dim, 256)
+    drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
+    return math.sqrt(float(weight @ ((1 + amplitude * t) * drift**2))) / token_noise(n, beta, dim)
+
+
+def visible_until(n: float, dim: int, amplitude: float) -> float:
+    """The β where drift equals noise for n large: (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`."""
+    law = uniform(dim)
+    log_scale = math.log(check_keys(n)) + law.log_c + math.lgamma(law.a + 1)
+    return math.exp((2 * math.log(rms_slope(amplitude, dim)) + (law.a + 1) * math.log(2) + log_scale) / (law.a + 1))
+
+
+def _sphere_nodes(dim: int, count: int) -> tuple[Array, Array]:
+    """Gauss nodes t = cos θ of the uniform law on S^{d−1} and their weights, which sum to one."""
+    power = (dim - 3) / 2
+    node, weight = special.roots_jacobi(count, power, power)
+    return node, weight / weight.sum()
+
+
+def _multipliers(beta: float, dim: int, degree: int) -> Array:
+    """λ_l/λ_0 for l = 0, …, degree."""
+    ratios = [float(radial_mean(beta, dim + 2 * step)) for step in range(degree)]
+    return np.concatenate([[1.0], np.cumprod(ratios)])
+
+
+def _multiplicity(degree: int, dim: int) -> Array:
+    """N_l for l = 1, …, degree, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle."""
+    degrees = np.arange(1.0, degree + 1)
+    count: Array = (2 * degrees + dim - 2) / degrees * special.binom(degrees + dim - 3, degrees - 1)
+    return count
+
+
+def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:
+    """G_l(t) and G_l'(t) for l ≤ degree, each (degree + 1, nodes): (l+d−2)G_{l+1} = (2l+d−2)tG_l − lG_{l−1}."""
+    value, slope = np.ones((degree + 1, t.size)), np.zeros((degree + 1, t.size))
+    value[1], slope[1] = t, 1
+    for step in range(1, degree):
+        lead, back, norm = 2 * step + dim - 2, step, step + dim - 2
+        value[step + 1] = (lead * t * value[step] - back * value[step - 1]) / norm
+        slope[step + 1] = (lead * (value[step] + t * slope[step]) - back * slope[step - 1]) / norm
+    return value, slope

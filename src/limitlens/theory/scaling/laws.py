@@ -1,0 +1,302 @@
+"""Laws of the keys as the query sees them: the law of the gap D = 1 − <q, k> between a unit query and a unit key.
+
+Attention from a fixed query depends on the keys through their gaps, and at large β only through the smallest ones:
+
+    P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
+
+A law knows its density on [0, 2], and hence E e^{−βD} (which is e^{K(β)−β}, without the cancellation in K(β) − β), the
+moments of D under that tilt, its distribution function and its quantiles.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+from scipy.interpolate import CubicHermiteSpline
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.measures.radial import radial_K
+from limitlens.theory.scaling.quadrature import tanh_sinh
+
+_NODES = 401
+_SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
+_NEGLIGIBLE = 1e-18
+
+
+class Local(Protocol):
+    """What the scaling limit keeps of a law: P(D ≤ s) ~ c s^a near the query."""
+
+    @property
+    def a(self) -> float:
+        """Half the local exponent α."""
+
+    @property
+    def log_c(self) -> float:
+        """The logarithm of the constant c in P(D ≤ s) ~ c s^a."""
+
+
+@dataclass(frozen=True)
+class LocalPower:
+    """A local law given by its two numbers alone, such as those estimated from the nearest keys of a real head."""
+
+    a: float
+    log_c: float
+
+
+class GapLaw(ABC):
+    """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What people call the law."""
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """What the law was made of, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    @abstractmethod
+    def a(self) -> float:
+        """Half the local exponent α."""
+
+    @property
+    @abstractmethod
+    def log_c(self) -> float:
+        """The logarithm of the constant c in P(D ≤ s) ~ c s^a."""
+
+    @property
+    @abstractmethod
+    def tangent_dim(self) -> int | None:
+        """The dimension of the directions around the query when the keys are uniform over them, else None."""
+
+    @abstractmethod
+    def log_density(self, gap: Array, to_antipode: Array) -> Array:
+        """The logarithm of the density of D at `gap`, with `to_antipode` = 2 − gap given apart for its accuracy."""
+
+    @property
+    def exponent(self) -> float:
+        """The local exponent α = 2a: P(|q − k| ≤ r) ~ C r^α."""
+        return 2 * self.a
+
+    @property
+    def c(self) -> float:
+        """The constant of P(D ≤ s) ~ c s^a; in terms of distances, P(|q − k| ≤ r) ~ c 2^{−a} r^{2a}."""
+        return math.exp(self.log_c)
+
+    def cdf(self, gap: ArrayLike) -> Array:
+        """P(D ≤ s), relative accuracy kept for tiny s: gaps (...) to probabilities (...)."""
+        s = np.clip(as_array("gap", gap), 0, 2)
+        node, complement, weight = tanh_sinh(_NODES)
+        span = s[..., None]
+        density = np.exp(self.log_density(span * node, span * complement + (2 - span)))
+        total: Array = s * (density @ weight)
+        return total
+
+    def quantile(self, probability: ArrayLike) -> Array:
+        """The s with P(D ≤ s) = u: probabilities (...) to gaps (...).
+
+        A cubic Hermite interpolation, with exact slopes, of the smooth function log s − log(u/c)/a of log u.
+        """
+        u = as_array("probability", probability)
+        lowest, correction = self._quantile_table
+        log_u = np.log(np.clip(u, np.finfo(float).tiny, 1))
+        leading = (log_u - self.log_c) / self.a
+        s: Array = np.exp(leading + correction(np.maximum(log_u, lowest)))
+        return np.minimum(s, 2)
+
+    def log_laplace(self, beta: ArrayLike) -> Array:
+        """log E e^{−βD} = K(β) − β, of any shape."""
+        return self._tilted(beta)[0]
+
+    def tilted_mean(self, beta: ArrayLike) -> Array:
+        """The mean of D under the law tilted by e^{−βD}; for uniform keys 1 − A_d(β)."""
+        return self._tilted(beta)[1]
+
+    def tilted_variance(self, beta: ArrayLike) -> Array:
+        """The variance of D under the law tilted by e^{−βD}; for uniform keys A_d'(β)."""
+        return self._tilted(beta)[2]
+
+    def _tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
+        tilt = as_array("beta", beta)
+        if tilt.size and tilt.min() < 0:
+            raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
+        node, complement, weight = tanh_sinh(_NODES)
+        end = np.minimum(2, negligible_beyond(self.a) / np.maximum(tilt, 1e-300))[..., None]
+        gap = end * node
+        log_term = self.log_density(gap, end * complement + (2 - end)) - tilt[..., None] * gap
+        top = log_term.max(axis=-1, keepdims=True)
+        term = np.exp(log_term - top) * weight
+        total = term.sum(axis=-1)
+        mean = (term * gap).sum(axis=-1) / total
+        variance = (term * np.square(gap - mean[..., None])).sum(axis=-1) / total
+        return np.log(total * end[..., 0]) + top[..., 0], mean, variance
+
+    @cached_property
+    def _quantile_table(self) -> tuple[float, CubicHermiteSpline]:
+        # below the first gap the leading term is exact to the size of the gap, or u is below 1e-270
+        first = max(1e-12, math.exp((-620 - self.log_c) / self.a))
+        linear = np.linspace(max(first, 0.1), 1.9, 4000)
+        gap = np.concatenate([np.geomspace(first, linear[0], 500)[:-1], linear, 2 - np.geomspace(0.1, 1e-9, 500)[1:]])
+        log_cdf = np.log(self.cdf(gap))
+        record = np.maximum.accumulate(log_cdf)
+        keep = np.concatenate([[True], log_cdf[1:] > record[:-1] + 1e-14])  # near u = 1 rounding hides the increase
+        gap, log_cdf = gap[keep], log_cdf[keep]
+        slope = np.exp(log_cdf - self.log_density(gap, 2 - gap)) / gap - 1 / self.a
+        correction = np.log(gap) - (log_cdf - self.log_c) / self.a
+        return float(log_cdf[0]), CubicHermiteSpline(log_cdf, correction, slope)
+
+
+def negligible_beyond(a: float) -> float:
+    """The x beyond which x^{a−1} e^{−x} holds a share 1e-18 of its mass."""
+    return float(special.gammainccinv(a, _NEGLIGIBLE))
+
+
+@dataclass(frozen=True)
+class PowerGap(GapLaw):
+    """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(a + γ/2, a) with a = (d−1)/2.
+
+    γ = 0 is the uniform law; the density vanishes at the query for γ > 0 and blows up there for γ < 0. The local
+    exponent is α = d − 1 + γ. A subsphere through the query is the uniform law in its own dimension.
+    """
+
+    dim: int
+    power: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_dim(self.dim)
+        if not self.dim - 1 + self.power >= _SMALLEST_EXPONENT:
+            raise InputError(
+                f"power is {self.power:g} in dimension {self.dim}; expected a local exponent d − 1 + power of at least "
+                f"{_SMALLEST_EXPONENT:g}, so raise the power to at least {_SMALLEST_EXPONENT + 1 - self.dim:g}"
+            )
+
+    @property
+    def name(self) -> str:
+        """uniform, or power when the density vanishes or blows up at the query."""
+        return "power" if self.power else "uniform"
+
+    @property
+    def a(self) -> float:
+        """Half the local exponent: (d − 1 + γ)/2."""
+        return (self.dim - 1 + self.power) / 2
+
+    @property
+    def log_c(self) -> float:
+        """log of 1/(a B(a, b) 2^a): for γ = 0, c = 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))."""
+        return -float(special.betaln(self.a, self._b)) - self.a * math.log(2) - math.log(self.a)
+
+    @property
+    def tangent_dim(self) -> int:
+        """The dimension d − 1 of the directions around the query."""
+        return self.dim - 1
+
+    @property
+    def _b(self) -> float:
+        return (self.dim - 1) / 2
+
+    def log_density(self, gap: Array, to_antipode: Array) -> Array:
+        """(a−1) log D + (b−1) log(2−D) − log B(a, b) − (a+b−1) log 2."""
+        a, b = self.a, self._b
+        norm = float(special.betaln(a, b)) + (a + b - 1) * math.log(2)
+        log_density = special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm
+        return np.asarray(log_density, dtype=np.float64)
+
+    def cdf(self, gap: ArrayLike) -> Array:
+        """P(D ≤ s), the regularised incomplete beta function of s/2."""
+        value: Array = special.betainc(self.a, self._b, np.clip(as_array("gap", gap), 0, 2) / 2)
+        return value
+
+
+@dataclass(frozen=True)
+class VonMisesFisherGap(GapLaw):
+    """Keys of the von Mises-Fisher law exp(κ<μ, k>) on S^{d−1}, seen from a query with <μ, q> = cosine.
+
+    At the gap s the directions around the query follow a von Mises-Fisher law of concentration κ sinφ √(s(2−s)) on
+    S^{d−2}, so the density of D is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), and
+    c is that of the uniform law times the density e^{κ cosφ − K_d(κ)} at the query.
+    """
+
+    dim: int
+    concentration: float
+    cosine: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_dim(self.dim)
+        if not 0 <= self.concentration < math.inf:
+            raise InputError(f"concentration is {self.concentration:g}; expected a concentration of at least 0")
+        if not -1 <= self.cosine <= 1:
+            raise InputError(f"cosine is {self.cosine:g}; expected <mean direction, query> between -1 and 1")
+
+    @property
+    def name(self) -> str:
+        """vmf."""
+        return "vmf"
+
+    @property
+    def a(self) -> float:
+        """(d − 1)/2, that of the uniform law: the density is positive and smooth at the query."""
+        return (self.dim - 1) / 2
+
+    @property
+    def log_c(self) -> float:
+        """The uniform one plus the log-density κ cosφ − K_d(κ) at the query."""
+        return (
+            PowerGap(self.dim).log_c + self.concentration * self.cosine - float(radial_K(self.concentration, self.dim))
+        )
+
+    @property
+    def tangent_dim(self) -> int | None:
+        """d − 1 when the mean direction lies on the axis of the query, else None."""
+        return self.dim - 1 if abs(self.cosine) == 1 or self.concentration == 0 else None
+
+    def log_density(self, gap: Array, to_antipode: Array) -> Array:
+        """The uniform log-density plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
+        sine = math.sqrt(max(0.0, 1 - self.cosine**2))
+        around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
+        along = self.concentration * self.cosine * (1 - gap)
+        log_density: Array = PowerGap(self.dim).log_density(gap, to_antipode) + along + around
+        return log_density - float(radial_K(self.concentration, self.dim))
+
+
+def uniform(dim: int) -> PowerGap:
+    """Keys uniform on S^{d−1}: a = (d−1)/2."""
+    return PowerGap(dim)
+
+
+def subsphere(dim: int, sub: int) -> PowerGap:
+    """Keys uniform on a subsphere S^{m−1} of S^{d−1} that holds the query: the local exponent is α = m − 1."""
+    check_dim(dim)
+    if not 2 <= sub <= dim:
+        raise InputError(f"the subsphere has dimension {sub}; expected between 2 and the ambient dimension {dim}")
+    return PowerGap(sub)
+
+
+def named_law(
+    name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
+) -> GapLaw:
+    """The law of a name, as the command line spells it: uniform, vmf, subsphere or power."""
+    match name:
+        case "uniform":
+            return uniform(dim)
+        case "vmf":
+            return VonMisesFisherGap(dim, concentration, cosine)
+        case "subsphere":
+            return subsphere(dim, sub)
+        case "power":
+            return PowerGap(dim, power)
+    raise InputError(f"the law is {name!r}; expected uniform, vmf, subsphere or power")
+
+
+def check_dim(dim: int) -> None:
+    """Raise an `InputError` unless `dim` is an integer of at least 2."""
+    if dim != int(dim) or dim < 2:
+        raise InputError(f"dim is {dim:g}; expected an integer of at least 2, for keys on the sphere S^(dim-1)")

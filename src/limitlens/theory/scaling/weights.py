@@ -1,0 +1,70 @@
+"""Expected properties of the ordered weights and of the output, for the limit and for finite n alike.
+
+Every function takes a point process (`points.py`): `PoissonPoints(theta, a)` gives the scaling limit,
+`KeyPoints(law, n, beta)` the exact value at finite n. The output is described in the scale of the critical regime: its
+gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize
+
+from limitlens.errors import Array, InputError
+from limitlens.theory.scaling.control import check_keys, critical_beta
+from limitlens.theory.scaling.laws import GapLaw
+from limitlens.theory.scaling.points import KeyPoints, Points
+
+
+def participation(points: Points) -> float:
+    """E Σ w²: one for a single key, 1/m for m equal ones. Kernel e^{2z − e^z}."""
+    return points.mean_over(lambda x, z: _softened(z, 2))
+
+
+def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
+    """The β at which `keys` keys share the mass of n, 1/EΣw² = keys, exact: what a regime means in any dimension."""
+    if not 1 < keys < check_keys(n):
+        raise InputError(f"keys is {keys:g} of {n:g}; expected more than one and less than all of them")
+
+    def excess(log_beta: float) -> float:
+        return math.log(keys * participation(KeyPoints(law, n, math.exp(log_beta))))
+
+    low = high = math.log(critical_beta(n, law, min(1.0, n / 2)))
+    while excess(low) > 0:
+        low -= 1
+    while excess(high) < 0:
+        high += 1
+    return math.exp(float(optimize.brentq(excess, low, high, xtol=1e-9)))
+
+
+def entropy(points: Points) -> float:
+    """E[−Σ w log w] = −d/dp E Σ w^p at p = 1. Kernel −(z + γ) e^{z − e^z}, γ being Euler's constant."""
+    return points.mean_over(lambda x, z: -(z + np.euler_gamma) * _softened(z, 1))
+
+
+def gap_mean(points: Points) -> float:
+    """E Σ w x = β E(1 − <q, Γ>)."""
+    return points.mean_over(lambda x, z: x * _softened(z, 1))
+
+
+def gap_variance(points: Points) -> float:
+    """Var Σ w x, the variance of the output along the query times β²: single keys plus pairs, about the mean."""
+    mean = gap_mean(points)
+    single = points.mean_over(lambda x, z: np.square(x - mean) * _softened(z, 2))
+    return single + points.mean_over_pairs(lambda x, z: (x - mean) * _softened(z, 1))
+
+
+def tangential_variance(points: Points, tangent_dim: int) -> float:
+    """The variance times β of one coordinate of the output across the query, for keys uniform around it.
+
+    Directions are independent of the gaps and average to zero, so only single keys count: E Σ w² ρ² / tangent_dim with
+    ρ² the squared distance to the axis.
+    """
+    return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
+
+
+def _softened(z: Array, power: int) -> Array:
+    """e^{pz − e^z}."""
+    return np.exp(power * z - np.exp(z))

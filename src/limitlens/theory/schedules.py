@@ -1,0 +1,116 @@
+"""Temperature schedules for a context grown from n₀ to n keys, side by side.
+
+    constant      β = β₀
+    log           β = β₀ ln n / ln n₀               (Chen, Lin, Polyanskiy, Rigollet 2025; SSMax, Qwen)
+    yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
+    critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
+
+Along each, the effective number of keys θ, the number 1/EΣw² of keys that share the mass, and the entropy are given:
+exact at every n for a known law of the keys, those of the scaling limit when only the local power law is known, as for
+a real head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from limitlens.errors import InputError
+from limitlens.theory.prediction import Status
+from limitlens.theory.scaling.control import (
+    Regime,
+    check_beta,
+    check_keys,
+    critical_beta,
+    critical_beta_asymptotic,
+    regime,
+    theta,
+    theta_asymptotic,
+)
+from limitlens.theory.scaling.laws import GapLaw, LocalPower
+from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
+from limitlens.theory.scaling.weights import entropy, participation
+
+Law: TypeAlias = GapLaw | LocalPower
+
+
+@dataclass(frozen=True)
+class ScheduleStep:
+    """Where one schedule stands at one context length."""
+
+    n: float
+    beta: float
+    theta: float
+    sharing_keys: float  # 1/EΣw²
+    entropy: float
+    regime: Regime
+
+
+def constant(n: float, first: float, beta: float, law: Law) -> float:
+    """β₀ whatever n."""
+    return beta
+
+
+def logarithmic(n: float, first: float, beta: float, law: Law) -> float:
+    """β₀ ln n / ln n₀."""
+    return beta * math.log(n) / math.log(first)
+
+
+def yarn(n: float, first: float, beta: float, law: Law) -> float:
+    """β₀ (0.1 ln s + 1)² with s = n/n₀."""
+    return beta * (0.1 * math.log(n / first) + 1) ** 2
+
+
+def critical(n: float, first: float, beta: float, law: Law) -> float:
+    """The β that keeps θ where it was at n₀: asymptotically β₀ (n/n₀)^{2/α}."""
+    if isinstance(law, GapLaw):
+        return critical_beta(n, law, theta(first, beta, law))
+    return critical_beta_asymptotic(n, law, theta_asymptotic(first, beta, law))
+
+
+SCHEDULES: dict[str, Callable[[float, float, float, Law], float]] = {
+    "constant": constant,
+    "log": logarithmic,
+    "yarn": yarn,
+    "critical": critical,
+}
+
+
+def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
+    """Every schedule along growing context lengths, all starting from `beta` at the first of them."""
+    if not sizes:
+        raise InputError("no context lengths were given; expected at least one")
+    first = check_keys(sizes[0])
+    check_beta(beta)
+    if any(later < earlier for earlier, later in pairwise(sizes)):
+        raise InputError(f"the context lengths {list(sizes)} go down; expected them to grow from the first")
+    return {name: [_step(n, schedule(n, first, beta, law), law) for n in sizes] for name, schedule in SCHEDULES.items()}
+
+
+def schedules_document(steps: dict[str, list[ScheduleStep]], law: Law) -> dict[str, Any]:
+    """The comparison as a JSON-ready document: one column per quantity and schedule."""
+    names = [field.name for field in fields(ScheduleStep)]
+    status = Status.VERIFIED if isinstance(law, GapLaw) else Status.HEURISTIC
+    return {
+        "inputs": {"exponent": 2 * law.a, "log_c": law.log_c},
+        "status": status.value,
+        "predicted": {
+            schedule: {name: [getattr(step, name) for step in rows] for name in names}
+            for schedule, rows in steps.items()
+        },
+    }
+
+
+def _step(n: float, beta: float, law: Law) -> ScheduleStep:
+    points: Points
+    if isinstance(law, GapLaw):
+        effective = theta(n, beta, law)
+        points = KeyPoints(law, n, beta)
+    else:
+        effective = theta_asymptotic(n, beta, law)
+        points = PoissonPoints(effective, law.a)
+    shared = participation(points)
+    return ScheduleStep(n, beta, effective, 1 / shared, entropy(points), regime(shared))

@@ -1,0 +1,247 @@
+"""Expectations of the ordered weights: against closed forms, brute quadrature and the numbers of the design."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from limitlens.errors import InputError
+from limitlens.measures.radial import radial_K
+from limitlens.theory.scaling import (
+    KeyPoints,
+    Points,
+    PoissonPoints,
+    PowerGap,
+    VonMisesFisherGap,
+    averaging,
+    beta_sharing,
+    collapse_deficit,
+    critical_beta,
+    critical_beta_asymptotic,
+    entropy,
+    gap_mean,
+    gap_variance,
+    keys_holding,
+    mean_inverse_top,
+    mean_top,
+    nearest_distance,
+    participation,
+    regime,
+    shrinkage_expansion,
+    subsphere,
+    tangential_variance,
+    top_cdf,
+    uniform,
+)
+
+GAMMA = float(np.euler_gamma)
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(3, 0.4385), (4, 0.2952), (5, 0.2033), (9, 0.0521)])
+def test_participation_at_the_critical_scale(dim: int, expected: float) -> None:
+    assert round(participation(PoissonPoints(1.0, (dim - 1) / 2)), 4) == expected
+
+
+@pytest.mark.parametrize(("a", "theta"), [(0.75, 2.0), (1.5, 0.2), (2.0, 1.0), (4.0, 30.0)])
+def test_participation_against_nested_quadrature(a: float, theta: float) -> None:
+    """The design's formula ∫ s I₂(s) e^{−Φ(s)} ds, integrated naively."""
+
+    def over_points(function: object) -> float:
+        density = lambda u: function(u ** (1 / a)) * theta / math.gamma(a + 1)  # noqa: E731, x = u^{1/a} is smooth
+        edges = [0.0, 1.0, 10.0**a, 40.0**a, 100.0**a]
+        return sum(integrate.quad(density, lo, hi, limit=200, epsabs=1e-13)[0] for lo, hi in pairwise(edges))
+
+    def integrand(y: float) -> float:
+        s = math.exp(y)
+        phi = over_points(lambda x: -math.expm1(-s * math.exp(-x)))
+        second = over_points(lambda x: math.exp(-2 * x - s * math.exp(-x)))
+        return s * s * second * math.exp(-phi)
+
+    expected = integrate.quad(integrand, -20, 50, limit=60, epsabs=1e-8, points=[-5, 0, 5, 15])[0]
+    assert participation(PoissonPoints(theta, a)) == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        PoissonPoints(1e-3, 0.5),
+        PoissonPoints(0.01, 4.0),
+        PoissonPoints(1.0, 32.0),
+        PoissonPoints(1e6, 1.0),
+        KeyPoints(uniform(2), 2, 5.0),
+        KeyPoints(uniform(5), 10, 0.5),
+        KeyPoints(uniform(128), 1e4, 1000.0),
+        KeyPoints(uniform(3), 1e10, 1e9),
+        KeyPoints(PowerGap(3, -1.5), 1e4, 50.0),
+        KeyPoints(VonMisesFisherGap(5, 7.0, 0.3), 1e6, 100.0),
+    ],
+    ids=repr,
+)
+def test_weights_sum_to_one(points: Points) -> None:
+    """E Σw = 1 uses every part of the quadrature."""
+    assert points.mean_over(lambda x, z: np.exp(z - np.exp(z))) == pytest.approx(1, abs=1e-12)
+    constant = points.mean_over_pairs(lambda x, z: np.exp(z - np.exp(z)))
+    assert constant + participation(points) == pytest.approx(1, abs=1e-11)  # (Σw)² = Σ_i w_i² + Σ_{i≠j} w_i w_j
+
+
+def test_two_keys_exactly() -> None:
+    """n = 2 in dimension 3, where D is uniform on [0, 2]: a plain double integral."""
+    node, weight = np.polynomial.legendre.leggauss(80)
+    gap, mass = node + 1, weight / 2
+    beta = 3.0
+    first = special.expit(beta * (gap[None, :] - gap[:, None]))  # weight of the key at gap[:, None]
+
+    def mean(values: np.ndarray) -> float:
+        return float(mass @ values @ mass)
+
+    points = KeyPoints(uniform(3), 2, beta)
+    out = beta * (first * gap[:, None] + (1 - first) * gap[None, :])
+    assert participation(points) == pytest.approx(mean(first**2 + (1 - first) ** 2), rel=1e-10)
+    assert entropy(points) == pytest.approx(-2 * mean(first * np.log(first)), rel=1e-10)
+    assert gap_mean(points) == pytest.approx(mean(out), rel=1e-10)
+    assert gap_variance(points) == pytest.approx(mean(out**2) - mean(out) ** 2, rel=1e-9)
+    square = beta * gap * (2 - gap)
+    across = mean(first**2 * square[:, None] + (1 - first) ** 2 * square[None, :]) / 2
+    assert tangential_variance(points, 2) == pytest.approx(across, rel=1e-10)
+    top = np.maximum(first, 1 - first)
+    assert mean_top(points) == pytest.approx(
+        mean(top), rel=2e-4
+    )  # the maximum has a kink, which 80 nodes resolve so far
+    assert mean_inverse_top(points) == pytest.approx(mean(1 / top), rel=2e-4)
+
+
+def test_closed_forms_in_dimension_three() -> None:
+    """For a = 1, 1/w₁ − 1 is a generalised Dickman variable; at θ = 1, E w₁ = e^{−γ} and E Σw² = 1 − e^{−γ}."""
+    critical = PoissonPoints(1.0, 1.0)
+    assert participation(critical) == pytest.approx(1 - math.exp(-GAMMA), abs=1e-12)
+    assert mean_top(critical) == pytest.approx(math.exp(-GAMMA), abs=1e-12)
+    for theta in (0.1, 1.0, 3.0, 50.0):
+        assert mean_inverse_top(PoissonPoints(theta, 1.0)) == pytest.approx(1 + theta, rel=1e-12)
+    for theta in (0.3, 1.0, 3.0):
+        t = np.array([0.6, 0.75, 0.9])
+        exact = 1 - math.exp(-GAMMA * theta) / math.gamma(1 + theta) * (1 / t - 1) ** theta
+        assert top_cdf(t, PoissonPoints(theta, 1.0)) == pytest.approx(exact, abs=1e-6)
+        assert top_cdf(0.5, PoissonPoints(theta, 1.0)) == pytest.approx(
+            1 - math.exp(-GAMMA * theta) / math.gamma(1 + theta), abs=5e-4
+        )
+
+
+def test_law_of_the_top_weight_has_the_right_mean() -> None:
+    """E w₁ = ∫ (1 − F): the inverted law against the quadrature of its mean."""
+    points = PoissonPoints(1.0, 2.0)
+    node, weight = np.polynomial.legendre.leggauss(12)
+    assert float(weight / 2 @ (1 - top_cdf((node + 1) / 2, points))) == pytest.approx(mean_top(points), abs=1e-4)
+
+
+def test_critical_limit_is_reached_from_finite_n() -> None:
+    limit = participation(PoissonPoints(1.0, 4.0))
+    finite = [participation(KeyPoints(uniform(9), n, critical_beta(n, uniform(9)))) for n in (1e4, 1e8, 1e12, 1e16)]
+    errors = np.array(finite) - limit
+    assert finite[1] == pytest.approx(0.05268, abs=5e-6)  # dimension 9 is slow
+    assert errors[1:] / errors[:-1] == pytest.approx(0.1, rel=0.15)  # like 1/β, that is n^{−1/4}
+    # at the asymptotic β, where θ is not quite one, simulations had given .0539 at n = 1e8
+    assert participation(KeyPoints(uniform(9), 1e8, critical_beta_asymptotic(1e8, uniform(9)))) == pytest.approx(
+        0.05367, abs=5e-6
+    )
+
+
+def test_subsphere_has_its_own_exponent() -> None:
+    """Keys on a subsphere of dimension 4 in dimension 9: critical at n^{2/3}, spread thin at the ambient n^{1/4}."""
+    law, n = subsphere(9, 4), 10_000
+    assert law.exponent == 3
+    assert participation(KeyPoints(law, n, critical_beta(n, law))) == pytest.approx(0.2954, abs=5e-5)
+    assert participation(KeyPoints(law, n, critical_beta(n, uniform(9)))) == pytest.approx(0.00578, abs=5e-6)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 9])
+def test_averaging_formulas_are_the_limit_of_the_exact_ones(dim: int) -> None:
+    law, n = uniform(dim), 1e9
+    for theta, tolerance in ((10.0, 0.25), (1000.0, 3e-3)):
+        beta = critical_beta(n, law, theta)
+        points, formula = KeyPoints(law, n, beta), averaging(n, beta, law)
+        assert formula.effective_sample_size * participation(points) == pytest.approx(1, rel=tolerance)
+        assert formula.effective_sample_size == pytest.approx(2**law.a * theta, rel=0.12 if dim == 9 else 1e-2)
+        assert gap_variance(points) / beta**2 == pytest.approx(formula.radial_variance, rel=tolerance)
+        assert formula.tangential_variance is not None
+        assert tangential_variance(points, dim - 1) / beta == pytest.approx(formula.tangential_variance, rel=tolerance)
+        assert formula.shrinkage - gap_mean(points) / beta == pytest.approx(formula.bias, rel=tolerance)
+
+
+def test_averaging_uses_bessel_forms() -> None:
+    """In dimension 9 with n = 1e4 keys the large-β size 2^a θ is a quarter too large at θ = 10."""
+    law, n = uniform(9), 10_000
+    beta = critical_beta(n, law, 10.0)
+    size = averaging(n, beta, law).effective_sample_size
+    assert size == pytest.approx(n * math.exp(2 * radial_K(beta, 9) - radial_K(2 * beta, 9)), rel=1e-11)
+    assert size * participation(KeyPoints(law, n, beta)) == pytest.approx(1, abs=0.025)
+    assert 160 / size > 1.25
+
+
+def test_shrinkage_expansion() -> None:
+    for dim in (2, 5, 9):
+        beta = 500.0
+        exact = averaging(1e6, beta, uniform(dim)).shrinkage
+        assert shrinkage_expansion(beta, dim) == pytest.approx(exact, rel=2 * (dim / beta) ** 2)
+
+
+@pytest.mark.parametrize("dim", [3, 4, 5, 9])
+def test_collapse_formula(dim: int) -> None:
+    law, n = uniform(dim), 1e20  # so large that the curvature of the sphere is no longer felt
+    for theta in (1e-2, 1e-2 * 10.0 ** -(dim - 1)):  # the second β is a hundred times larger
+        beta = critical_beta(n, law, theta)
+        scale = (theta / math.gamma(law.a + 1)) ** (
+            1 / law.a
+        )  # of the gap of the nearest key, over 1/β: the next order
+        deficit = 1 - mean_top(KeyPoints(law, n, beta))
+        assert deficit == pytest.approx(collapse_deficit(n, beta, law), rel=0.6 * scale)
+
+
+def test_nearest_distance_is_that_of_order_statistics() -> None:
+    law, n = uniform(5), 1e6
+    for rank in (1, 3):
+        # E √(2D) with n P(D ≤ s) Gamma distributed, from the exact quantile
+        density = stats.gamma(rank).pdf
+        mean = integrate.quad(lambda g, pdf=density: math.sqrt(2 * float(law.quantile(g / n))) * pdf(g), 0, 50)[0]
+        assert nearest_distance(n, law, rank) == pytest.approx(mean, rel=1e-3)
+
+
+def test_keys_holding_ninety_percent() -> None:
+    """In dimension 3 the mass decays like e^{−x} over uniform keys: θ ln 10 of them hold 90%."""
+    assert keys_holding(PoissonPoints(100.0, 1.0)) == pytest.approx(100 * math.log(10), rel=1e-12)
+    beta = critical_beta(1e8, uniform(3), 100.0)
+    assert keys_holding(KeyPoints(uniform(3), 1e8, beta)) == pytest.approx(100 * math.log(10), rel=1e-5)
+
+
+def test_high_dimension_averages_at_theta_one() -> None:
+    """With a = 32, θ = 1 still shares the mass between 2^a keys: θ alone does not name the regime."""
+    assert participation(PoissonPoints(1.0, 32.0)) * 2**32 == pytest.approx(1, rel=1e-5)
+    law, n = uniform(64), 4096
+    assert regime(participation(KeyPoints(law, n, critical_beta(n, law)))) == "averaging"
+    assert regime(participation(KeyPoints(law, n, beta_sharing(n, law, 5.0)))) == "selective"
+
+
+@pytest.mark.parametrize(("dim", "n", "keys"), [(3, 1e4, 400.0), (5, 1e4, 5.0), (64, 4096, 1.05), (2, 3, 2.0)])
+def test_beta_at_which_keys_share_the_mass(dim: int, n: float, keys: float) -> None:
+    law = uniform(dim)
+    assert participation(KeyPoints(law, n, beta_sharing(n, law, keys))) == pytest.approx(1 / keys, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: PoissonPoints(0.0, 1.0), "theta is 0"),
+        (lambda: PoissonPoints(1.0, 0.1), "at least 0.15"),
+        (lambda: KeyPoints(uniform(3), 1, 1.0), "n is 1"),
+        (lambda: KeyPoints(uniform(3), 10, -1.0), "beta is -1"),
+        (lambda: top_cdf([0.5, 1.0], PoissonPoints(1.0, 1.0)), "strictly between 0 and 1"),
+        (lambda: collapse_deficit(10, 1.0, uniform(2)), "expected more than 1"),
+        (lambda: beta_sharing(10, uniform(3), 10.0), "less than all of them"),
+    ],
+)
+def test_bad_input(act: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        act()  # type: ignore[operator]
