@@ -174,3 +174,15 @@ def test_interrupt_ends_with_130(capsys, monkeypatch):
     code, out, err = run(capsys, "study", *SMALL)
     assert (code, out) == (130, "")
     assert err == "limitlens: interrupted\n"
+
+
+def test_doctor_says_what_is_at_hand(capsys):
+    code, out, _ = run(capsys, "doctor", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["versions"]["torch"]
+    assert {"minilm", "smollm2"} <= {model["name"] for model in document["models"]}
+    assert "stdlib-docs" in document["corpora"]
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert "stdlib-docs" in out

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from limitlens.cli import hardmax, scaling, study, tails, theory
+from limitlens.cli import doctor, hardmax, scaling, study, tails, theory
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
@@ -27,6 +27,7 @@ app.command("theory")(theory.theory)
 app.command("hardmax")(hardmax.hardmax)
 app.command("tails")(tails.tails)
 app.command("scaling")(scaling.scaling)
+app.command("doctor")(doctor.doctor)
 
 
 def version(show: bool) -> None:

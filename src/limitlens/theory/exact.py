@@ -27,6 +27,7 @@ from limitlens.errors import Array, InputError, as_array
 # Trapezoid steps: the integrands are analytic in a strip of half-width π/2 around log s, so a step h costs e^{-π²/h}.
 _STEP = 0.25
 LARGEST = 1e20  # beyond, a₁ loses its digits to cancellation
+_STEEP = 30.0  # from this tilt on the step is doubled, which costs 5e-7
 _WIDEST = 0.4  # step over standard normal coordinates: costs e^{-2π²/h²}
 _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 
@@ -87,7 +88,8 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
 
 def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Array, Array]:
     """The four fields of `PointwiseError` at one tilt: each (sizes,)."""
-    log_s, log_rest, a1, a2, b2 = _laplace_averages(tau, float(n.min()), float(n.max()), own)
+    step = _STEP if tau < _STEEP else 2 * _STEP
+    log_s, log_rest, a1, a2, b2 = _laplace_averages(tau, step, float(n.min()), float(n.max()), own)
     others = n[:, None] - (own is not None)
     none_out = np.exp(others * log_rest)
     one_out = others * np.exp((others - 1) * log_rest)
@@ -95,7 +97,7 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
     # With log s as the variable, s ds = s² d(log s): the averages already carry the powers of s.
     if own is None:
         along, across = one_out @ a2 + two_out @ a1**2, one_out @ b2
-        return _STEP * along, _STEP * across, np.zeros_like(n), np.zeros_like(n)
+        return step * along, step * across, np.zeros_like(n), np.zeros_like(n)
     weight = np.exp(np.minimum(log_s + tau * own, 300.0))  # s times the weight of the own token; its square is needed
     damping = np.exp(-weight)
     pull = weight * (own - tau)
@@ -103,45 +105,66 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
     along += one_out @ (2 * damping * pull * a1) + none_out @ (damping * pull**2)
     own_along = one_out @ (damping * weight * a1) + none_out @ (damping * weight * pull)
     own_square = none_out @ (damping * weight**2)
-    return _STEP * along, _STEP * (one_out @ (damping * b2)), _STEP * own_square, _STEP * own_along
+    return step * along, step * (one_out @ (damping * b2)), step * own_square, step * own_along
 
 
 def _laplace_averages(
-    tau: float, smallest: float, largest: float, own: float | None
+    tau: float, step: float, smallest: float, largest: float, own: float | None
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Nodes log s in steps of _STEP, and log(1-q), s a₁, s² a₂, s² b₂ there; wide enough for n in [smallest, largest].
+    """Nodes log s in steps of `step`, and log(1-q), s a₁, s² a₂, s² b₂ there; wide enough for n in [smallest, largest].
 
-    All are averages over z of functions of u = log s + τ z: correlations where the grids of log s and τ z align, which
-    they do unless τ is so small that z needs the finer step.
+    All are averages over z of functions of u = log s + τ z that are negligible below -`depth` and trivial above 4:
+    short correlations where the grids of log s and τ z align, which they do unless τ is so small that z needs a finer
+    step.
     """
-    aligned = tau * _WIDEST >= _STEP
-    step = _STEP / tau if aligned else _WIDEST
-    extreme = np.sqrt(2 * np.log(max(largest, 2.0)))
-    # Tokens matter up to 2τ, where W² is collected, or 1.155 L, where one token balances all others, and a tail beyond.
-    z = np.arange(-_TAIL, min(2 * tau, 1.16 * extreme) + _TAIL, step)
+    aligned = tau * _WIDEST >= step
+    depth = np.log(largest) + 40.0
+    low, high = _token_range(tau, smallest, largest)
+    z = np.arange(max(-_TAIL, low - depth / max(tau, 1e-300)), high, step / tau if aligned else _WIDEST)
     # 1/s runs over the sizes the sum of the weights may take: from its lowest (with `smallest` tokens) to its largest.
-    largest_sum = tau * z[-1] if tau > extreme else max(np.log(largest) + tau**2 / 2 + 20.0, tau * z[-1])
-    if own is not None:
-        largest_sum = max(largest_sum, tau * own + 20.0)
-    lowest = np.sqrt(2 * np.log(smallest / 4000.0)) - 2.0 if smallest > 4000.0 else -_TAIL
-    log_s = np.arange(-largest_sum, 8.0 - tau * lowest, _STEP)
-    line = log_s[0] + tau * z[0] + _STEP * np.arange(len(log_s) + len(z) - 1)
-    u = line if aligned else log_s[:, None] + tau * z
-
-    sw = np.exp(np.minimum(u, 700.0))  # s W
-    once = sw * np.exp(-sw)
-    twice = sw * once
-    density = np.exp(-(z**2) / 2) * (step / np.sqrt(2 * np.pi))
+    extreme = np.sqrt(2 * np.log(largest))
+    typical = np.log(largest) + tau**2 / 2 if tau < extreme else tau * extreme
+    largest_sum = max(tau * z[-1], typical + 20.0, -np.inf if own is None else tau * own + 20.0)
+    log_s = np.arange(-largest_sum, 8.0 - tau * low, step)
+    density = np.exp(-(z**2) / 2) * ((z[1] - z[0]) / np.sqrt(2 * np.pi))
     gap = z - tau
+    weights = np.stack((density, density * gap, density * gap**2, density))
+    if aligned:
+        q, a1, a2, b2 = _correlations(weights, log_s[0] + tau * z[0], step, len(log_s), depth)
+    else:
+        sw = np.exp(np.minimum(log_s[:, None] + tau * z, 700.0))
+        once = sw * np.exp(-sw)
+        q, a1 = -np.expm1(-sw) @ weights[0], once @ weights[1]
+        a2, b2 = (sw * once) @ weights[2], (sw * once) @ weights[3]
+    return log_s, np.log1p(-np.minimum(q, 1.0 - 1e-16)), a1, a2, b2
 
-    def average(function: Array, weight: Array) -> Array:
-        return np.asarray(np.correlate(function, weight, "valid") if aligned else function @ weight)
 
-    q = np.minimum(average(-np.expm1(-sw), density), 1.0 - 1e-16)
-    return (
-        log_s,
-        np.log1p(-q),
-        average(once, density * gap),
-        average(twice, density * gap**2),
-        average(twice, density),
-    )
+def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, float]:
+    """Range of the coordinate z of the tokens that decide: below it a larger one is certain, above it none is seen."""
+    from scipy.special import ndtri
+
+    low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
+    extreme = np.sqrt(2 * np.log(max(largest, 2.0)))
+    if tau > extreme:  # frozen: only the largest tokens count
+        return low, float(np.sqrt(extreme**2 + _TAIL**2))
+    # W² is collected at 2τ, or at 1.155 L where one token balances all others, with Gaussian tails around.
+    return low, float(min(2 * tau, 1.16 * extreme)) + _TAIL
+
+
+def _correlations(weights: Array, start: float, step: float, nodes: int, depth: float) -> tuple[Array, ...]:
+    """Averages q, s a₁, s² a₂, s² b₂ at `nodes` values of log s; u is `start` at the first token and the first node."""
+    tokens = weights.shape[1]
+    offset = int(np.floor((-depth - start) / step))
+    length = int(np.ceil((depth + 4.0) / step)) + 1
+    sw = np.exp(start + step * (offset + np.arange(length)))
+    once = sw * np.exp(-sw)
+    kernels = (-np.expm1(-sw), once, sw * once, sw * once)
+    # Node i meets kernel entry k at token offset + k - i, which may lie outside the tokens: pad with zeros.
+    first = offset - nodes + 1
+    before, after = max(0, -first), max(0, offset + length - tokens)
+    padded = np.pad(weights, ((0, 0), (before, after)))
+    window = slice(first + before, offset + before + length)
+    averages = [np.correlate(row[window], kernel, "valid")[::-1] for row, kernel in zip(padded, kernels, strict=True)]
+    above = np.append(np.cumsum(padded[0][::-1])[::-1], 0.0)  # tokens beyond the kernel have e^{-sW} = 0
+    averages[0] = averages[0] + above[np.arange(offset + before + length, first + before + length - 1, -1)]
+    return tuple(averages)

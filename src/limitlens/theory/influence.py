@@ -97,6 +97,8 @@ def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) 
     if not n.size or (n < 1).any():
         raise InputError(f"sizes are {n.tolist()}; expected numbers of tokens, each at least 1")
     scale = float(probability @ np.abs(values))
+    if scale == 0.0:
+        return np.zeros_like(n)
     # From frequencies that see the whole sum as a point to those that resolve the bulk of one draw.
     t = np.exp(np.arange(-np.log(n.max() * scale) - 20.0, -np.log(scale) + 4.0, _STEP))
     phase = np.outer(t, values / 2)

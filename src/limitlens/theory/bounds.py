@@ -1,0 +1,123 @@
+"""The uniform bound on a ball |x| ≤ R: its exponential constant, and what Gaussian tokens actually pay.
+
+Attention converges like C(R)/√n uniformly over the ball, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² [P]. A bound
+says nothing before n = C(R)², where it reaches 1: that number is part of every answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
+from limitlens.theory.reach import square_root
+
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class UniformBound:
+    """A law constant/√n for the error over a ball.
+
+    Attributes
+    ----------
+    prediction : Prediction
+        The constant, with its standing.
+    log_constant : float
+        Its logarithm, for constants beyond the range of floating point.
+    """
+
+    prediction: Prediction
+    log_constant: float
+
+    @property
+    def useful_from(self) -> float:
+        """n at which the bound reaches 1: below it says nothing. Infinite beyond the range of floating point."""
+        return float(np.exp(2 * self.log_constant)) if 2 * self.log_constant < _LARGEST_EXPONENT else float("inf")
+
+    def at(self, n: float) -> float:
+        """The bound at n tokens."""
+        return float(np.exp(min(self.log_constant - 0.5 * np.log(n), _LARGEST_EXPONENT)))
+
+
+def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
+    """The exponential constant e^{τ²}, τ = R ‖Σ^{1/2}A‖₂, of centred sub-Gaussian tokens with variance proxy Σ [P].
+
+    It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}. What
+    multiplies it is polynomial in R and in the dimension, and 1 here.
+    """
+    if not 0 <= horizon_one_sided < float("inf"):
+        raise InputError(f"the one-sided horizon is {horizon_one_sided}; expected a finite number, zero or positive")
+    log_constant = (_radius(radius) * horizon_one_sided) ** 2
+    return _bound(
+        "uniform_exponential",
+        log_constant,
+        Status.PROVED,
+        "exp(R²‖Σ^{1/2}A‖₂²)",
+        BOHBOT,
+        "without its polynomial factor",
+    )
+
+
+def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
+    """The exact constant of Gaussian tokens: the largest √tr(V S Vᵀ) over |x| ≤ R, from the central limit theorem [P].
+
+    tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ), and log u = min over λ of
+    λu - log λ - 1. The objective grows with both forms, whose joint range is convex where it matters, so the maximum
+    over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable.
+
+    Parameters
+    ----------
+    covariance, A : arrays of shape (d, d)
+    radius : float
+    V : array of shape (d_out, d), optional
+    """
+    root = square_root(covariance)
+    score = as_array("A", A, ndim=2)
+    if score.shape != root.shape:
+        raise InputError(f"A has shape {score.shape}; expected {root.shape} to match the covariance")
+    half = root @ score
+    value = root if V is None else as_array("V", V, ndim=2) @ root
+    carried = _radius(radius) * value @ half
+    log_square = _largest_log_trace(radius**2 * half.T @ half, carried.T @ carried, float(np.sum(value**2)))
+    return _bound(
+        "uniform_gaussian",
+        log_square / 2,
+        Status.PROVED,
+        "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)",
+        DERIVED,
+        "asymptotic root mean square error at the worst point of the ball",
+    )
+
+
+def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
+    """max over |x| = 1 of xᵀPx + log(c + xᵀQx)."""
+    if c <= 0:
+        raise InputError("the covariance is zero; expected tokens with some spread")
+    largest_q = float(np.linalg.eigvalsh(Q)[-1])
+
+    def dual(log_lambda: float) -> float:
+        weight = np.exp(log_lambda)
+        return float(np.linalg.eigvalsh(P + weight * Q)[-1] + weight * c - log_lambda - 1.0)
+
+    # The optimal λ is 1/(c + xᵀQx) for some x, which brackets it; the objective is convex there.
+    low, high = -np.log(c + max(largest_q, 0.0)), -np.log(c)
+    golden = (np.sqrt(5.0) - 1.0) / 2.0
+    while high - low > 1e-9:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if dual(left) < dual(right) else (left, high)
+    return dual((low + high) / 2)
+
+
+def _bound(name: str, log_constant: float, status: Status, formula: str, reference: str, note: str) -> UniformBound:
+    constant = float(np.exp(log_constant)) if log_constant < _LARGEST_EXPONENT else float("inf")
+    return UniformBound(Prediction(name, constant, status, formula, reference, note), float(log_constant))
+
+
+def _radius(radius: float) -> float:
+    if not 0 <= radius < float("inf"):
+        raise InputError(f"the radius is {radius}; expected a finite number that is zero or positive")
+    return float(radius)

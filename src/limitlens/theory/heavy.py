@@ -1,0 +1,135 @@
+"""Tokens with heavier tails than sub-Gaussian: where the infinite-token limit exists, and what replaces it beyond.
+
+The weight e^{<t,X>} of a token decides. For Laplace tokens it has a power tail of index α = 1/(b|t|), so attention
+passes through three laws as the tilt grows: central limit (α > 2), a limit approached at a stable rate (1 < α < 2), and
+no limit (α ≤ 1), where finitely many tokens share the weight. For Student tokens every tilt is beyond the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.theory.prediction import DERIVED, Prediction, Status
+
+
+class Existence(Enum):
+    """What attention over infinitely many tokens is at a tilt."""
+
+    NORMAL = "limit with a central limit theorem"
+    STABLE = "limit without a central limit theorem"
+    NONE = "no limit"
+
+    @property
+    def meaning(self) -> str:
+        """What happens as n grows, in one sentence."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Existence.NORMAL: "the output converges like n^(-1/2) with a Gaussian error",
+    Existence.STABLE: "the output converges, more slowly than n^(-1/2), with rare large errors and no valid interval",
+    Existence.NONE: "finitely many tokens keep all the weight and the output follows the extremes of the sample",
+}
+
+
+def laplace_K(tilts: ArrayLike, scale: float) -> Array:
+    """K(t) = -Σ_i log(1 - b² t_i²) of independent Laplace coordinates of scale b; +inf where some |t_i| ≥ 1/b.
+
+    Parameters
+    ----------
+    tilts : array of shape (..., d)
+    scale : float
+        b; a coordinate has variance 2 b².
+    """
+    product = (_scale(scale) * as_array("tilts", tilts)) ** 2
+    inside = (product < 1).all(-1)
+    terms = -np.log1p(-np.where(product < 1, product, 0.0))
+    return np.where(inside, terms.sum(-1), np.inf)
+
+
+def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
+    """Γ = ∇K(t), coordinates 2b² t_i / (1 - b² t_i²), where every |t_i| < 1/b: (..., d) to (..., d)."""
+    t = as_array("tilts", tilts)
+    product = (_scale(scale) * t) ** 2
+    if (product >= 1).any():
+        raise InputError(
+            f"a tilt has a coordinate of {np.abs(t).max():.4g}; the limit of Laplace tokens exists only below "
+            f"1/b = {1 / scale:.4g}, so scale the tokens or the scores down"
+        )
+    return np.asarray(2 * scale**2 * t / (1 - product))
+
+
+@dataclass(frozen=True)
+class HeavyLaw:
+    """What attention over heavy-tailed tokens does at one tilt.
+
+    Attributes
+    ----------
+    existence : Existence
+    predictions : tuple of Prediction
+        `rate`, `participation` (the limit of E Σw²) and `growth` (the exponent or logarithmic slope of the output).
+    """
+
+    existence: Existence
+    predictions: tuple[Prediction, ...]
+
+
+def laplace_law(tilt: float, scale: float) -> HeavyLaw:
+    """Attention over one-dimensional Laplace tokens of scale b at the tilt t ≥ 0.
+
+    - b t < 1/2: rate n^{-1/2}.
+    - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
+    - b t ≥ 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
+    """
+    product = _scale(scale) * _tilt(tilt)
+    stable = "docs/theory.md; stable laws of index 1/(bt)"
+    shares = "Pitman and Yor (1997), Poisson-Dirichlet law of index 1/(bt)"
+    if product < 1:
+        existence = Existence.NORMAL if product < 0.5 else Existence.STABLE
+        rate = Prediction(
+            "rate", min(0.5, 1 - product), Status.VERIFIED, "min(1/2, 1−bt)", stable, "of the output at the tilt"
+        )
+        none = Prediction("participation", 0.0, Status.PROVED, "0", shares, "no token keeps a share")
+        flat = Prediction("growth", 0.0, Status.PROVED, "0", DERIVED, "the output converges")
+        return HeavyLaw(existence, (rate, none, flat))
+    share = Prediction("participation", 1 - 1 / product, Status.VERIFIED, "1−1/(bt)", shares, "limit of E Σw²")
+    growth = Prediction("growth", float(scale), Status.VERIFIED, "b", DERIVED, "output per unit of ln n")
+    rate = Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to")
+    return HeavyLaw(Existence.NONE, (rate, share, growth))
+
+
+def student_law(degrees: float) -> HeavyLaw:
+    """Attention over Student tokens with ν degrees of freedom, at any tilt but zero: no limit, hardmax in disguise.
+
+    K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and leads the second by as much, so its weight
+    tends to 1 and the output grows like n^{1/ν}.
+    """
+    if not degrees > 0:
+        raise InputError(f"degrees is {degrees}; expected a positive number of degrees of freedom")
+    return HeavyLaw(
+        Existence.NONE,
+        (
+            Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to"),
+            Prediction(
+                "participation", 1.0, Status.VERIFIED, "1", DERIVED, "limit of E Σw²: the largest token takes all"
+            ),
+            Prediction("growth", 1.0 / degrees, Status.VERIFIED, "1/ν", DERIVED, "exponent of n in the output"),
+        ),
+    )
+
+
+def _scale(scale: float) -> float:
+    if not 0 < scale < float("inf"):
+        raise InputError(f"the scale is {scale}; expected a positive number")
+    return float(scale)
+
+
+def _tilt(tilt: float) -> float:
+    if not 0 <= tilt < float("inf"):
+        raise InputError(f"the tilt is {tilt}; expected a number that is zero or positive")
+    return float(tilt)

@@ -1,0 +1,175 @@
+"""`limitlens theory`, `hardmax` and `tails`: the numbers promised, and quickly."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from limitlens.cli.hardmax import hardmax
+from limitlens.cli.tails import tails
+from limitlens.cli.theory import theory
+from limitlens.errors import InputError
+from limitlens.measures import GaussianMixture, Sphere
+from limitlens.theory.summary import theory_document
+
+COMMANDS = typer.Typer()
+for command in (theory, hardmax, tails):
+    COMMANDS.command()(command)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(COMMANDS, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_theory_prints_the_promised_numbers():
+    document = json.loads(run("theory", "--measure", "gaussian", "--dim", 1, "--horizon", 1.5, "--n", 30000, "--json"))
+    numbers = document["theory"]
+    assert numbers["rate_sharp"] == pytest.approx(0.3077, abs=5e-5)
+    assert numbers["rate_sharp_output"] == pytest.approx(0.1818, abs=5e-5)
+    assert numbers["rate_drawn"] == pytest.approx(0.1538, abs=5e-5)
+    assert numbers["rate_proved"] == pytest.approx(0.00685, abs=5e-6)
+    assert numbers["coupling"] == pytest.approx(2.25)
+    assert {rate["status"] for rate in document["rates"].values()} == {"proved", "verified", "heuristic", "drawn"}
+    assert document["inputs"]["n"] == 30000
+    flags = [query["interval"]["validity"] for query in document["queries"]]
+    assert flags == ["valid", "doubtful", "meaningless", "meaningless"]
+    assert document["uniform"]["uniform_gaussian"]["useful_from"] == pytest.approx(3.25 * np.exp(2.25))
+    assert document["hardmax"]["finite"]["predicted"] == pytest.approx(0.1589, abs=1e-4)
+
+
+def test_theory_needs_neither_torch_nor_time():
+    code = (
+        "import sys, time; start = time.perf_counter(); import typer; from limitlens.cli.theory import theory\n"
+        "try: typer.run(theory)\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'transformers', 'matplotlib', 'scipy.stats'} & set(sys.modules)\n"
+        "print(sorted(heavy), time.perf_counter() - start, file=sys.stderr)"
+    )
+    call = [sys.executable, "-c", code, "--horizon", "1.5", "--n", "30000", "--json"]
+    result = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["theory"]["horizon"] == 1.5
+    assert result.stderr.startswith("[] ")
+    assert float(result.stderr.split()[-1]) < 2
+
+
+def test_theory_page_is_for_people(tmp_path):
+    page = run("theory", "--horizon", 0.5, "--sizes", "100:10000:3", "--out", tmp_path / "run")
+    for words in ("Rates", "Constants", "Predicted errors", "Uniform bound", "reaches 1 at n =", "Hardmax", "verified"):
+        assert words in page
+    made = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert made["command"] == "theory"
+    assert made["result"]["curve"]["n"] == [100, 1000, 10000]
+
+
+@pytest.mark.parametrize("horizon", [0.0, 0.5, 1.0, 5.0, 50.0])
+@pytest.mark.parametrize("dim", [1, 8])
+def test_theory_answers_at_every_horizon(horizon, dim):
+    document = json.loads(run("theory", "--horizon", horizon, "--dim", dim, "--n", 1000, "--json"))
+    assert document["theory"]["horizon"] == pytest.approx(horizon, abs=1e-12)
+    output = document["curve"]["output"]["predicted"][0]
+    assert output > 0
+    assert (document["constants"] is None) == (document["theory"]["horizon"] >= 1)
+
+
+def test_theory_of_other_laws_claims_less():
+    document = theory_document(Sphere(3), 3 * np.eye(3), 1000)
+    assert document["rates"]["rate_sharp"]["status"] == "heuristic"
+    assert document["rates"]["rate_compact"] == {
+        **document["rates"]["rate_compact"],
+        "predicted": 0.5,
+        "status": "proved",
+    }
+    assert "curve" not in document
+    assert document["queries"][0]["rms_error_bound"]["predicted"] < np.inf
+    assert any("Gaussian" in warning for warning in document["warnings"])
+    mixture = GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], 1.0)
+    assert theory_document(mixture, [[0.3]], 1000)["queries"][0]["rms_error"]["predicted"] > 0
+
+
+def test_theory_warns_of_self_dominance_and_offers_the_flag():
+    from limitlens.measures import Gaussian
+
+    law = Gaussian(np.zeros(50), 1.0)
+    (message,) = theory_document(law, 0.3 * np.eye(50), 500)["warnings"]
+    assert "--mask-self" in message
+    assert theory_document(law, 0.3 * np.eye(50), 500, mask_self=True)["warnings"] == []
+
+
+def test_hardmax_prints_measured_beside_predicted_and_the_evidence(tmp_path):
+    document = json.loads(run("hardmax", "--sizes", "100:1000000:9", "--json"))
+    curve = document["hardmax"]
+    assert [curve["n"][j] for j in (0, 4, 8)] == [100, 10_000, 1_000_000]
+    assert [curve["measured"][j] for j in (0, 4, 8)] == pytest.approx([0.3302, 0.1704, 0.1356], rel=0.005)
+    ratio = np.array(curve["measured"][4:]) / np.array(curve["predicted"]["finite"]["value"][4:])
+    assert ratio == pytest.approx(np.ones(5), abs=0.005)
+    assert curve["predicted"]["asymptotic"]["status"] == "proved"
+    assert curve["rate"]["law"] == "log"
+    (soft,) = document["softmax"]
+    assert soft["rate"]["law"] == "power"
+    page = run("hardmax", "--sizes", "100:1000000:5", "--replicates", 100, "--plot", "--out", tmp_path)
+    assert "log law preferred by" in page
+    assert "power law preferred by" in page
+    assert {"run.json", "hardmax.csv", "hardmax.parquet", "hardmax.png", "hardmax.pdf"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
+
+
+def test_hardmax_in_higher_dimensions_claims_no_formula():
+    document = json.loads(
+        run("hardmax", "--dim", 2, "--sizes", "50:800:3", "--replicates", 20, "--queries", 200, "--json")
+    )
+    assert document["hardmax"]["predicted"] == {}
+    assert document["softmax"] == []
+    assert len(document["hardmax"]["measured"]) == 3
+
+
+def test_tails_judges_a_file_and_shows_the_end_of_the_limit(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).standard_t(2, size=(5000, 2)))
+    verdict = json.loads(run("tails", "--sample", tmp_path / "tokens.npy", "--json"))
+    assert verdict["verdict"] == "power tail"
+    assert "remedy" in verdict
+    assert "K(s u)" in run("tails", "--sample", tmp_path / "tokens.npy")
+    document = json.loads(run("tails", "--tilts", "0.4,2", "--sizes", "100:10000:3", "--replicates", 50, "--json"))
+    kinds = [tilt["existence"] for tilt in document["tilts"]]
+    assert kinds == ["limit with a central limit theorem", "no limit"]
+    page = run(
+        "tails", "--tilts", "2", "--sizes", "100:1000:2", "--replicates", 20, "--plot", "--out", tmp_path / "run"
+    )
+    assert "no limit" in page
+    assert {"run.json", "tails.csv", "tails.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_predicted_curve_lies_on_the_measured_one():
+    import limitlens as ll
+    from limitlens.theory.curve import output_error
+
+    curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(1.5), sizes=[200, 800, 3200], replicates=400, seed=1)
+    predicted = output_error([[1.0]], [[1.5]], curve.sizes)
+    ratio = curve.error("output") / predicted
+    assert ratio == pytest.approx(np.ones(3), abs=4 * float((curve.stderr("output") / curve.error("output")).max()))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("theory", "--n", 1),
+        ("theory", "--horizon", -1),
+        ("theory", "--error", 0),
+        ("theory", "--measure", "cauchy"),
+        ("theory", "--radius", -2),
+        ("hardmax", "--sizes", "10:1"),
+        ("hardmax", "--replicates", 1),
+        ("tails", "--law", "cauchy"),
+        ("tails", "--sample", "nowhere.npy"),
+        ("tails", "--sample", "nowhere.npy", "--plot"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(arguments):
+    with pytest.raises(InputError, match="expected"):
+        run(*arguments)

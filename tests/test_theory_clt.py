@@ -1,0 +1,245 @@
+"""Central limit theorem, its confidence and the bounds beside it, against simulation."""
+
+import numpy as np
+import pytest
+
+from limitlens.errors import InputError
+from limitlens.measures import Cube, Gaussian, Sphere
+from limitlens.theory import bounds, clt, finite
+from limitlens.theory.tails import pareto_shape, tail_length
+from limitlens.theory.validity import Validity, interval_validity, tilt_ratio
+
+
+def attention(tokens, tilt):
+    """Weights (r, n) and outputs (r, d) of samples (r, n, d)."""
+    scores = tokens @ np.asarray(tilt)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights, np.einsum("rn,rnd->rd", weights, tokens)
+
+
+def samples(measure, shape, seed):
+    torch = pytest.importorskip("torch")
+    return measure.sample(shape, torch.Generator().manual_seed(seed)).numpy()
+
+
+@pytest.mark.parametrize("measure", [Gaussian([0.2, -0.1], [[1.0, 0.3], [0.3, 0.5]]), Sphere(3), Cube(2)], ids=repr)
+def test_asymptotic_covariance_matches_simulation(measure):
+    tilt = np.linspace(0.9, 0.3, measure.dim)
+    _, output = attention(samples(measure, (4000, 1500), 0), tilt)
+    error = output - measure.grad_K(tilt[None])[0]
+    predicted = clt.asymptotic_covariance(measure, tilt)
+    assert 1500 * np.cov(error.T) == pytest.approx(predicted, rel=0.15, abs=0.05 * np.trace(predicted))
+
+
+def test_gaussian_closed_form_and_values():
+    measure = Gaussian([1.0, 2.0], [[1.0, 0.3], [0.3, 0.5]])
+    tilts, V = np.array([[0.5, -1.0], [0.0, 0.0]]), np.array([[1.0, 2.0]])
+    general = clt.asymptotic_covariance(measure, tilts, V)
+    closed = clt.asymptotic_covariance_gaussian(measure.covariance, tilts, V)
+    assert general == pytest.approx(closed)
+    assert closed[1, 0, 0] == pytest.approx(V[0] @ measure.covariance @ V[0])
+    tau_squared = tilts[0] @ measure.covariance @ tilts[0]
+    assert clt.effective_sample_size(measure, tilts[:1], 1000)[0] == pytest.approx(1000 * np.exp(-tau_squared))
+
+
+def test_plug_in_from_weights_and_from_what_a_state_keeps():
+    rng = np.random.default_rng(1)
+    scores, values = rng.normal(size=(5, 40)), rng.normal(size=(40, 3))
+    weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    output = weights @ values
+    covariance = clt.plug_in_covariance(weights, values)
+    by_hand = sum(weights[2, i] ** 2 * np.outer(values[i] - output[2], values[i] - output[2]) for i in range(40))
+    assert covariance[2] == pytest.approx(by_hand)
+    doubled = weights**2 / np.sum(weights**2, axis=1, keepdims=True)
+    from_state = clt.plug_in_from_moments(
+        np.log(np.exp(scores).sum(axis=1)),
+        np.log(np.exp(2 * scores).sum(axis=1)),
+        output,
+        doubled @ values,
+        doubled @ values**2,
+    )
+    assert from_state == pytest.approx(np.diagonal(covariance, axis1=1, axis2=2))
+
+
+def test_plug_in_agrees_with_the_state_itself():
+    torch = pytest.importorskip("torch")
+    from limitlens.attention.attend import attend_state
+    from limitlens.attention.head import Head
+
+    tokens = torch.randn(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    state = attend_state(tokens, Head(np.eye(2)), tokens[:4], top=tail_length(300) + 1)
+    detail = state.detail
+    ours = clt.plug_in_from_moments(state.lse, detail.lse2, state.output, detail.mean2, detail.square2)
+    assert ours == pytest.approx(state.variance.numpy(), rel=1e-9)
+    assert pareto_shape(detail.top_scores).shape == (4,)
+
+
+COVERAGE = {
+    (1000, 0.5): 0.944,
+    (1000, 1.0): 0.921,
+    (1000, 2.0): 0.729,
+    (1000, 3.0): 0.359,
+    (10_000, 0.5): 0.947,
+    (10_000, 1.0): 0.941,
+    (10_000, 2.0): 0.835,
+    (10_000, 3.0): 0.538,
+}
+
+
+@pytest.mark.parametrize(("n", "tau"), COVERAGE)
+def test_coverage_of_the_plug_in_interval_and_its_flag(n, tau):
+    rng = np.random.default_rng([n, int(10 * tau)])
+    replicates = 6000 if n == 1000 else 2000
+    covered, shapes = [], []
+    for _ in range(replicates // 100):
+        tokens = rng.normal(size=(100, n))
+        weights, output = attention(tokens[..., None], [tau])
+        variance = np.einsum("rn,rn->r", weights**2, (tokens - output) ** 2)
+        covered.append(clt.interval(output[:, 0], variance).contains(np.full(100, tau)))
+        shapes.append(pareto_shape(tau * np.partition(tokens, -tail_length(n) - 1)[:, -tail_length(n) - 1 :]))
+    coverage, shape = np.mean(covered), np.mean(shapes)
+    table = COVERAGE[n, tau]
+    noise = np.sqrt(table * (1 - table) / replicates)
+    # Three standard errors of ours, and the last digit of the table.
+    assert abs(coverage - table) < 3 * noise + 0.005
+    if table < 0.93:
+        assert interval_validity(n, tilt=tau) is not Validity.VALID
+        assert interval_validity(n, pareto_k=float(shape)) is not Validity.VALID
+    if tau == 0.5:
+        assert interval_validity(n, tilt=tau, pareto_k=float(shape)) is Validity.VALID
+    if table < 0.6:
+        assert interval_validity(n, pareto_k=float(shape)) is Validity.MEANINGLESS
+
+
+def test_observed_sample_size_hides_what_the_shape_shows():
+    # theory.md: at τ = 3, n = 1e4 the observed effective sample size is about 37, the true one 1.2.
+    rng = np.random.default_rng(2)
+    tokens = rng.normal(size=(400, 10_000))
+    weights, _ = attention(tokens[..., None], [3.0])
+    observed = np.median(1 / np.sum(weights**2, axis=1))
+    assert 25 < observed < 50
+    assert clt.effective_sample_size(Gaussian(0.0, 1.0), [[3.0]], 10_000)[0] == pytest.approx(1.234, abs=1e-3)
+    m = tail_length(10_000) + 1
+    assert np.median(pareto_shape(3 * np.partition(tokens, -m)[:, -m:])) > 0.7
+
+
+def test_validity_takes_the_worse_judgement_and_says_what_to_do():
+    assert interval_validity(1000, tilt=0.1, pareto_k=0.9) is Validity.MEANINGLESS
+    assert interval_validity(1000, tilt=1.0, pareto_k=0.1) is Validity.DOUBTFUL
+    assert tilt_ratio(1.0, np.exp(2)) == pytest.approx(0.5)
+    assert all(flag.meaning and flag.remedy for flag in Validity)
+
+
+def test_ellipsoid_covers_and_rejects():
+    rng = np.random.default_rng(3)
+    covariance = np.array([[2.0, 0.5], [0.5, 1.0]])
+    centers = rng.multivariate_normal([1.0, -1.0], covariance, size=20_000)
+    region = clt.ellipsoid(centers, np.broadcast_to(covariance, (20_000, 2, 2)), level=0.9)
+    assert np.mean(region.contains([1.0, -1.0])) == pytest.approx(0.9, abs=0.01)
+    flat = clt.ellipsoid([0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]])
+    assert flat.contains([1.0, 0.0])
+
+
+@pytest.mark.parametrize("measure", [Cube(2), Sphere(3), Gaussian([0.0, 0.0], 1.0)], ids=repr)
+def test_finite_bounds_hold_and_say_where_they_begin(measure):
+    tilt = np.array([1.0, 0.5, 0.0][: measure.dim])
+    cost = finite.tilt_cost(measure, tilt)
+    n = 300
+    _, output = attention(samples(measure, (4000, n), 1), tilt)
+    square = np.sum((output - measure.grad_K(tilt[None])[0]) ** 2, axis=1)
+    assert square.mean() == pytest.approx(finite.mean_square_asymptotic(cost, n), rel=0.1)
+    assert square.mean() <= finite.mean_square_bound(cost, n)
+    assert np.quantile(square, 0.95) <= finite.quadratic_error_quantile(cost, n)
+    for error in (0.1, 0.3, 1.0):
+        assert np.mean(square > error**2) <= finite.deviation_bound(cost, n, error)
+        start = finite.deviation_useful_from(cost, error)
+        assert finite.deviation_bound(cost, start, error) < 1
+        assert finite.deviation_bound(cost, 0.9 * start, error) == 1
+    if np.isfinite(measure.radius):
+        start = finite.mean_square_useful_from(cost)
+        assert finite.mean_square_bound(cost, start) == pytest.approx(cost.reach**2)
+    else:
+        assert finite.mean_square_bound(cost, n) == np.inf
+
+
+def test_lower_tail_of_the_partition_function_stays_under_its_bound():
+    # P(Z ≤ 1-δ) ≤ exp(-n δ²/(2(1+χ²))), the step that needs nothing but positive weights.
+    rng = np.random.default_rng(4)
+    n, tau = 50, 1.0
+    Z = np.exp(tau * rng.normal(size=(20_000, n)) - tau**2 / 2).mean(axis=1)
+    for delta in (0.2, 0.5, 0.8):
+        assert np.mean(1 - delta >= Z) <= np.exp(-n * delta**2 / (2 * np.exp(tau**2)))
+
+
+def test_costs_beyond_floating_point_are_infinite_and_not_nan():
+    cost = finite.tilt_cost(Gaussian([0.0, 0.0], 1.0), [40.0, 0.0])
+    assert cost.chi_squared == np.inf
+    assert finite.deviation_bound(cost, 1e9, 1.0) == 1
+    assert finite.deviation_useful_from(cost, 1.0) == np.inf
+    assert finite.quadratic_error_quantile(cost, 100) == np.inf
+
+
+def test_uniform_constants():
+    exponential = bounds.uniform_exponential(2.0, 1.5)
+    assert exponential.prediction.value == pytest.approx(np.exp(9))
+    assert exponential.useful_from == pytest.approx(np.exp(18))
+    gaussian = bounds.uniform_gaussian([[1.0]], [[1.5]], 2.0)
+    assert gaussian.prediction.value == pytest.approx(np.sqrt(10 * np.exp(9)))
+    assert gaussian.useful_from == pytest.approx(10 * np.exp(9))
+    assert gaussian.at(gaussian.useful_from) == pytest.approx(1)
+    assert bounds.uniform_exponential(100.0, 10.0).useful_from == np.inf
+
+
+@pytest.mark.parametrize("dim", [2, 3, 6])
+def test_uniform_gaussian_constant_is_the_largest_on_the_sphere(dim):
+    rng = np.random.default_rng(dim)
+    root = rng.normal(size=(dim, dim))
+    covariance, A, V = root @ root.T / dim, rng.normal(size=(dim, dim)) / dim, rng.normal(size=(2, dim))
+
+    def constant(x):
+        x = 1.3 * x / np.linalg.norm(x, axis=-1, keepdims=True)
+        return np.sqrt(np.trace(clt.asymptotic_covariance_gaussian(covariance, x @ A.T, V), axis1=-2, axis2=-1))
+
+    x = rng.normal(size=(4000, dim))
+    for width in (0.3, 0.1, 0.03, 0.01, 0.003):  # climb from the best points
+        best = x[np.argsort(constant(x))[-40:]]
+        x = np.concatenate((best, np.repeat(best, 100, axis=0) + width * rng.normal(size=(4000, dim))))
+    found = constant(x).max()
+    assert bounds.uniform_gaussian(covariance, A, 1.3, V).prediction.value == pytest.approx(found, rel=1e-4)
+
+
+def test_uniform_error_on_a_line_has_the_size_of_the_gaussian_constant():
+    rng = np.random.default_rng(5)
+    n, x = 20_000, np.linspace(-1, 1, 41)
+    worst = []
+    for _ in range(200):
+        tokens = rng.normal(size=n)
+        weights = np.exp(np.outer(x, tokens))
+        worst.append(np.abs(weights @ tokens / weights.sum(axis=1) - x).max())
+    constant = bounds.uniform_gaussian([[1.0]], [[1.0]], 1.0)
+    # The supremum over the interval is reached at its two ends, so it is a little above one root mean square.
+    assert 0.9 < np.mean(worst) / constant.at(n) < 1.3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: clt.interval([0.0], [-1.0]),
+        lambda: clt.interval([0.0], [1.0], level=1.5),
+        lambda: clt.ellipsoid([0.0, 1.0], [[1.0]]),
+        lambda: clt.plug_in_covariance([0.5, 0.5], np.ones((3, 1))),
+        lambda: clt.plug_in_covariance([0.0, 0.0], np.ones((2, 1))),
+        lambda: clt.asymptotic_covariance(Gaussian(0.0, 1.0), [[1.0, 2.0]]),
+        lambda: clt.asymptotic_covariance(Gaussian(0.0, 1.0), [[1.0]], V=[[1.0, 2.0]]),
+        lambda: interval_validity(100),
+        lambda: interval_validity(1, tilt=1.0),
+        lambda: finite.deviation_bound(finite.tilt_cost(Gaussian(0.0, 1.0), [1.0]), 10, 0.0),
+        lambda: finite.tilt_cost(Gaussian(0.0, 1.0), [[1.0]]),
+        lambda: bounds.uniform_exponential(-1.0, 1.0),
+        lambda: bounds.uniform_gaussian(np.eye(2), np.eye(3), 1.0),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(call):
+    with pytest.raises(InputError, match="expected"):
+        call()
