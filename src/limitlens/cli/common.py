@@ -51,7 +51,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if index == 0 else "right")
+        words = index == 0 or any(row[index][:1].isalpha() for row in rows)
+        table.add_column(Text(column), justify="left" if words else "right")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)

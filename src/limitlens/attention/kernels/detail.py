@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limitlens.attention.state import Detail
 
@@ -13,23 +14,37 @@ def detail_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, ls
     scores = query @ key.transpose(-1, -2)
     if bias is not None:
         scores = scores + bias
-    masked = torch.isneginf(scores)
-    weights = torch.exp(scores - lse.masked_fill(torch.isneginf(lse), 0.0)[..., None])
-    peaks = scores.topk(min(top, scores.shape[-1]), -1).values
-    peak = peaks[..., :1]
-    doubled = torch.exp(2 * (scores - peak.masked_fill(torch.isneginf(peak), 0.0)))
-    mass = doubled.sum(-1, keepdim=True)
-    share = doubled / mass.clamp_min(torch.finfo(mass.dtype).tiny)
-    missing = top - peaks.shape[-1]
-    winners = ((scores == peak) & ~masked).to(scores.dtype)
-    ties = winners.sum(-1)
+    level = lse.masked_fill(torch.isneginf(lse), 0.0)
+    weights = torch.exp(scores - level[..., None])
+    finite = scores if bias is None else scores.masked_fill(torch.isneginf(scores), 0.0)
+    score = torch.linalg.vecdot(weights, finite)
+    # Of the block's own lse, so the largest weight is at least 1/n and its square cannot vanish.
+    squares = weights.square_()
+    mass = squares.sum(-1)
+    both = squares @ torch.cat((value, value.square()), -1) / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
+    mean2, square2 = both.chunk(2, -1)
+    peaks, order = scores.topk(min(max(top, 2), scores.shape[-1]), -1)
+    best, ties = _best(scores, value, peaks, order)
     parts = {
-        "score": (weights * scores.masked_fill(masked, 0.0)).sum(-1),
-        "lse2": (2 * peak + mass.log())[..., 0],
-        "mean2": share @ value,
-        "square2": share @ value**2,
-        "top_scores": torch.nn.functional.pad(peaks, (0, missing), value=float("-inf")),
-        "top_value": winners @ value / ties.clamp_min(1)[..., None],
+        "score": score,
+        "lse2": 2 * level + mass.log(),
+        "mean2": mean2,
+        "square2": square2,
+        "top_scores": pad(peaks[..., :top], (0, max(top - peaks.shape[-1], 0)), value=float("-inf")),
+        "top_value": best,
         "ties": ties,
     }
     return Detail(**{name: tensor.double() for name, tensor in parts.items()})
+
+
+def _best(scores: Tensor, value: Tensor, peaks: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean value over the tokens with the largest score, and their number; ties are rare and cost a second look."""
+    peak = peaks[..., :1]
+    masked = torch.isneginf(peak)
+    if peaks.shape[-1] > 1 and bool((peaks[..., 1:2] == peak).any()):
+        winners = ((scores == peak) & ~masked).to(scores.dtype)
+        ties = winners.sum(-1)
+        return winners @ value / ties.clamp_min(1)[..., None], ties
+    values = value.expand(*scores.shape[:-2], *value.shape[-2:])
+    first = order[..., :1].expand(*order.shape[:-1], value.shape[-1])
+    return values.gather(-2, first).masked_fill(masked, 0.0), (~masked[..., 0]).to(scores.dtype)
