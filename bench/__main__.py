@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-BENCHES = ("kernel", "memory", "protocol")
+BENCHES = ("kernel", "memory", "startup", "protocol")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
@@ -56,6 +61,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+
+
+def save_figure(draw: Callable[[str], Figure], folder: Path | None, name: str) -> None:
+    """Draw into the run folder as PNG and PDF, or as NAME.png here where there is no folder."""
+    if folder is None:
+        draw(f"{name}.png")
+    else:
+        draw(str(folder / f"{name}.png")).savefig(folder / f"{name}.pdf")
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:

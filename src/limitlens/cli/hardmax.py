@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Json, Out, Quiet, Seed, print_json, print_table, progress
+from limitlens.cli.common import Json, Out, Quiet, Seed, print_json, print_table, progress, save_figure
 
 if TYPE_CHECKING:
     from limitlens.convergence.hardmax import HardmaxCurve
-
-FOLDER_FIGURES = ("png", "pdf")
 
 
 def hardmax(
@@ -60,10 +58,7 @@ def hardmax(
     if plot:
         from limitlens.report.tail_figures import plot_crossover
 
-        targets = [f"{folder / 'hardmax'}.{kind}" for kind in FOLDER_FIGURES] if folder else ["hardmax.png"]
-        figure = plot_crossover(curves, targets[0])
-        for target in targets[1:]:
-            figure.savefig(target)
+        save_figure(lambda path: plot_crossover(curves, path), folder, "hardmax")
     if json:
         print_json(document)
     else:

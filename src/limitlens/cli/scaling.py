@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, Seed, print_json, warn
+from limitlens.cli.common import Device, Json, Out, Quiet, Seed, print_json, save_figure, warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from limitlens.theory.scaling import GapLaw
     from limitlens.theory.schedules import Law
-
-FOLDER_FIGURES = ("png", "pdf")
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,7 @@ def scaling(
     if plot:
         if result.draw is None:
             raise InputError("--plot was given with --keys alone; expected --schedules beside it, or a law, to draw")
-        targets = [f"{folder / 'scaling'}.{kind}" for kind in FOLDER_FIGURES] if folder else ["scaling.png"]
-        figure = result.draw(targets[0])
-        for target in targets[1:]:
-            figure.savefig(target)
+        save_figure(result.draw, folder, "scaling")
     if folder is not None:
         import pandas as pd
 

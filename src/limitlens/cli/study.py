@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Progress, Quiet, Seed, print_json, print_table, progress, warn
+from limitlens.cli.common import (
+    Device,
+    Json,
+    Out,
+    Progress,
+    Quiet,
+    Seed,
+    print_json,
+    print_table,
+    progress,
+    save_figure,
+    warn,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from matplotlib.figure import Figure
-
     from limitlens.convergence.curve import Curve
     from limitlens.convergence.sweep import RadiusSweep
     from limitlens.measures.base import Measure
-
-FOLDER_FIGURES = ("png", "pdf")
 
 
 def study(
@@ -180,10 +188,7 @@ class _Writer:
         if self.folder is not None:
             write_run(self.folder, provenance("study", self.arguments, self.started), document, tables)
         if self.plot:
-            targets = [f"{self.folder / 'study'}.{kind}" for kind in FOLDER_FIGURES] if self.folder else ["study.png"]
-            figure: Figure = draw(targets[0])
-            for target in targets[1:]:
-                figure.savefig(target)
+            save_figure(draw, self.folder, "study")
         if self.json:
             print_json(document)
 

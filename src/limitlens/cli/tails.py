@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Json, Out, Seed, print_json, print_table
+from limitlens.cli.common import Json, Out, Seed, print_json, print_table, save_figure
 
 if TYPE_CHECKING:
     from limitlens.convergence.heavy import HeavyCurve
     from limitlens.theory.tails import TailReport
-
-FOLDER_FIGURES = ("png", "pdf")
 
 
 def tails(
@@ -56,10 +54,7 @@ def tails(
     if plot:
         from limitlens.report.tail_figures import plot_heavy
 
-        targets = [f"{folder / 'tails'}.{kind}" for kind in FOLDER_FIGURES] if folder else ["tails.png"]
-        figure = plot_heavy(curves, targets[0])
-        for target in targets[1:]:
-            figure.savefig(target)
+        save_figure(lambda path: plot_heavy(curves, path), folder, "tails")
     if json:
         print_json(document)
     elif sample is not None:

@@ -8,33 +8,30 @@ no limit (α ≤ 1), where finitely many tokens share the weight. For Student to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.outcome import Outcome
 from limitlens.theory.prediction import DERIVED, Prediction, Status
 
 
-class Existence(Enum):
+class Existence(Outcome):
     """What attention over infinitely many tokens is at a tilt."""
 
-    NORMAL = "limit with a central limit theorem"
-    STABLE = "limit without a central limit theorem"
-    NONE = "no limit"
-
-    @property
-    def meaning(self) -> str:
-        """What happens as n grows, in one sentence."""
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
-    Existence.NORMAL: "the output converges like n^(-1/2) with a Gaussian error",
-    Existence.STABLE: "the output converges, more slowly than n^(-1/2), with rare large errors and no valid interval",
-    Existence.NONE: "finitely many tokens keep all the weight and the output follows the extremes of the sample",
-}
+    NORMAL = (
+        "limit with a central limit theorem",
+        "the output converges like n^(-1/2) with a Gaussian error",
+    )
+    STABLE = (
+        "limit without a central limit theorem",
+        "the output converges, more slowly than n^(-1/2), with rare large errors and no valid interval",
+    )
+    NONE = (
+        "no limit",
+        "finitely many tokens keep all the weight and the output follows the extremes of the sample",
+    )
 
 
 def laplace_K(tilts: ArrayLike, scale: float) -> Array:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from limitlens.outcome import Outcome
 
-class Status(Enum):
+
+class Status(Outcome):
     """How far a prediction may be trusted; the value is the word shown beside the number."""
 
-    PROVED = "proved"
-    VERIFIED = "verified"
-    HEURISTIC = "heuristic"
-    DRAWN = "drawn"
-
-    @property
-    def meaning(self) -> str:
-        """One sentence on what the word promises."""
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
-    Status.PROVED: "a theorem of the literature",
-    Status.VERIFIED: "derived for this project and confirmed by a simulation that runs in its tests",
-    Status.HEURISTIC: "a scaling argument with partial support; not a theorem",
-    Status.DRAWN: "a curve the literature draws beside its measurements; a valid lower bound of the rate, not the rate",
-}
+    PROVED = (
+        "proved",
+        "a theorem of the literature",
+    )
+    VERIFIED = (
+        "verified",
+        "derived for this project and confirmed by a simulation that runs in its tests",
+    )
+    HEURISTIC = (
+        "heuristic",
+        "a scaling argument with partial support; not a theorem",
+    )
+    DRAWN = (
+        "drawn",
+        "a curve the literature draws beside its measurements; a valid lower bound of the rate, not the rate",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ so the central limit theorem starts to work; k̂ above 0.7 means that one more t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.outcome import Outcome
 
 
 def tail_length(n: int) -> int:
@@ -111,41 +111,27 @@ def hill(values: ArrayLike, tail: int) -> Array:
     return np.asarray(np.mean(np.log(x[..., -tail:] / threshold[..., None]), axis=-1))
 
 
-class Verdict(Enum):
+class Verdict(Outcome):
     """What the tails of a set of tokens allow; the value is the word shown to a reader."""
 
-    SUB_GAUSSIAN = "sub-Gaussian"
-    ABOVE_GAUSSIAN = "heavier than Gaussian"
-    POWER = "power tail"
-
-    @property
-    def meaning(self) -> str:
-        """What the verdict means for the bounds."""
-        return _VERDICTS[self][0]
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return _VERDICTS[self][1]
-
-
-_VERDICTS = {
-    Verdict.SUB_GAUSSIAN: (
+    SUB_GAUSSIAN = (
+        "sub-Gaussian",
         "no direction exceeds its Gaussian log-moment curve within the range the sample can resolve, so the proved "
         "rates and the uniform bound apply with the given covariance",
         "nothing to do",
-    ),
-    Verdict.ABOVE_GAUSSIAN: (
+    )
+    ABOVE_GAUSSIAN = (
+        "heavier than Gaussian",
         "some direction has a log-moment curve above ½ tᵀΣt although its tail is lighter than any power, so the bounds "
         "hold only with a larger variance proxy, or only for small tilts",
         "use the printed variance proxy instead of the covariance, or the empirical K",
-    ),
-    Verdict.POWER: (
+    )
+    POWER = (
+        "power tail",
         "the norms have a power tail, so K is infinite away from 0, the infinite-token limit does not exist and no "
         "rate or bound of the theory applies",
         "normalise or clip the tokens before attention, or read the measured curves without a theory",
-    ),
-}
+    )
 
 
 @dataclass(frozen=True)

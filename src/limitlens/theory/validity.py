@@ -6,10 +6,10 @@ positive isotropic A a token may win its own softmax.
 
 from __future__ import annotations
 
-from enum import Enum
 from math import log, sqrt
 
 from limitlens.errors import InputError
+from limitlens.outcome import Outcome
 from limitlens.theory.reach import Reach
 
 SAFE_TILT = 0.2
@@ -22,35 +22,24 @@ BROKEN_TILT = 0.5
 """τ/√(2 ln n) above which the weights of a Gaussian tilt no longer average: the error stops following n^(-1/2)."""
 
 
-class Validity(Enum):
+class Validity(Outcome):
     """Whether a plug-in confidence interval may be believed."""
 
-    VALID = "valid"
-    DOUBTFUL = "doubtful"
-    MEANINGLESS = "meaningless"
-
-    @property
-    def meaning(self) -> str:
-        """What the flag says about the interval."""
-        return _MEANINGS[self][0]
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return _MEANINGS[self][1]
-
-
-_MEANINGS = {
-    Validity.VALID: ("the interval covers about as often as it says", "nothing to do"),
-    Validity.DOUBTFUL: (
+    VALID = (
+        "valid",
+        "the interval covers about as often as it says",
+        "nothing to do",
+    )
+    DOUBTFUL = (
+        "doubtful",
         "the interval is too short: a 95% interval may cover less than 93% of the time",
         "use more tokens, or read the interval as a lower bound of the uncertainty",
-    ),
-    Validity.MEANINGLESS: (
+    )
+    MEANINGLESS = (
+        "meaningless",
         "a few tokens carry the output and tokens not yet seen would carry it elsewhere",
         "do not use the interval; use many more tokens or a higher temperature",
-    ),
-}
+    )
 
 
 def tilt_ratio(tilt: float, n: float) -> float:
