@@ -18,3 +18,8 @@ class Outcome(Enum):
         member._value_ = word
         member.meaning, member.remedy = meaning, remedy
         return member
+
+    @classmethod
+    def of(cls, word: str) -> Self:
+        """The member of a word."""
+        return next(member for member in cls if member.value == word)

@@ -9,7 +9,8 @@ import sys
 
 import typer
 
-from limitlens.cli import doctor, hardmax, scaling, study, tails, theory
+from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, theory
+from limitlens.cli.plain import write_plainly
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
@@ -22,12 +23,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided.",
 )
-app.command("study")(study.study)
-app.command("theory")(theory.theory)
-app.command("hardmax")(hardmax.hardmax)
-app.command("tails")(tails.tails)
-app.command("scaling")(scaling.scaling)
-app.command("doctor")(doctor.doctor)
+for name, command in (
+    ("probe", probe.probe),
+    ("plan", plan.plan),
+    ("report", report.report),
+    ("compare", compare.compare),
+    ("study", study.study),
+    ("theory", theory.theory),
+    ("hardmax", hardmax.hardmax),
+    ("tails", tails.tails),
+    ("scaling", scaling.scaling),
+    ("doctor", doctor.doctor),
+):
+    app.command(name)(command)
 
 
 def version(show: bool) -> None:
@@ -48,6 +56,7 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Exit codes: 0 done, 2 bad usage or input, 130 interrupted."""
+    write_plainly()
     try:
         given = sys.argv[1:] if arguments is None else arguments
         code = app(args=given or ["--help"], standalone_mode=False)

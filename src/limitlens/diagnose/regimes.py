@@ -1,0 +1,140 @@
+"""What a head does at the lengths measured: it averages, selects among a few keys, or has frozen onto one.
+
+The verdict rests on three numbers: how many keys share the mass at the largest n (effective tokens, 1/Σw²), how that
+number grows with n (the exponent γ of n^γ over the last sizes), and the largest weight.
+
+The borders are conventions, set where Gaussian scores of standard deviation τ change their behaviour. Let
+L = √(2 ln n). For τ < L/2 the central limit theorem holds and n e^{−τ²} tokens share the mass, √n of them at τ = L/2;
+for τ > L the largest score wins. With n = 4096, L is 4.08, and γ is 0.77 at τ = 2 and 0.29 at τ = 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from limitlens.errors import Array, InputError
+from limitlens.outcome import Outcome
+
+GROWTH_SIZES = 3  # γ is read off the last sizes: the first ones have not felt the tail of the weights yet
+
+
+class Regime(Outcome):
+    """What attention does; the value is the word of the documents."""
+
+    AVERAGING = (
+        "averaging",
+        "many keys share the mass and more tokens keep adding to them",
+        "keep a random share of the KV entries, as many as the error curve asks for: the largest keys alone bias the "
+        "average unless they hold nearly all of the mass; raise the inverse temperature only where a longer context "
+        "should be selected from",
+    )
+    SELECTIVE = (
+        "selective",
+        "some keys hold the mass, and which ones depends on the tokens seen",
+        "keep the keys with the largest weights rather than random ones, and let the inverse temperature grow with the "
+        "context to keep their number",
+    )
+    FROZEN = (
+        "frozen",
+        "one key holds most of the mass and more tokens hardly change that",
+        "keep the sink and the few largest keys: random draws miss them, and the error curve is a lower bound; "
+        "lower the inverse temperature where more tokens should be mixed",
+    )
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where one regime ends and the next begins: conventions, not theorems.
+
+    Attributes
+    ----------
+    averaging_power : float
+        A head must have at least n^power effective tokens at the largest n to be called averaging.
+    averaging_growth : float
+        Exponent γ that its effective tokens must reach.
+    frozen_weight : float
+        Largest weight from which a head may be called frozen.
+    frozen_growth : float
+        Exponent γ that its effective tokens must stay below for it.
+    """
+
+    averaging_power: float = 0.5
+    averaging_growth: float = 0.75
+    frozen_weight: float = 0.5
+    frozen_growth: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
+            raise InputError(
+                f"averaging_power is {self.averaging_power:g} and frozen_weight {self.frozen_weight:g}; "
+                "expected numbers in [0, 1] and in (0, 1]"
+            )
+        if not self.frozen_growth <= self.averaging_growth:
+            raise InputError(
+                f"frozen_growth is {self.frozen_growth:g} and averaging_growth {self.averaging_growth:g}; "
+                "expected the first to be no larger"
+            )
+
+
+@dataclass(frozen=True)
+class RegimeVerdict:
+    """The regime of a head and why, in words; `growth` is γ, None when only one size was measured."""
+
+    regime: Regime
+    reason: str
+    growth: float | None
+
+    def document(self) -> dict[str, Any]:
+        """The verdict as JSON."""
+        return {
+            "regime": self.regime.value,
+            "reason": self.reason,
+            "growth": self.growth,
+            "remedy": self.regime.remedy,
+        }
+
+
+def classify(
+    effective_tokens: Array, sizes: Array, top_weight: float, thresholds: Thresholds | None = None
+) -> RegimeVerdict:
+    """Name the regime of a head.
+
+    Averaging: effective tokens are many and grow about like n. Frozen: the largest weight holds most of the mass and
+    the effective tokens hardly grow. Selective: everything between.
+
+    Parameters
+    ----------
+    effective_tokens : (J,) mean over queries of 1/Σw², for samples of each size
+    sizes : (J,) increasing numbers of tokens n
+    top_weight : the mean over queries of the largest weight at the largest n
+    """
+    limits = thresholds or Thresholds()
+    tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)
+    if tokens.shape != n.shape or n.ndim != 1 or not n.size:
+        raise InputError(f"effective tokens {tokens.shape} and sizes {n.shape} do not match; expected one per size")
+    if not (np.isfinite(tokens).all() and (tokens > 0).all() and 0 <= top_weight <= 1 + 1e-6):
+        raise InputError("effective tokens or the largest weight are no weights' (positive, at most 1); recompute them")
+    growth = effective_growth(tokens, n)
+    count, largest = float(tokens[-1]), int(n[-1])
+    shared = f"{count:.3g} of {largest:,} tokens share the mass"
+    grows = "" if growth is None else f", a number that grows like n^{growth:.2f}"
+    if count >= largest**limits.averaging_power and (growth is None or growth >= limits.averaging_growth):
+        return RegimeVerdict(Regime.AVERAGING, shared + grows, growth)
+    if top_weight >= limits.frozen_weight and (growth is None or growth <= limits.frozen_growth):
+        held = f"one token holds {top_weight:.0%} of the mass at n = {largest:,}"
+        return RegimeVerdict(Regime.FROZEN, f"{held}, and {shared}{grows}", growth)
+    return RegimeVerdict(Regime.SELECTIVE, f"{shared}{grows}, and the largest weight is {top_weight:.2g}", growth)
+
+
+def effective_growth(effective_tokens: Array, sizes: Array) -> float | None:
+    """γ of effective tokens ~ n^γ, by least squares over the last three sizes; None with one size."""
+    part = slice(-GROWTH_SIZES, None)
+    x, y = np.log(sizes[part]), np.log(effective_tokens[part])
+    if len(x) < 2:
+        return None
+    slope = float(np.polyfit(x, y, 1)[0])
+    return slope if math.isfinite(slope) else None

@@ -1,0 +1,132 @@
+"use strict";
+// Puts the page together: what Python wrote as data becomes figures, and the probe's views are linked.
+
+function ratesFigure(page, state) {
+  const { heads } = page, axis = page.rate_axes.find((a) => a.key === state.axis);
+  const groups = Object.entries(REGIMES).map(([name, colour]) => ({ name, kind: "points", colour, x: [], y: [], ids: [], labels: [], radius: heads.layer.length > 200 ? 2.6 : 3.6 }));
+  heads.regime.forEach((regime, i) => {
+    const group = groups.find((g) => g.name === regime), x = heads[axis.key][i], y = heads.rate_pooled[i];
+    if (!group || !known(x) || !known(y) || x <= 0) return;
+    group.x.push(x);
+    group.y.push(y);
+    group.ids.push(i);
+    group.labels.push(`${headName(heads, i)}, ${regime}\nrate ${short(y)} ± ${short(heads.rate_pooled_stderr[i], 1)}\n${axis.label} ${short(x)}`);
+  });
+  const xs = groups.flatMap((g) => g.x), low = Math.min(...xs), high = Math.max(...xs);
+  const lines = [];
+  if (axis.lines && xs.length) {
+    const fine = Array.from({ length: 80 }, (_, k) => low * (high / low) ** (k / 79));
+    lines.push(...Object.entries({
+      "sharp, moments: min(½, 1/(1+H²)), verified": [(h) => Math.min(0.5, 1 / (1 + h * h)), "", "ink"],
+      "sharp, output: min(½, 1/(1+2H²)), heuristic": [(h) => Math.min(0.5, 1 / (1 + 2 * h * h)), "dashed", "ink"],
+      "drawn: 1/(2(1+H²))": [(h) => 1 / (2 * (1 + h * h)), "dotted", "orange"],
+      "proved at best: 1/(2(1+32H²))": [(h) => 1 / (2 * (1 + 32 * h * h)), "", "grey"],
+    }).map(([name, [rate, dash, colour]]) => ({ name, kind: "line", dash, colour, x: fine, y: fine.map(rate) })));
+  }
+  const top = Math.max(0.55, ...groups.flatMap((g) => g.y)) * 1.05;
+  return {
+    title: `Fitted rates against the ${axis.label.toLowerCase()}`, height: 380, chosen: state.head,
+    series: [...lines, ...groups.filter((g) => g.x.length)],
+    x: { label: axis.axis, log: true }, y: { label: "rate β: error falls like n to the −β", min: Math.min(0, ...groups.flatMap((g) => g.y)), max: top },
+    guides: [{ y: 0.5, label: "½: plain averaging" }, ...(axis.guides ?? [])],
+    note: axis.note,
+  };
+}
+
+function headTable(page) {
+  const { heads } = page, keys = [...page.quantities, ...page.facts].filter((item, i, all) => all.findIndex((o) => o.key === item.key) === i);
+  return {
+    columns: ["layer", "head", ...keys.map((k) => k.label)],
+    rows: heads.layer.map((layer, i) => [layer, heads.head[i], ...keys.map((k) => (heads[k.key][i] === BEYOND_ALL ? `>${page.farthest}` : heads[k.key][i]))]),
+  };
+}
+
+function curvesTable(page) {
+  const { heads } = page;
+  const names = ["error", "error_stderr", "bare_error", "hardmax_error", "effective_tokens", "sink_share", "predicted_error"].filter((name) => heads[name]?.some(Boolean));
+  const rows = heads.layer.flatMap((layer, i) => page.n.map((n, j) => [layer, heads.head[i], n, ...names.map((name) => heads[name][i]?.[j] ?? null)]));
+  return { columns: ["layer", "head", "n", ...names], rows };
+}
+
+function mountProbe(page, state) {
+  const at = (id) => document.getElementById(id), { heads } = page;
+  page.budget.curves = heads.layer.map((layer, i) => ({
+    label: headName(heads, i), x: layer + page.jitter * heads.head[i], group: `${layer}/${heads.kv_head[i]}`,
+    regime: heads.regime[i], n: page.n, error: heads.error[i], stderr: heads.error_stderr[i],
+    bare: heads.bare_error?.[i], bareStderr: heads.bare_stderr?.[i], dilution: heads.sink_dilution?.[i],
+    sinkKeys: heads.sink_keys?.[i], sliding: heads.sliding_window?.[i],
+  }));
+  const updates = [];
+  const refresh = () => updates.forEach((update) => update(state));
+  const choose = (i) => { state.head = i; refresh(); };
+  const select = at("quantity");
+  select.append(...page.quantities.map((q) => node("option", { value: q.key }, q.label)));
+  select.addEventListener("change", () => { state.quantity = select.value; refresh(); });
+  state.quantity = page.quantities[0].key;
+  state.head = page.first;
+  updates.push(() => { at("quantity-help").textContent = page.quantities.find((q) => q.key === state.quantity).help; });
+  updates.push(mountMap(at("map"), at("map-legend"), page, choose));
+  at("map-data").append(dataBlock("numbers of every head", () => headTable(page), () => "heads").element, dataBlock("curves of every head", () => curvesTable(page), () => "curves").element);
+  const budgets = at("budgets") ? mountBudgets(at("budgets"), page, state, refresh) : null;
+  updates.push(mountPanel(at("panel"), at("facts"), page));
+  if (at("rates")) {
+    const axes = at("rate-axis");
+    axes.append(...page.rate_axes.map((a) => node("option", { value: a.key }, a.label)));
+    axes.addEventListener("change", () => { state.axis = axes.value; refresh(); });
+    state.axis = page.rate_axes[0].key;
+    updates.push(mountFigure(at("rates"), () => ratesFigure(page, state)));
+  }
+  if (budgets) updates.push(budgets);
+  if (at("schedules")) updates.push(mountSchedules(at("schedules"), page, state));
+  document.addEventListener("click", (event) => {
+    const chosen = event.target.closest?.("[data-head]");
+    if (!chosen || chosen.classList.contains("cell")) return;
+    choose(Number(chosen.dataset.head));
+    if (chosen.classList.contains("jump")) at("panel").scrollIntoView({ block: "nearest" });
+  });
+  refresh();
+}
+
+function mountTheme() {
+  const button = document.getElementById("theme"), root = document.documentElement;
+  const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const name = () => { button.textContent = dark() ? "Light theme" : "Dark theme"; };
+  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; name(); });
+  name();
+}
+
+(function main() {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  mountTheme();
+  mountTips();
+  for (const host of document.querySelectorAll("figure[data-figure]")) mountFigure(host, () => page.figures[Number(host.dataset.figure)]);
+  for (const table of document.querySelectorAll("table[data-csv]")) {
+    const read = () => {
+      const [head, ...rows] = [...table.rows].map((row) => [...row.cells].map((cell) => cell.dataset.value ?? cell.textContent));
+      return { columns: head, rows };
+    };
+    const button = node("button", { type: "button", class: "quiet" }, "Download CSV");
+    button.addEventListener("click", () => download(fileName(table.dataset.csv), csv(read())));
+    table.closest(".scroll").after(button);
+  }
+  const state = { head: 0 };
+  if (page.heads) mountProbe(page, state);
+  else if (page.budget && document.getElementById("budgets")) {
+    let update = () => {};
+    update = mountBudgets(document.getElementById("budgets"), page, state, () => update());
+    update();
+    document.addEventListener("click", (event) => {
+      const chosen = event.target.closest?.("[data-head]");
+      if (chosen) { state.head = Number(chosen.dataset.head); update(); }
+    });
+  }
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", () => {
+      const range = document.createRange();
+      range.selectNodeContents(document.getElementById(button.dataset.copy));
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      navigator.clipboard?.writeText(range.toString()).then(() => { button.textContent = "Copied"; }, () => {});
+    });
+  }
+})();
