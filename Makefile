@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: help demo models test lint format bench soak clean
 
 help:
-	@echo "make demo    set up, run the main job, leave runs/demo/"
+	@echo "make demo    set up, probe every head of a real encoder, leave runs/demo/report.html"
 	@echo "make models  fetch smollm2, a decoder to probe (the encoder minilm comes with make demo)"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
@@ -23,7 +23,9 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 200 --plot --out runs/demo
+	$(BIN)/limitlens probe minilm --corpus stdlib-docs --tokens 100000 --out runs/demo
+	$(BIN)/limitlens report runs/demo
+	@echo "open runs/demo/report.html in a browser; limitlens plan runs/demo --error 0.1 turns it into KV budgets"
 
 models: $(READY)
 	$(PIP) -e '.[gguf]'
