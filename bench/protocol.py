@@ -20,7 +20,7 @@ import limitlens as ll
 from limitlens.sampling.cells import parse_sizes
 
 DIM, SIZES = 50, parse_sizes("1000:30000:12")
-PLAIN_REPLICATES, OUR_REPLICATES = 4, 200
+PLAIN_REPLICATES, OUR_REPLICATES = 3, 200
 ROWS = 1000  # queries at a time: the dense scores of 30,000 queries at once would need 3.6 GB
 SCALES = {"variance 1/d": DIM**-0.5, "variance 1": 1.0}
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from limitlens.convergence.curve import Curve
     from limitlens.convergence.study import study
     from limitlens.convergence.sweep import radius_sweep
+    from limitlens.diagnose.plan import Plan
+    from limitlens.diagnose.probe import probe
+    from limitlens.diagnose.run import ProbeRun
     from limitlens.errors import InputError
     from limitlens.measures import (
         Ball,
@@ -37,6 +40,9 @@ _ROOMS = {
     "limitlens.convergence.curve": ("Curve",),
     "limitlens.convergence.study": ("study",),
     "limitlens.convergence.sweep": ("radius_sweep",),
+    "limitlens.diagnose.plan": ("Plan",),
+    "limitlens.diagnose.probe": ("probe",),
+    "limitlens.diagnose.run": ("ProbeRun",),
     "limitlens.errors": ("InputError",),
     "limitlens.measures": (
         "Ball",
@@ -62,6 +68,8 @@ __all__ = [
     "Head",
     "InputError",
     "Measure",
+    "Plan",
+    "ProbeRun",
     "Sample",
     "Sphere",
     "State",
@@ -69,6 +77,7 @@ __all__ = [
     "attend",
     "designed_head",
     "limit",
+    "probe",
     "radius_sweep",
     "study",
 ]

@@ -20,6 +20,8 @@ from limitlens.theory import rates
 from limitlens.theory.reach import Reach, reach
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -256,6 +258,12 @@ class Curve:
         from limitlens.report.curve_figures import plot_curve
 
         return plot_curve(self, path)
+
+    def report(self, path: str) -> Path:
+        """Write the one-file HTML page."""
+        from limitlens.report.page import write_report
+
+        return write_report(self, path)
 
     def __str__(self) -> str:
         lines = [f"{self.measure!r}, n = {self.sizes[0]}..{self.sizes[-1]}, {self.replicates} replicates"]

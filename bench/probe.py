@@ -1,0 +1,93 @@
+"""A probe against the bare forward of the same model over the same windows, in the same run, and its peak memory.
+
+Floor: the probe runs the model once over its pilot and its pool, so it cannot cost less than that forward. On top come,
+per token and layer, 2·256·(k + v) operations a query head: 10% of the forward's for minilm (12 heads of 32), 8% for
+smollm2 (9 heads of 64); then merging cells, diagnostics and fits. Seconds include everything but loading the model.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from limitlens.diagnose.probe import PILOT, RESERVED, probe
+from limitlens.models import ALIASES, LoadedModel, Windows, choose, load, open_corpus
+
+# 118,000 tokens leave a pool of 100,000, which holds 24 replicates of 4,096. A decoder is some 15 times slower: fewer
+# tokens for it, and smaller samples, of which as many fit.
+CASES: dict[str, dict[str, Any]] = {
+    "minilm": {"corpus": "stdlib-docs", "tokens": 118_000, "sizes": "64:4096:7"},
+    "smollm2": {"corpus": "stdlib-docs", "tokens": 40_000, "sizes": "64:1024:5"},
+}
+REPLICATES, QUERIES, WINDOW = 24, 256, 256
+WANTED = 1.6
+MEMORY_TOKENS = (40_000, 160_000)
+CODE = """
+import resource, sys
+from limitlens.diagnose.probe import probe
+probe("minilm", "stdlib-code", int(sys.argv[1]), sizes="64:1024:5")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def bare_seconds(loaded: LoadedModel, corpus: str, tokens: int, batch: int) -> float:
+    """Seconds of the plain forward over the windows that the probe runs."""
+    windows = Windows(loaded, open_corpus(corpus), length=WINDOW, tokens=tokens)
+    _, reserved = choose(windows.count, (PILOT, RESERVED), 0)
+    used = np.setdiff1d(np.arange(windows.count), reserved)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for ids in windows.batches(batch, used):
+            loaded.model(input_ids=ids)
+    return time.perf_counter() - started
+
+
+def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str, Any]:
+    """The probe between two bare forwards, the faster of which counts."""
+    loaded = load(name)
+    bare_seconds(loaded, corpus, 4 * WINDOW, 4)  # warm up
+    before = bare_seconds(loaded, corpus, tokens, 64)
+    started = time.perf_counter()
+    run = probe(loaded, corpus, tokens, window=WINDOW, sizes=sizes, replicates=REPLICATES, queries=QUERIES)
+    seconds = time.perf_counter() - started
+    after = bare_seconds(loaded, corpus, tokens, 16)
+    bare = min(before, after)
+    result = run.result
+    print(
+        f"{name}: {len(result['heads'])} heads, {result['tokens']:,} pooled tokens, {result['replicates']} replicates, "
+        f"n = {sizes}: bare forward {before:.1f} s and {after:.1f} s (64 and 16 windows at a time), "
+        f"probe {seconds:.1f} s, ratio {seconds / bare:.2f} (wanted {WANTED})",
+        flush=True,
+    )
+    return {
+        "heads": len(result["heads"]),
+        "tokens": tokens,
+        "pooled_tokens": result["tokens"],
+        "replicates": result["replicates"],
+        "sizes": sizes,
+        "bare_seconds": [before, after],
+        "probe_seconds": seconds,
+        "parts": result["seconds"],
+        "ratio": seconds / bare,
+    }
+
+
+def peak(tokens: int) -> float:
+    """Peak resident memory in MiB of a probe in a fresh process."""
+    shown = subprocess.run([sys.executable, "-c", CODE, str(tokens)], capture_output=True, text=True, check=True)
+    return float(shown.stdout)
+
+
+def run() -> dict[str, object]:
+    rows = {name: against_forward(name, **case) for name, case in CASES.items() if ALIASES[name].locate() is not None}
+    peaks = {tokens: peak(tokens) for tokens in MEMORY_TOKENS}
+    growth = peaks[MEMORY_TOKENS[1]] / peaks[MEMORY_TOKENS[0]]
+    for tokens, mebibytes in peaks.items():
+        print(f"{tokens:>10,} tokens: peak {mebibytes:.0f} MiB")
+    print(f"peak memory with four times the tokens: {growth:.3f}")
+    return {"models": rows, "wanted": WANTED, "peak_mib": peaks, "peak_ratio": growth}

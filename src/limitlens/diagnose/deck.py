@@ -1,0 +1,108 @@
+"""Which token of the stream goes to which cell, and what a cell keeps of it.
+
+A cell of few tokens is smaller than its state (queries · (values + 1) numbers a head), so it keeps its tokens until
+the stream has ended; a cell of many tokens keeps a state that each block is merged into. The first replicates keep all
+their tokens, for the diagnostics that need every score. Either way memory is set by the sizes, not by the length of the
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.dealing import assign, deal
+
+KEPT_STEP = 512  # tokens up to which a cell keeps them: at the usual 256 queries about the size of its state
+KEPT_TOKENS = 1 << 14  # tokens that the whole replicates may hold together, where that is more than one of them
+WHOLE_REPLICATES = 4  # and the most of these there are
+LEFT_OVER = 4  # states that share the tokens of no cell, so that these can be attended at the same time
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Where the tokens of one block go.
+
+    Attributes
+    ----------
+    order : (block,)
+        The block's tokens, by their place in it: those that are kept, then cell by cell those of the streamed cells,
+        then those of no cell.
+    slots : (kept,)
+        Where the first of these are put among the kept tokens.
+    streamed : list of (int, int, int)
+        (number of a state, start, stop) in `order`; the tokens of no cell come last.
+    """
+
+    order: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    streamed: list[tuple[int, int, int]]
+
+
+class Deck:
+    """Cells (replicate r, step j) for a stream of known block lengths, and how many tokens each has so far.
+
+    Attributes
+    ----------
+    whole : int
+        Replicates 0 .. whole - 1 keep all their tokens, replicate r in slots r·n_max .. (r+1)·n_max - 1.
+    kept : (R, J) bool
+        Cells that keep their tokens.
+    start : (R, J)
+        First slot of a kept cell.
+    slots : int
+        All slots there are.
+    number : (R, J)
+        The state of a streamed cell.
+    states : int
+        All states there are; the last `LEFT_OVER` are of the tokens of no cell.
+    filled : (R, J)
+        Tokens dealt to each cell so far, those of the last hand included.
+    seen : int
+        Tokens dealt so far, those of no cell included.
+    """
+
+    def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
+        self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
+        steps = np.asarray(cells.steps)
+        self.whole = min(replicates, WHOLE_REPLICATES, max(1, KEPT_TOKENS // cells.sizes[-1]))
+        self.kept = np.tile(steps <= KEPT_STEP, (replicates, 1))
+        self.kept[: self.whole] = True
+        held = np.where(self.kept, steps, 0).ravel()
+        self.start = (np.cumsum(held) - held).reshape(self.kept.shape)
+        self.slots = int(held.sum())
+        self.number = np.cumsum(~self.kept).reshape(self.kept.shape) - 1
+        self.states = int((~self.kept).sum()) + LEFT_OVER
+        self.filled = np.zeros_like(self.start)
+        self.seen = 0
+
+    def hands(self) -> Iterator[Hand]:
+        """One hand for each block, in order; together a uniformly random deal of the whole stream."""
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
+        counted = deal(self.blocks, self.cells, self.replicates, self.seed)
+        for block, counts in zip(self.blocks, counted, strict=True):
+            parts = assign(counts, block, generator)
+            kept = np.flatnonzero(self.kept)
+            streamed = np.flatnonzero(~self.kept)
+            filled, start = self.filled.ravel(), self.start.ravel()
+            slots = [start[cell] + filled[cell] + np.arange(len(parts[cell])) for cell in kept]
+            left_over = np.array_split(parts[-1], LEFT_OVER)
+            order = [*(parts[cell] for cell in kept), *(parts[cell] for cell in streamed), *left_over]
+            stops = np.cumsum([len(part) for part in order])[len(kept) :]
+            lengths = [len(part) for part in order[len(kept) :]]
+            numbers = [*self.number.ravel()[streamed], *range(self.states - LEFT_OVER, self.states)]
+            self.filled = self.filled + counts
+            self.seen += block
+            yield Hand(
+                order=np.concatenate(order),
+                slots=np.concatenate(slots) if slots else np.empty(0, np.int64),
+                streamed=[
+                    (int(number), int(stop - length), int(stop))
+                    for number, stop, length in zip(numbers, stops, lengths, strict=True)
+                    if length
+                ],
+            )

@@ -1,0 +1,43 @@
+"""Ctrl-C between steps, not within them: the first one waits until the work at hand is whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """Whether somebody asked to stop."""
+
+    asked = False
+
+    def check(self) -> None:
+        """Raise the interrupt that was asked for."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def held_interrupt() -> Iterator[Interrupt]:
+    """Within the block the first Ctrl-C is only noted, for `Interrupt.check`; the second interrupts at once.
+
+    Signals reach the main thread alone; elsewhere nothing is held.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        interrupt.asked = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

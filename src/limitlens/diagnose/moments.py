@@ -1,0 +1,44 @@
+"""Means and covariances of vectors that stream by."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.errors import Array
+
+
+class Moments:
+    """Mean and covariance of vectors (heads, d) seen in blocks.
+
+    Sums within a block are float32, sums of these float64. Vectors are taken relative to a rough mean that is given, so
+    that nothing cancels.
+    """
+
+    def __init__(self, rough_mean: Tensor) -> None:
+        heads, dim = rough_mean.shape
+        self.shift = rough_mean
+        self.count = 0
+        self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
+        self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
+
+    def add(self, rows: Tensor) -> None:
+        """Take in rows (n, heads, d)."""
+        centred = (rows - self.shift).transpose(0, 1)
+        self.count += rows.shape[0]
+        self.total += centred.sum(1)
+        self.products += centred.mT @ centred
+
+    @property
+    def mean(self) -> Array:
+        """Shape (heads, d)."""
+        return np.asarray((self.shift + self.total / self.count).cpu())
+
+    @property
+    def covariance(self) -> Array:
+        """Shape (heads, d, d), divided by the number of vectors; positive semi-definite whatever was rounded."""
+        mean = self.total / self.count
+        raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
+        values, vectors = torch.linalg.eigh((raw + raw.mT) / 2)
+        return np.asarray(((vectors * values.clamp_min(0)[:, None]) @ vectors.mT).cpu())

@@ -1,0 +1,252 @@
+"""Queries come first: from a forward over a few random windows, which are then left out of the pool.
+
+An encoder's queries come from all positions. A causal model's come from the last positions of its windows, and only
+keys before all of these are pooled, so that every pooled key lies in every query's past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from limitlens.attention.kernels import Kernel
+from limitlens.attention.state import State
+from limitlens.errors import InputError
+from limitlens.models import Captured, Projections, Windows, capture, projections
+from limitlens.models.catalog import LoadedModel
+
+LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
+
+
+@dataclass(frozen=True, eq=False)
+class Traits:
+    """What a layer is, whatever it reads.
+
+    Attributes
+    ----------
+    scale, softcap, sinks
+        As in `Captured`.
+    sliding_window : int or None
+        As in `Captured`, and None also where windows are no longer than it.
+    rough_mean : dict of Tensor
+        Mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each.
+    projections, factor, reason
+        As `limitlens.models.projections` and `Projections.factor` give them.
+    """
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+    sliding_window: int | None
+    rough_mean: dict[str, Tensor]
+    projections: Projections | None
+    factor: float | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention layer as the probe sees it: its queries, and what every sample of theirs contains.
+
+    With Hkv key/value heads, G query heads for each, and m queries a head:
+
+    Attributes
+    ----------
+    index : int
+        The layer's place in the model.
+    query : (Hkv, G, m, k)
+        Queries, with the scale of the scores in them.
+    atom : State or None
+        What is in every context once, with its own key for every query, (Hkv, G · m): the first token of the query's
+        own window where the layer is causal and sees it, and the learned sink where it has one.
+    first : (Hkv, G · m) or None
+        The score of that first token alone.
+    traits : Traits
+    """
+
+    index: int
+    query: Tensor
+    atom: State | None
+    first: Tensor | None
+    traits: Traits
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel its scores need: None, the device's best, unless they are capped."""
+        return None if self.traits.softcap is None else capped_kernel(self.traits.softcap)
+
+    @property
+    def flat_query(self) -> Tensor:
+        """Queries of one key/value head side by side, (Hkv, G · m, k): its keys need not be repeated."""
+        return self.query.flatten(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """What the pilot found.
+
+    Attributes
+    ----------
+    layers : dict of int to Layer
+    causal : bool
+    positions : range
+        Positions of a window whose keys are pooled.
+    queries : (m, 2) array
+        Window and position of each query.
+    """
+
+    layers: dict[int, Layer]
+    causal: bool
+    positions: range
+    queries: NDArray[np.intp]
+
+
+def capped_kernel(softcap: float) -> Kernel:
+    """A kernel whose scores are softcap · tanh(score / softcap)."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        scores = scores_of(query, key, softcap)
+        if bias is not None:
+            scores = scores + bias
+        lse = scores.logsumexp(-1)
+        return lse, torch.exp(scores - lse.masked_fill(torch.isneginf(lse), 0.0)[..., None]) @ value
+
+    return attend
+
+
+def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
+    """Scores (..., m, n) of queries (..., m, k), scale included, and keys (..., n, k)."""
+    scores = query @ key.mT
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def run_pilot(
+    loaded: LoadedModel,
+    windows: Windows,
+    indices: NDArray[np.intp],
+    *,
+    queries: int,
+    batch: int,
+    seed: int,
+    report: Callable[[int], None],
+) -> Pilot:
+    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens."""
+    gather = _Gather(loaded, windows.length, indices, queries, seed)
+    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True):
+        for ids in windows.batches(batch, indices):
+            loaded.model(input_ids=ids.to(loaded.model.device))
+            gather.start += len(ids)
+            report(ids.numel())
+    return gather.finish()
+
+
+class _Gather:
+    """Takes from each captured layer the rows that were chosen as queries."""
+
+    def __init__(self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int) -> None:
+        self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
+        self.start = 0
+        self.causal: bool | None = None
+        self.tail = length
+        self.chosen: NDArray[np.intp] = np.empty((0, 2), np.intp)
+        self.parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self.traits: dict[int, Traits] = {}
+
+    def take(self, captured: Captured) -> None:
+        if self.causal is None:
+            self._choose(captured.causal)
+        if captured.causal != self.causal:
+            raise InputError(
+                f"{self.loaded.name} has both causal and bidirectional layers; expected one kind, "
+                "so choose another model"
+            )
+        if captured.bias is not None:
+            raise InputError(
+                f"layer {captured.layer} of {self.loaded.name} adds a bias to its scores by relative position, and a "
+                "pooled key has none; choose a model with rotary, learned or no positions"
+            )
+        if self.start == 0:
+            self.traits[captured.layer] = self._traits(captured)
+        stop = self.start + captured.query.shape[0]
+        window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
+        row = torch.as_tensor(window - self.start, device=captured.query.device)
+        column = torch.as_tensor(position, device=captured.query.device)
+        self.parts.setdefault(captured.layer, []).append(
+            (
+                captured.query[row, :, column].float() * captured.scale,
+                captured.key[row, :, 0].float(),
+                captured.value[row, :, 0].float(),
+            )
+        )
+
+    def finish(self) -> Pilot:
+        positions = range(1, self.length - self.tail) if self.causal else range(self.length)
+        chosen = np.stack((self.indices[self.chosen[:, 0]], self.chosen[:, 1]), axis=1)
+        layers = {index: self._layer(index) for index in sorted(self.parts)}
+        return Pilot(layers, bool(self.causal), positions, chosen)
+
+    def _choose(self, causal: bool) -> None:
+        """Draw the queries among the last positions of a causal model's windows, among all of an encoder's."""
+        self.causal = causal
+        count = len(self.indices)
+        if causal:
+            self.tail = min(-(-self.queries // count), max(1, self.length // LARGEST_TAIL))
+            if self.length - self.tail < 2:
+                raise InputError(
+                    f"windows of {self.length} tokens are too short for a causal model; expected 8 or more"
+                )
+        number = min(self.queries, count * self.tail)
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
+        place = np.sort(generator.choice(count * self.tail, number, replace=False))
+        self.chosen = np.stack((place // self.tail, self.length - self.tail + place % self.tail), axis=1)
+
+    def _traits(self, captured: Captured) -> Traits:
+        made, reason = projections(self.loaded.model, captured.layer)
+        factor = None if made is None else made.factor(captured)
+        if made is not None and captured.hidden is None:
+            reason = "the input of the query projection could not be read"
+        elif made is not None and factor is None:
+            reason = "queries or keys are normalised one by one after the projection: no score matrix exists"
+        sliding = captured.sliding_window
+        rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
+        if captured.hidden is not None:
+            rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
+        return Traits(
+            scale=captured.scale,
+            softcap=captured.softcap,
+            sinks=captured.sinks,
+            sliding_window=None if sliding is None or sliding >= self.length else sliding,
+            rough_mean=rough_mean,
+            projections=made,
+            factor=factor,
+            reason=reason,
+        )
+
+    def _layer(self, index: int) -> Layer:
+        rows, keys, values = (torch.cat(part) for part in zip(*self.parts[index], strict=True))
+        traits = self.traits[index]
+        heads, shared = rows.shape[1], keys.shape[1]
+        query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
+        atom, first = None, None
+        if self.causal and traits.sliding_window is None:
+            key, value = (part.double().transpose(0, 1)[:, None] for part in (keys, values))
+            first = scores_of(query.double()[..., None, :], key[..., None, :], traits.softcap).flatten(1)
+            output = value.expand(-1, query.shape[1], -1, -1).flatten(1, 2)
+            atom = State(torch.ones(shared, dtype=torch.int64, device=query.device), first, output)
+        if traits.sinks is not None:
+            learned = _learned_sink(traits.sinks, query, values.shape[-1])
+            atom = learned if atom is None else atom.merge(learned)
+        return Layer(index, query, atom, first, traits)
+
+
+def _learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:
+    """A sink that the model has learned: a token with a score per query head and the value 0."""
+    shared, groups, m, _ = query.shape
+    lse = sinks.double().view(shared, groups, 1).expand(-1, -1, m).flatten(1)
+    nothing = lse.new_zeros(shared, groups * m, value_dim)
+    return State(torch.zeros(shared, dtype=torch.int64, device=query.device), lse, nothing)

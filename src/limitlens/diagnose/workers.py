@@ -1,0 +1,60 @@
+"""One worker a core, each with one thread.
+
+A probe consists of thousands of small pieces of work. Spread over the threads of torch, each would be split and joined
+again, at a price that explodes on a busy machine; spread over workers, pieces run whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+from typing import Protocol, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workers(Protocol):
+    """Something that applies a function to many items, in any order and at the same time."""
+
+    def __call__(self, function: Callable[[Item], Result], items: Iterable[Item], /) -> list[Result]:
+        """The results, in the order of the items."""
+
+
+def one_after_another(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """No workers at all: on a device that has its own, or on a single core."""
+    return [function(item) for item in items]
+
+
+@contextmanager
+def workers_for(device: torch.device) -> Iterator[Workers]:
+    """As many workers as torch has threads on the CPU; none elsewhere."""
+    count = torch.get_num_threads()
+    if device.type != "cpu" or count == 1:
+        yield one_after_another
+        return
+    ready = Barrier(count + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        ready.wait()
+
+    with ThreadPoolExecutor(count, initializer=begin) as pool:
+        for _ in range(count):
+            pool.submit(int)
+        ready.wait()
+        torch.set_num_threads(count)  # the number is each thread's own, but new threads take the one set last
+
+        def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+            return list(pool.map(lambda item: _inferring(function, item), items))
+
+        yield spread
+
+
+def _inferring(function: Callable[[Item], Result], item: Item) -> Result:
+    with torch.inference_mode():  # each thread's own too
+        return function(item)

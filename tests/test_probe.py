@@ -1,0 +1,467 @@
+"""The probe against dense float64 attention: same tokens and queries, every score formed, nothing streamed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from limitlens.diagnose import deck as deck_module
+from limitlens.diagnose.deck import Deck
+from limitlens.diagnose.probe import probe
+from limitlens.diagnose.run import ProbeRun
+from limitlens.errors import InputError
+from limitlens.models import Captured, LoadedModel, Windows, capture, choose, open_corpus
+from limitlens.sampling.cells import Cells
+from tiny_models import LAYERS, TINY, tiny_tokenizer
+
+WINDOW, TOKENS, SIZES, REPLICATES, QUERIES, BATCH = 16, 4800, (8, 16, 40, 100), 5, 12, 37
+CAUSAL = ("gpt2", "llama", "gemma2", "gpt_oss", "mistral")
+PROBED = ("bert", "modernbert", *CAUSAL)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    generator = np.random.default_rng(5)
+    letters = generator.choice(list("abcdefghijklmnopqrstuvwxyz     "), 12_000)
+    path = tmp_path_factory.mktemp("text") / "letters.txt"
+    path.write_text("".join(letters))
+    return str(path)
+
+
+def tiny(name: str) -> LoadedModel:
+    return LoadedModel(name, TINY[name].model(), tiny_tokenizer(special=not TINY[name].causal))
+
+
+def run_tiny(loaded: LoadedModel, text: str, **options: Any) -> ProbeRun:
+    arguments: dict[str, Any] = {
+        "window": WINDOW, "sizes": SIZES, "replicates": REPLICATES, "queries": QUERIES, "batch": BATCH, "seed": 3,
+    }  # fmt: skip
+    return probe(loaded, text, TOKENS, **arguments | options)
+
+
+@pytest.fixture(params=["kept", "streamed"])
+def cells_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Cells keep their tokens until the end, or all but those of one replicate stream into states."""
+    if request.param == "streamed":
+        monkeypatch.setattr(deck_module, "KEPT_STEP", 8)
+        monkeypatch.setattr(deck_module, "WHOLE_REPLICATES", 1)
+    return str(request.param)
+
+
+@dataclass
+class Dense:
+    """All that a layer attends to, gathered window by window, and the deal read off the deck."""
+
+    captured: dict[int, Captured]
+    """Of each layer, all windows at once."""
+    cells: list[list[list[tuple[int, int]]]]
+    """cells[r][j]: (window, position) of its tokens."""
+    pool: list[tuple[int, int]]
+    run: ProbeRun
+
+    def rows(self, layer: int, name: str, head: int, places: list[tuple[int, int]]) -> Tensor:
+        window, position = torch.tensor(places).T
+        return getattr(self.captured[layer], name)[window, head, position].double()
+
+    def query_places(self) -> list[tuple[int, int]]:
+        return [(int(w), int(p)) for w, p in self.run.states["query_places"]]
+
+    def attend(
+        self, layer: int, head: int, places: list[tuple[int, int]], *, weight: float = 1.0, atom: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs (m, v) and weights (m, n): one softmax over `places` with n·weight worth of mass, and the atom."""
+        shown = self.captured[layer]
+        groups = shown.query.shape[1] // shown.key.shape[1]
+        query = self.rows(layer, "query", head, self.query_places()) * shown.scale
+        key, value = (self.rows(layer, name, head // groups, places) for name in ("key", "value"))
+
+        def cap(scores: Tensor) -> Tensor:
+            return scores if shown.softcap is None else shown.softcap * torch.tanh(scores / shown.softcap)
+
+        scores = cap(query @ key.T) + np.log(weight)
+        values = value.expand(len(query), *value.shape)
+        if atom:
+            sliding = shown.sliding_window is not None and shown.sliding_window < WINDOW
+            if shown.causal and not sliding:
+                first = [(w, 0) for w, _ in self.query_places()]
+                own_key, own_value = (self.rows(layer, name, head // groups, first) for name in ("key", "value"))
+                scores = torch.cat((scores, cap((query * own_key).sum(-1))[:, None]), 1)
+                values = torch.cat((values, own_value[:, None]), 1)
+            if shown.sinks is not None:
+                scores = torch.cat((scores, shown.sinks[head].double().expand(len(query), 1)), 1)
+                values = torch.cat((values, torch.zeros_like(values[:, :1])), 1)
+        weights = torch.softmax(scores, -1)
+        return (weights[:, None] @ values)[:, 0], weights
+
+
+def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
+    windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
+    pilot, reserved = choose(windows.count, (0.05, 0.10), 3)
+    assert run.result["windows"]["reserved"] == reserved.tolist()
+    assert {w for w, _ in run.states["query_places"].tolist()} <= set(pilot.tolist())
+    captured: dict[int, Captured] = {}
+    with torch.inference_mode(), capture(loaded.model, lambda c: captured.update({c.layer: c})):
+        (ids,) = windows.batches(windows.count)
+        loaded.model(input_ids=ids)
+    rest = np.setdiff1d(np.arange(windows.count), np.concatenate((pilot, reserved)))
+    order = np.random.default_rng(np.random.SeedSequence([3, 0x9001])).permutation(rest)
+    start, stop = run.result["pooled_positions"]
+    batches = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+    places = [[(int(w), p) for w in batch for p in range(start, stop)] for batch in batches]
+    deck = Deck([len(block) for block in places], Cells(SIZES), run.result["replicates"], 3)
+    slots: dict[int, tuple[int, int]] = {}
+    streams: dict[int, list[tuple[int, int]]] = {}
+    for block, hand in zip(places, deck.hands(), strict=True):
+        dealt = [block[i] for i in hand.order]
+        slots |= dict(zip(hand.slots.tolist(), dealt, strict=False))
+        for number, begin, end in hand.streamed:
+            streams.setdefault(number, []).extend(dealt[begin:end])
+    cells = []
+    for r in range(deck.replicates):
+        row = []
+        for j, step in enumerate(Cells(SIZES).steps):
+            first = int(deck.start[r, j])
+            row.append(
+                [slots[s] for s in range(first, first + step)] if deck.kept[r, j] else streams[deck.number[r, j]]
+            )
+        cells.append(row)
+    return Dense(captured, cells, [place for block in places for place in block], run)
+
+
+def rms(vectors: Tensor) -> float:
+    return float(vectors.square().sum(-1).mean().sqrt())
+
+
+def check_curves(found: Dense, layer: int, head: int, record: dict[str, Any], *, atom: bool) -> None:
+    """The record's errors, replicate by replicate squared and averaged, from softmax over lists of tokens."""
+    pool = found.pool
+    expected, centred = [], []
+    for j, n in enumerate(SIZES):
+        limit, _ = found.attend(layer, head, pool, weight=n / len(pool) if atom else 1.0, atom=atom)
+        errors = []
+        for replicate in found.cells:
+            sample = [place for cell in replicate[: j + 1] for place in cell]
+            assert len(set(sample)) == n
+            output, _ = found.attend(layer, head, sample, atom=atom)
+            errors.append(rms(output - limit) / np.sqrt(1 - n / len(pool)))
+        root = np.sqrt(np.mean(np.square(errors)))
+        expected.append(root / rms(limit))
+        centred.append(root / rms(limit - limit.mean(0)))
+    np.testing.assert_allclose(record["relative_output_error"], expected, rtol=2e-5)
+    np.testing.assert_allclose(record["relative_centred_error"], centred, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_curves_and_reference_are_those_of_dense_attention(name: str, text: str, cells_as: str) -> None:
+    loaded = tiny(name)
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    tokens = [place for replicate in found.cells for cell in replicate for place in cell]
+    assert len(tokens) == len(set(tokens)) == REPLICATES * SIZES[-1]
+    assert set(tokens) < set(found.pool)
+    assert run.result["tokens"] == len(found.pool)
+    assert len(run.result["heads"]) == LAYERS * TINY[name].query_heads
+    for layer, head in ((0, 1), (1, 0), (LAYERS - 1, 3)):
+        record = run.result["heads"][layer * TINY[name].query_heads + head]
+        assert (record["layer"], record["head"]) == (layer, head)
+        reference, _ = found.attend(layer, head, found.pool)
+        torch.testing.assert_close(run.states[f"layer{layer}.reference.output"][head], reference, rtol=1e-5, atol=2e-6)
+        if record["without_sink"] is None:
+            check_curves(found, layer, head, record, atom=False)
+        else:
+            check_curves(found, layer, head, record, atom=True)
+            check_curves(found, layer, head, record["without_sink"], atom=False)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2"])
+def test_details_are_those_of_dense_attention(name: str, text: str, cells_as: str) -> None:
+    loaded = tiny(name)
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    whole = 1 if cells_as == "streamed" else 4
+    for layer, head in ((0, 2), (LAYERS - 1, 1)):
+        record = run.result["heads"][layer * 4 + head]
+        effective, top, entropy, hard = [], [], [], []
+        groups = 4 // TINY[name].key_heads
+        values = dict(zip(found.pool, found.rows(layer, "value", head // groups, found.pool), strict=True))
+        _, weights = found.attend(layer, head, found.pool)
+        best = torch.stack([values[found.pool[i]] for i in weights.argmax(1)])
+        for replicate in found.cells[:whole]:
+            rows, wrong = [], []
+            for j, n in enumerate(SIZES):
+                sample = [place for cell in replicate[: j + 1] for place in cell]
+                _, weights = found.attend(layer, head, sample)
+                rows.append(float((1 / weights.square().sum(1)).mean()))
+                winners = torch.stack([values[sample[i]] for i in weights.argmax(1)])
+                wrong.append(rms(winners - best) / rms(best) / np.sqrt(1 - n / len(found.pool)))
+            effective.append(rows)
+            hard.append(wrong)
+            top.append(float(weights.max(1).values.mean()))
+            entropy.append(float(-(weights * weights.log()).sum(1).mean()))
+        np.testing.assert_allclose(record["effective_tokens"], np.mean(effective, 0), rtol=2e-5)
+        np.testing.assert_allclose(record["hardmax_error"], np.mean(hard, 0), rtol=2e-5)
+        assert record["top_weight"] == pytest.approx(np.mean(top), rel=2e-5)
+        assert record["entropy"] == pytest.approx(np.mean(entropy), rel=2e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_predicted_errors_are_the_plug_in_variance(name: str, text: str) -> None:
+    """At the largest n: Σ w² |v − Γ|² over the tokens of each whole replicate, the sink's weight in the softmax too."""
+    loaded = tiny(name)
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    groups = 4 // TINY[name].key_heads
+    for layer, head in ((1, 0), (2, 3)):
+        errors, outputs = [], []
+        for replicate in found.cells[:4]:
+            sample = [place for cell in replicate for place in cell]
+            output, weights = found.attend(layer, head, sample, atom=True)
+            value = found.rows(layer, "value", head // groups, sample)
+            gaps = (value - output[:, None]).square().sum(-1)
+            errors.append(float((weights[:, : len(sample)].square() * gaps).sum(1).mean()))
+            outputs.append(float(output.square().sum(1).mean()))
+        record = run.result["heads"][4 * layer + head]
+        expected = np.sqrt(np.mean(errors) / np.mean(outputs))
+        assert record["predicted_error"][-1] == pytest.approx(expected, rel=2e-5)
+        ranks, weights = record["ordered_weights"]["rank"], record["ordered_weights"]["weight"]
+        sample = [place for cell in found.cells[0] for place in cell]
+        ordered = found.attend(layer, head, sample)[1].sort(1, descending=True).values.mean(0)
+        np.testing.assert_allclose(weights, [ordered[rank - 1] for rank in ranks], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_geometry_is_that_of_the_pooled_queries_and_keys(name: str, text: str) -> None:
+    loaded = tiny(name)
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    groups = 4 // TINY[name].key_heads
+    for layer, head in ((0, 0), (1, 3)):
+        record = run.result["heads"][layer * 4 + head]
+        scale = found.captured[layer].scale
+        query, key = (
+            found.rows(layer, part, h, found.pool).numpy() for part, h in (("query", head), ("key", head // groups))
+        )
+        cov_q, cov_k = (np.cov(rows.T, bias=True) for rows in (query, key))
+        eigenvalues = np.linalg.eigvals(cov_q @ cov_k)
+        assert record["horizon"] == pytest.approx(scale * np.sqrt(eigenvalues.real.max()), rel=1e-4)
+        tilt = scale * np.sqrt(query.mean(0) @ cov_k @ query.mean(0))
+        assert record["mean_tilt"] == pytest.approx(tilt, rel=1e-4)
+        asked = found.rows(layer, "query", head, found.query_places()).numpy() * scale
+        assert record["score_std"] == pytest.approx(np.sqrt((asked @ key.T).var(1).mean()), rel=1e-4)
+
+
+def test_one_sided_horizon_and_coupling_come_from_weights_and_hidden_states(text: str) -> None:
+    loaded = tiny("gpt2")
+    run = run_tiny(loaded, text)
+    windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
+    hidden: list[Tensor] = []
+    used = np.setdiff1d(
+        np.arange(windows.count), [*run.states["query_places"][:, 0].tolist(), *run.result["windows"]["reserved"]]
+    )
+    with (
+        torch.inference_mode(),
+        capture(loaded.model, lambda c: hidden.append(c.hidden) if c.layer == 1 else None, hidden=True),
+    ):
+        for ids in windows.batches(64, used):
+            loaded.model(input_ids=ids)
+    start, stop = run.result["pooled_positions"]
+    rows = torch.cat([part[:, start:stop].flatten(0, 1) for part in hidden]).double().numpy()
+    covariance = np.cov(rows.T, bias=True)
+    block = loaded.model.h[1].attn.c_attn.weight.detach().double().numpy()
+    for head in range(4):
+        Wq, Wk = block[:, 8 * head : 8 * head + 8], block[:, 32 + 8 * head : 40 + 8 * head]
+        A = Wk @ Wq.T / np.sqrt(8)
+        values, vectors = np.linalg.eigh(covariance)
+        root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+        one_sided = np.linalg.norm(root @ A, 2)
+        record = run.result["heads"][4 + head]
+        # One hidden state in four enters the covariance: 800 of them, so 5% in a variance is one standard error.
+        assert record["horizon_one_sided"] == pytest.approx(one_sided, rel=0.08)
+        assert record["coupling"] == pytest.approx(values[-1] * one_sided**2, rel=0.2)
+        assert record["geometry_note"] is None
+
+
+def test_what_cannot_be_had_is_null_with_a_reason(text: str) -> None:
+    heads = run_tiny(tiny("modernbert"), text).result["heads"]
+    assert all(head["horizon_one_sided"] is None and head["coupling"] is None for head in heads)
+    assert "no query and key projections" in heads[0]["geometry_note"]
+    assert "before the rotary embedding" in run_tiny(tiny("llama"), text).result["heads"][0]["geometry_note"]
+    with pytest.raises(InputError, match="layer 0 of t5 adds a bias to its scores by relative position"):
+        run_tiny(LoadedModel("t5", TINY["t5"].model(), tiny_tokenizer(special=True)), text)
+
+
+def test_layers_say_what_they_are(text: str) -> None:
+    result = run_tiny(tiny("gemma2"), text).result
+    assert [layer["sliding_window"] for layer in result["layers"]] == [6, None, 6]
+    assert [layer["attention"] for layer in result["layers"]] == ["sliding window", "full", "sliding window"]
+    assert [head["sink"] is None for head in result["heads"]] == [True] * 4 + [False] * 4 + [True] * 4
+    kinds = [head["sink"]["kind"] for head in run_tiny(tiny("gpt_oss"), text).result["heads"]]
+    assert kinds == ["learned sink"] * 4 + ["first token and learned sink"] * 4 + ["learned sink"] * 4
+
+
+def test_queries_of_a_causal_model_come_after_every_pooled_key(text: str) -> None:
+    run = run_tiny(tiny("llama"), text)
+    start, stop = run.result["pooled_positions"]
+    positions = run.states["query_places"][:, 1]
+    assert start == 1
+    assert int(positions.min()) >= stop
+    assert int(positions.max()) == WINDOW - 1
+    encoder = run_tiny(tiny("bert"), text)
+    assert encoder.result["pooled_positions"] == [0, WINDOW]
+    assert len(set(encoder.states["query_places"][:, 1].tolist())) > WINDOW / 3
+
+
+def test_the_sink_is_measured_against_the_rest(text: str) -> None:
+    loaded = tiny("gpt2")
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    record = run.result["heads"][5]
+    _, weights = found.attend(1, 1, found.pool, weight=SIZES[1] / len(found.pool), atom=True)
+    assert record["sink"]["share"][1] == pytest.approx(float(weights[:, -1].mean()), rel=1e-5)
+    length = record["sink"]["dilution_length"]
+    _, weights = found.attend(1, 1, found.pool, weight=length / len(found.pool), atom=True)
+    assert float(weights[:, -1].mean()) == pytest.approx(0.5, rel=1e-5)
+    _, weights = found.attend(1, 1, found.pool, weight=(WINDOW - 1) / len(found.pool), atom=True)
+    assert record["sink_mass"] == pytest.approx(float(weights[:, -1].mean()), rel=1e-5)
+
+
+def test_an_encoders_sink_mass_is_that_of_its_special_tokens(text: str) -> None:
+    loaded = tiny("bert")
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    special = torch.tensor([p in (0, WINDOW - 1) for _, p in found.pool])
+    _, weights = found.attend(2, 3, found.pool)
+    assert run.result["heads"][11]["sink_mass"] == pytest.approx(float(weights[:, special].sum(1).mean()), rel=1e-5)
+
+
+def test_the_model_runs_once_over_the_corpus(text: str) -> None:
+    loaded = tiny("bert")
+    seen: list[Tensor] = []
+    hook = loaded.model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    run = run_tiny(loaded, text)
+    hook.remove()
+    windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
+    forwarded = sorted(tuple(row.tolist()) for ids in seen for row in ids)
+    reserved = set(run.result["windows"]["reserved"])
+    assert forwarded == sorted(tuple(windows[i].tolist()) for i in range(windows.count) if i not in reserved)
+    assert len(reserved) == round(windows.count / 10)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_gives_another(text: str) -> None:
+    loaded = tiny("llama")
+    one, two, other = (run_tiny(loaded, text, seed=seed).document() for seed in (3, 3, 4))
+    assert one["heads"] == two["heads"]
+    assert one["heads"][0]["relative_output_error"] != other["heads"][0]["relative_output_error"]
+
+
+def test_as_many_replicates_as_the_pool_holds(text: str) -> None:
+    run = run_tiny(tiny("bert"), text, replicates=50)
+    pool = 255 * WINDOW
+    assert run.result["tokens"] == pool
+    assert run.result["replicates"] == pool // SIZES[-1]
+    assert run.result["replicates_asked"] == 50
+    with pytest.raises(InputError, match=r"largest size is 3,000 and 4,800 tokens leave 4,080 .* ask for about 7,059"):
+        run_tiny(tiny("bert"), text, sizes=(10, 3000))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicates": 1}, "replicates is 1"),
+        ({"queries": 1}, "queries is 1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"sizes": (5, 3)}, "sizes are 5, 3"),
+        ({"window": 2}, "windows longer than"),
+        ({"window": 100}, "learned 64 positions"),
+        ({"device": "tpu"}, "the device is 'tpu'"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str, text: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_tiny(tiny("bert"), text, **options)
+
+
+def test_an_interrupted_run_is_a_run_of_what_was_dealt(text: str) -> None:
+    loaded = tiny("llama")
+
+    def stop(done: float, total: float) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    run = run_tiny(loaded, text, progress=stop)
+    result = run.result
+    assert result["interrupted"]
+    assert "interrupted after" in result["warnings"][-1]
+    assert 0.4 < result["tokens"] / run_tiny(loaded, text).result["tokens"] < 0.8
+    assert all(a < b for a, b in zip(result["n"], SIZES, strict=True))
+    error = np.array([head["without_sink"]["relative_output_error"] for head in result["heads"]])
+    assert np.isfinite(error).all()
+    assert (error[:, 0] > error[:, -1]).all()
+
+    def at_once(done: float, total: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # before the pool nothing is worth keeping
+        run_tiny(loaded, text, progress=at_once)
+
+
+def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
+    run = run_tiny(tiny("llama"), text)
+    folder = run.save(tmp_path / "run")
+    assert {path.name for path in folder.iterdir()} == {
+        "run.json", "states.safetensors",
+        *(f"{table}.{kind}" for table in ("heads", "layers", "curves", "replicates") for kind in ("csv", "parquet")),
+    }  # fmt: skip
+    again = ProbeRun.load(folder)
+    assert again.document() == run.document()
+    assert again.states.keys() == run.states.keys()
+    assert all(torch.equal(again.states[name], run.states[name]) for name in run.states)
+    assert again.heads.equals(run.heads)
+    assert again.curves.equals(run.curves)
+    assert str(again) == str(run)
+    assert len(run.heads) == 12
+    assert len(run.curves) == 12 * len(SIZES)
+    assert len(run.replicate_errors) == 12 * len(SIZES) * REPLICATES
+    assert "<table" in run._repr_html_()
+    with pytest.raises(InputError, match=r"holds no run\.json"):
+        ProbeRun.load(tmp_path)
+
+
+def test_every_head_has_what_the_contract_names(text: str) -> None:
+    document = run_tiny(tiny("llama"), text).document()
+    assert {"model", "corpus", "tokens", "heads", "seconds"} <= document.keys()
+    assert {"model", "attention"} <= document["seconds"].keys()
+    names = """layer head kv_head horizon horizon_one_sided coupling mean_tilt score_std n relative_output_error
+    relative_output_error_stderr rate rate_sharp effective_tokens top_weight entropy sink_mass pareto_k regime
+    tokens_for"""
+    for head in document["heads"]:
+        assert set(names.split()) <= head.keys()
+        assert head["tokens_for"].keys() == {"0.1", "0.05", "0.01"}
+        assert {"slope", "stderr", "interval", "law"} <= head["rate"].keys()
+        assert head["kv_head"] == head["head"] // 2
+    layer = document["layers"][0]
+    assert layer["tails"]["verdict"] in ("sub-Gaussian", "heavier than Gaussian", "power tail")
+    skill = document["summary"]["rates"]["predictors"]
+    assert skill["rate_constant"]["rank_correlation"] is None
+    slopes = [head["without_sink"]["rate"]["slope"] for head in document["heads"]]
+    assert skill["rate_constant"]["mean_absolute_miss"] == pytest.approx(np.abs(np.array(slopes) - 0.5).mean())
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_enormous_scores_neither_overflow_nor_vanish(scale: float, text: str) -> None:
+    loaded = tiny("bert")
+    for layer in loaded.model.encoder.layer:
+        layer.attention.self.query.weight.mul_(scale)
+    run = run_tiny(loaded, text)
+    found = dense(loaded, text, run)
+    record = run.result["heads"][4]
+    assert record["score_std"] > 10
+    check_curves(found, 1, 0, record, atom=False)
