@@ -54,6 +54,12 @@ def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covarianc
     return Moments(average - mean, spread - covariance)
 
 
+def _operator_norm(symmetric: Tensor) -> Tensor:
+    """Largest singular value of symmetric matrices (r, v, v), which is their largest |eigenvalue|: (r,)."""
+    values: Tensor = torch.linalg.eigvalsh(symmetric)
+    return values[:, (0, -1)].abs().amax(-1)
+
+
 def _scatter(X: Tensor) -> Tensor:
     """Sum of centred outer products over the queries: (r, q, v) to (r, v, v)."""
     centred = X - X.mean(1, keepdim=True)
@@ -77,7 +83,7 @@ def replicate_errors(
     errors = {
         "mean": whole.mean.norm(dim=-1),
         "covariance": torch.linalg.matrix_norm(whole.covariance),
-        "covariance_operator": torch.linalg.matrix_norm(whole.covariance, 2),
+        "covariance_operator": _operator_norm(whole.covariance),
         "output": (Y - G).square().sum(-1).mean(-1).sqrt(),
     }
     even, odd = (moment_errors(Y[:, k::2], G[:, k::2], sums, mean, covariance) for k in (0, 1))
@@ -86,6 +92,6 @@ def replicate_errors(
     noise = {
         "mean": (even.mean - odd.mean).square().sum(-1) * left_out,
         "covariance": gap.square().sum((-1, -2)) * left_out,
-        "covariance_operator": torch.linalg.matrix_norm(gap, 2).square() * left_out,
+        "covariance_operator": _operator_norm(gap).square() * left_out,
     }
     return errors, noise

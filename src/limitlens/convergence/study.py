@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.head import Head
-from limitlens.attention.kernels import state_of
+from limitlens.attention.kernels import Kernel, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
 from limitlens.convergence.curve import Curve
@@ -214,12 +214,11 @@ class _Work:
             tokens, limits = self.reference.draw(replicates, start, stop)
             sums = sums.add(limits)
             tokens = tokens.to(self.device)
-            keys, values = self.head.keys(tokens), self.head.values(tokens)
             bias = self._bias(queries, start, stop)
-            state = state.merge(state_of(query, keys.float(), values.float(), bias=bias))
+            state = state.merge(self._attend(query, tokens.float(), bias))
             if floor:
                 seen = None if bias is None else bias[: precise.shape[1]].double()
-                exact = exact.merge(state_of(precise, keys[:1], values[:1], bias=seen, kernel=plain_kernel))
+                exact = exact.merge(self._attend(precise, tokens[:1], seen, plain_kernel))
             if index + 1 < len(blocks) and blocks[index + 1][0] == step:
                 continue
             used = min(queries, self.cells.sizes[step])
@@ -236,6 +235,9 @@ class _Work:
                 floors[step] = float(gap)
         errors, noise = ({name: torch.stack(rows, 1).numpy() for name, rows in book.items()} for book in books)
         return errors, noise, floors
+
+    def _attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
+        return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)
 
     def _bias(self, queries: int, start: int, stop: int) -> Tensor | None:
         """−inf where a query meets itself; None for blocks without queries."""

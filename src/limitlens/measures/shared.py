@@ -63,6 +63,9 @@ def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch
     """Independent N(0, 1) in float64, on the generator's device."""
     import torch
 
+    if generator.device.type == "cpu":  # NumPy's method draws twice as fast as torch's, and with whole tails
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
     return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 

@@ -6,8 +6,6 @@ whatever else runs beside it, can be replayed without being stored, and can be c
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,18 +14,6 @@ from limitlens.errors import InputError
 from limitlens.measures.base import Measure
 
 PAGE = 4096  # tokens of a replicate drawn at a time
-
-
-class Stream(Protocol):
-    """Where the tokens of each replicate come from."""
-
-    dim: int
-
-    def draw(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
-
-    def unseen(self, n: int) -> float:
-        """The finite-population factor √(1 − n/N) by which errors against the reference shrink; 1 for a law."""
 
 
 def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
@@ -44,13 +30,11 @@ class IidStream:
         self.dim = measure.dim
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
-    def draw(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
+    def draw(self, replicates: range, start: int, stop: int) -> Tensor:
+        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
         pages = range(start // PAGE, (stop - 1) // PAGE + 1)
         parts = [self._page(replicates, p)[:, max(start - p * PAGE, 0) : stop - p * PAGE] for p in pages]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    def unseen(self, n: int) -> float:  # noqa: D102
-        return 1.0
 
     def _page(self, replicates: range, page: int) -> Tensor:
         if self._last[:2] != (replicates, page):  # small cells share a page: keep the last one
@@ -76,7 +60,8 @@ class PoolStream:
         self.dim = tokens.shape[1]
         self._orders: dict[int, Tensor] = {}
 
-    def draw(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
+    def draw(self, replicates: range, start: int, stop: int) -> Tensor:
+        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
         return self.tokens[self.indices(replicates, start, stop)].double()
 
     def indices(self, replicates: range, start: int, stop: int) -> Tensor:
@@ -88,5 +73,6 @@ class PoolStream:
                 self._orders[r] = order[: self.largest].clone()
         return torch.stack([self._orders[r][start:stop] for r in replicates])
 
-    def unseen(self, n: int) -> float:  # noqa: D102
+    def unseen(self, n: int) -> float:
+        """The finite-population factor √(1 − n/N) by which errors against the pool shrink."""
         return float(np.sqrt(1 - n / len(self.tokens)))
