@@ -57,7 +57,7 @@ def test_all_queries_reproduce_the_definition(mask_self):
 
 
 def test_few_queries_are_unbiased_for_the_squared_error_and_cheaper_than_no_control_variate():
-    head, n, m = ll.Head(1.0), 2000, 32
+    head, n, m = ll.Head(1.0), 2000, 96
     few = ll.study(LINE, head, [n], replicates=1500, queries=m, seed=1)
     many = ll.study(LINE, head, [n], replicates=1500, queries=n, seed=1)
     for name in ("mean", "covariance"):
@@ -67,7 +67,7 @@ def test_few_queries_are_unbiased_for_the_squared_error_and_cheaper_than_no_cont
         assert abs(corrected.mean() - true) < 4 * spread + 0.01 * true, name
         assert few.error(name)[0] == pytest.approx(many.error(name)[0], rel=0.06)
     # Without the control variate the mean over m tokens has the variance of m tokens, not of n.
-    assert few.replicate_errors["mean"].mean() < 0.5 * np.sqrt(2 / np.pi / m)
+    assert few.replicate_errors["mean"].mean() < 0.7 * np.sqrt(2 / np.pi / m)
 
 
 def test_two_halves_measure_the_noise_of_the_queries():
@@ -127,7 +127,9 @@ def test_predicted_curves_lie_on_the_measured_ones():
     )
     for mask_self in (False, True):
         curve = ll.study(mu, head, [100, 1000], replicates=400, queries=200, mask_self=mask_self)
-        assert_allclose(curve.predicted["output"], curve.error("output"), rtol=0.05)
+        gap = np.abs(curve.predicted["output"] - curve.error("output"))
+        assert (gap < 3 * curve.stderr("output") + 0.01 * curve.error("output")).all()
+        assert (curve.stderr("output") < 0.04 * curve.error("output")).all()
         assert "mean" not in curve.predicted
     assert ll.study(ll.Cube(1), ll.Head(0.5), [10, 20], replicates=2).predicted == {}
 
