@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ import torch
 from torch import Tensor
 
 from limitlens.diagnose import deck as deck_module
+from limitlens.diagnose import probe as probe_module
 from limitlens.diagnose.deck import Deck
 from limitlens.diagnose.probe import probe
 from limitlens.diagnose.run import ProbeRun
+from limitlens.diagnose.workers import one_after_another, workers_for
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, choose, open_corpus
 from limitlens.sampling.cells import Cells
@@ -43,6 +47,11 @@ def run_tiny(loaded: LoadedModel, text: str, **options: Any) -> ProbeRun:
         "window": WINDOW, "sizes": SIZES, "replicates": REPLICATES, "queries": QUERIES, "batch": BATCH, "seed": 3,
     }  # fmt: skip
     return probe(loaded, text, TOKENS, **arguments | options)
+
+
+@pytest.fixture(autouse=True)
+def _blocks_of_two_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "BLOCK", 2 * BATCH * WINDOW)
 
 
 @pytest.fixture(params=["kept", "streamed"])
@@ -112,7 +121,7 @@ def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
     rest = np.setdiff1d(np.arange(windows.count), np.concatenate((pilot, reserved)))
     order = np.random.default_rng(np.random.SeedSequence([3, 0x9001])).permutation(rest)
     start, stop = run.result["pooled_positions"]
-    batches = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+    batches = [order[i : i + 2 * BATCH] for i in range(0, len(order), 2 * BATCH)]
     places = [[(int(w), p) for w in batch for p in range(start, stop)] for batch in batches]
     deck = Deck([len(block) for block in places], Cells(SIZES), run.result["replicates"], 3)
     slots: dict[int, tuple[int, int]] = {}
@@ -121,7 +130,7 @@ def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
         dealt = [block[i] for i in hand.order]
         slots |= dict(zip(hand.slots.tolist(), dealt, strict=False))
         for number, begin, end in hand.streamed:
-            streams.setdefault(number, []).extend(dealt[begin:end])
+            streams.setdefault(number, []).extend(dealt[len(hand.slots) :][begin:end])
     cells = []
     for r in range(deck.replicates):
         row = []
@@ -453,6 +462,30 @@ def test_every_head_has_what_the_contract_names(text: str) -> None:
     assert skill["rate_constant"]["rank_correlation"] is None
     slopes = [head["without_sink"]["rate"]["slope"] for head in document["heads"]]
     assert skill["rate_constant"]["mean_absolute_miss"] == pytest.approx(np.abs(np.array(slopes) - 0.5).mean())
+
+
+def test_workers_keep_the_order_and_leave_torch_as_it_was(text: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with workers_for(torch.device("cpu")) as workers:
+            assert workers is not one_after_another
+            threads = set(workers(lambda _: (sleep(0.02), torch.get_num_threads(), get_ident())[1:], range(6)))
+            assert len(threads) == 2
+            assert {count for count, _ in threads} == {1}
+            assert workers(lambda number: number**2, range(9)) == [number**2 for number in range(9)]
+            with pytest.raises(ZeroDivisionError):
+                workers(lambda number: 1 / number, range(3))
+        assert torch.get_num_threads() == 2
+        spread = run_tiny(tiny("llama"), text)
+        torch.set_num_threads(1)
+        alone = run_tiny(tiny("llama"), text)
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(spread.result["heads"], alone.result["heads"], strict=True):
+        np.testing.assert_allclose(one["relative_output_error"], other["relative_output_error"], rtol=1e-6)
+    with workers_for(torch.device("meta")) as workers:
+        assert workers is one_after_another
 
 
 @pytest.mark.parametrize("scale", [30.0, 300.0])

@@ -15,6 +15,7 @@ import pytest
 
 from limitlens import cli
 from limitlens.cli import probe as command
+from limitlens.diagnose import probe as probe_module
 from limitlens.diagnose.probe import probe
 from limitlens.diagnose.run import ProbeRun
 from limitlens.models import LoadedModel
@@ -90,6 +91,7 @@ def test_ctrl_c_saves_the_work_so_far(
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(command, "token_progress", press)
+    monkeypatch.setattr(probe_module, "BLOCK", 20 * 16)
     model, text = files
     code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--out", str(tmp_path / "run"))
     assert code == 130

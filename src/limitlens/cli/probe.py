@@ -28,7 +28,7 @@ def probe(
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Sample sizes n.")] = "64:4096:7",
     replicates: Annotated[int, typer.Option(help="Samples behind every point.")] = 24,
     queries: Annotated[int, typer.Option(help="Queries a head.")] = 256,
-    batch: Annotated[int | None, typer.Option(help="Windows a forward; about 16,000 tokens when left out.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     out: Out = None,

@@ -6,46 +6,23 @@ Everything a layer needs later is gathered from each block as it passes; nothing
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
-from limitlens.diagnose.deck import Deck, Hand
+from limitlens.diagnose.deck import Deck, Part
 from limitlens.diagnose.moments import Moments
 from limitlens.diagnose.pilot import Layer, scores_of
 from limitlens.diagnose.workers import Workers
 from limitlens.models import Captured
 
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
-HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many, at random: each costs d² products
+HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
 HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
 SCORES_AT_ONCE = 1 << 20  # scores formed at a time, few enough to stay in cache
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """The pooled tokens of one forward, as places in its windows laid end to end.
-
-    Attributes
-    ----------
-    hand : Hand
-        Where they go.
-    rows : (block,)
-        The tokens in the order of the hand.
-    special : (s,)
-        Those of them that are special tokens.
-    positions : slice
-        The positions of a window that are pooled.
-    """
-
-    hand: Hand
-    rows: Tensor
-    special: Tensor
-    positions: slice
 
 
 class Collector:
@@ -59,6 +36,8 @@ class Collector:
         Of the pooled special tokens, which their cells hold too.
     key, value : (slots, Hkv, k), (slots, Hkv, v)
         The kept tokens.
+    waiting : (Tensor, Tensor)
+        Keys and values that wait for the rest of their block.
     hidden : (kept, d) or None
         Hidden states of the first kept tokens.
     moments : dict of Moments
@@ -75,39 +54,63 @@ class Collector:
         self.states: list[State] = []
         self.special = State.empty((), 0, 0)
         self.key = self.value = self.top_value = torch.empty(0)
+        self.waiting: tuple[Tensor, ...] = ()
         self.hidden: Tensor | None = None
         self.top_score = torch.empty(0)
 
-    def add(self, captured: Captured, block: Block) -> None:
-        """Take in what the layer captured of a block."""
-        hand, rows = block.hand, block.rows
-        key, value = _tokens(captured.key), _tokens(captured.value)
+    def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
+        """Take in what the layer captured in one forward.
+
+        Parameters
+        ----------
+        part : Part
+            Where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end.
+        positions : slice
+        special : (s,)
+            Those of the pooled tokens that are special tokens.
+        """
+        query, key, value = (
+            _tokens(tensor[:, :, positions]) for tensor in (captured.query, captured.key, captured.value)
+        )
+        hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
-            self._prepare(key, value, captured.hidden)
-        special_key, special_value = key[block.special].transpose(0, 1), value[block.special].transpose(0, 1)
-        key, value = key[rows], value[rows]
-        query = _tokens(captured.query[:, :, block.positions])
-        slots = torch.as_tensor(hand.slots, device=key.device)
-        self.key[slots], self.value[slots] = key[: len(slots)], value[: len(slots)]
-        by_head, values = key.transpose(0, 1), value.transpose(0, 1)
+            self._prepare(key, value, hidden)
         work: list[Callable[[], None]] = [
-            lambda: self._raise_top(by_head, values),
+            lambda: self._put(0, key, part),
+            lambda: self._put(1, value, part),
+            lambda: self._raise_top(key.transpose(0, 1), value.transpose(0, 1)),
             lambda: self.moments["key"].add(key),
             lambda: self.moments["query"].add(query),
-            lambda: self._add_special(special_key, special_value),
+            lambda: self._add_special(key[special].transpose(0, 1), value[special].transpose(0, 1)),
         ]
-        if captured.hidden is not None and self.hidden is not None:
-            hidden = captured.hidden.flatten(0, 1)
-            work.append(lambda: self.moments["hidden"].add(hidden[rows[::HIDDEN_EVERY], None].float()))
-            first = slots < len(self.hidden)
-            self.hidden[slots[first]] = hidden[rows[: len(slots)][first]].float()
-
-        def stream(number: int, start: int, stop: int) -> None:
-            found = self._attend(by_head[:, start:stop], values[:, start:stop])
-            self.states[number] = self.states[number].merge(found)
-
-        work += [partial(stream, *part) for part in hand.streamed]
+        if hidden is not None:
+            work.append(lambda: self._add_hidden(hidden, part))
         self.workers(lambda piece: piece(), work)
+        if part.complete is not None:
+            self.workers(self._stream, part.complete.streamed)
+
+    def _put(self, which: int, tokens: Tensor, part: Part) -> None:
+        """Keep the tokens that are kept, and let the others wait for the rest of their block."""
+        for store, chosen, places in (
+            ((self.key, self.value)[which], part.kept, part.slots),
+            (self.waiting[which], part.streamed, part.places),
+        ):
+            store[torch.as_tensor(places, device=tokens.device)] = tokens[torch.as_tensor(chosen, device=tokens.device)]
+
+    def _stream(self, cell: tuple[int, int, int]) -> None:
+        """Attend to what has waited for one cell."""
+        number, start, stop = cell
+        key, value = (tokens[start:stop].transpose(0, 1) for tokens in self.waiting)
+        self.states[number] = self.states[number].merge(self._attend(key, value))
+
+    def _add_hidden(self, hidden: Tensor, part: Part) -> None:
+        # Their places are random: what these single out is a random part of the tokens.
+        some = [part.kept[part.slots % HIDDEN_EVERY == 0], part.streamed[part.places % HIDDEN_EVERY == 0]]
+        self.moments["hidden"].add(hidden[torch.as_tensor(np.concatenate(some), device=hidden.device), None].float())
+        if self.hidden is not None:
+            first = part.slots < len(self.hidden)
+            slots, chosen = (torch.as_tensor(index[first], device=hidden.device) for index in (part.slots, part.kept))
+            self.hidden[slots] = hidden[chosen].float()
 
     def _add_special(self, key: Tensor, value: Tensor) -> None:
         self.special = self.special.merge(self._attend(key, value))
@@ -122,6 +125,7 @@ class Collector:
         self.special = State.empty((shared,), m, v, device=device)
         self.key = key.new_zeros(deck.slots, *key.shape[1:])
         self.value = value.new_zeros(deck.slots, *value.shape[1:])
+        self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
         q = self.detail_query.shape[1]
         self.top_score = key.new_full((shared, q), float("-inf"))
         self.top_value = value.new_zeros(shared, q, v)

@@ -12,6 +12,7 @@ replacement.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -78,77 +79,87 @@ class LayerCurves:
 
 
 def layer_curves(collector: Collector) -> LayerCurves:
-    """Merge the cells of a layer and measure its errors."""
+    """Merge the cells of a layer and measure its errors, one key/value head at a time."""
     deck = collector.deck
     counts = deck.filled.cumsum(1)
-    steps = [_step(collector, j) for j in range(counts.shape[1])]
-    samples = [steps[0]]
-    for step in steps[1:]:
-        samples.append(samples[-1].merge(step))
-    last = samples[-1]
-    reference = merge_all([*(last[r] for r in range(len(counts))), *collector.states[-LEFT_OVER:]])
-    atom = collector.layer.atom
+    references: list[State] = []
+    views: dict[str, list[View]] = {"bare": [], "atomic": []}
+    for head in range(collector.query.shape[0]):
+        samples = list(accumulate((_step(collector, head, j) for j in range(counts.shape[1])), State.merge))
+        left_over = [state[head] for state in collector.states[-LEFT_OVER:]]
+        reference = merge_all([*(samples[-1][r] for r in range(deck.replicates)), *left_over])
+        references.append(reference)
+        views["bare"].append(_view(collector, samples, [reference] * len(samples), counts))
+        if collector.layer.atom is not None:
+            atom = collector.layer.atom[head]
+            with_atom = [sample.merge(atom) for sample in samples]
+            limits = [_shrunk(reference, counts[:, j] / deck.seen).merge(atom) for j in range(len(samples))]
+            views["atomic"].append(_view(collector, with_atom, limits, counts))
     return LayerCurves(
         counts=counts,
         pool=deck.seen,
-        reference=reference,
-        bare=_view(collector, samples, [reference] * len(samples), counts),
-        atomic=None
-        if atom is None
-        else _view(
-            collector,
-            [sample.merge(atom) for sample in samples],
-            [_shrunk(reference, counts[:, j] / deck.seen).merge(atom) for j in range(len(samples))],
-            counts,
-        ),
+        reference=_stacked(references),
+        bare=_joined(views["bare"]),
+        atomic=_joined(views["atomic"]) if views["atomic"] else None,
     )
 
 
-def _step(collector: Collector, j: int) -> State:
-    """The states of step j of every replicate, (R, Hkv, G · m)."""
-    deck, layer = collector.deck, collector.layer
-    states = []
-    for r in range(deck.replicates):
-        if deck.kept[r, j]:
-            part = slice(deck.start[r, j], deck.start[r, j] + deck.filled[r, j])
-            key, value = collector.key[part].transpose(0, 1), collector.value[part].transpose(0, 1)
-            states.append(state_of(collector.query, key, value, kernel=layer.kernel))
-        else:
-            states.append(collector.states[deck.number[r, j]])
-    count, lse, output = (
-        torch.stack([getattr(state, name) for state in states]) for name in ("count", "lse", "output")
-    )
-    return State(count, lse, output)
+def _step(collector: Collector, head: int, j: int) -> State:
+    """The states of step j of every replicate for the queries of one key/value head, (R, G · m)."""
+    deck = collector.deck
+    found: dict[int, State] = {
+        int(r): collector.states[deck.number[r, j]][head] for r in np.flatnonzero(~deck.kept[:, j])
+    }
+    kept = np.flatnonzero(deck.kept[:, j])
+    for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
+        alike = kept[deck.filled[kept, j] == length]
+        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=collector.key.device)
+        key, value = collector.key[slots, head], collector.value[slots, head]
+        states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
+        found |= {int(r): states[place] for place, r in enumerate(alike)}
+    return _stacked([found[r] for r in range(deck.replicates)])
 
 
 def _shrunk(reference: State, share: Array) -> State:
-    """The pool as if it held a share of its tokens, one for each replicate: (R, Hkv, G · m)."""
-    shift = torch.as_tensor(np.log(share), device=reference.lse.device)[:, None, None]
-    count = torch.as_tensor(np.rint(share * float(reference.count[0])), device=reference.count.device)[:, None]
+    """The pool as if it held a share of its tokens, one for each replicate: (R, G · m)."""
+    shift = torch.as_tensor(np.log(share), device=reference.lse.device)[:, None]
+    count = torch.as_tensor(np.rint(share * float(reference.count)), device=reference.count.device)
     return State(count, reference.lse + shift, reference.output)
 
 
 def _view(collector: Collector, samples: list[State], limits: list[State], counts: NDArray[np.int64]) -> View:
-    """Errors of samples (R, Hkv, G · m) against limits that broadcast to them, one of each for every size."""
-    m = collector.layer.query.shape[2]
-
-    def by_query(output: Tensor) -> Tensor:
-        """(..., Hkv, G · m, v) to (..., heads, m, v)."""
-        return output.reshape(*output.shape[:-3], -1, m, output.shape[-1])
+    """Errors of samples (R, G · m) against limits that broadcast to them, one of each for every size."""
+    groups, m = collector.layer.query.shape[1:3]
 
     def size(vectors: Tensor) -> Array:
-        """Root mean square of norms over queries: (..., heads, m, v) to (heads, ...)."""
+        """Root mean square of norms over queries: (..., G, m, v) to (G, ...)."""
         return np.asarray(vectors.square().sum(-1).mean(-1).sqrt().movedim(-1, 0).cpu())
 
     errors: list[Array] = []
     scales: tuple[list[Array], list[Array]] = ([], [])
     for sample, limit in zip(samples, limits, strict=True):
-        errors.append(size(by_query(sample.output - limit.output)))
-        output = by_query(limit.output)
+        wrong = sample.output - limit.output
+        errors.append(size(wrong.reshape(len(wrong), groups, m, -1)))
+        output = limit.output.reshape(-1, groups, m, wrong.shape[-1])
         for book, vectors in zip(scales, (output, output - output.mean(-2, keepdim=True)), strict=True):
-            book.append(size(vectors).reshape(errors[-1].shape[0], -1).mean(1))
+            book.append(size(vectors).mean(1))
     unseen = np.sqrt(1 - counts / collector.deck.seen)
     return View(np.stack(errors, -1) / unseen, np.stack(scales[0], -1), np.stack(scales[1], -1))
+
+
+def _joined(views: list[View]) -> View:
+    """The views of all key/value heads as one of all query heads."""
+    names = ("errors", "scale", "centred_scale")
+    return View(*(np.concatenate([getattr(view, name) for view in views]) for name in names))
+
+
+def _stacked(states: list[State]) -> State:
+    """States without detail along a new first axis."""
+    return State(
+        count=torch.stack([state.count for state in states]),
+        lse=torch.stack([state.lse for state in states]),
+        output=torch.stack([state.output for state in states]),
+    )
 
 
 def _ratio(errors: Array, scale: Array) -> Array:

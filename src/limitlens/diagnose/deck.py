@@ -23,7 +23,28 @@ WHOLE_REPLICATES = 4  # and the most of these there are
 LEFT_OVER = 4  # states that share the tokens of no cell, so that these can be attended at the same time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one forward brings of a block.
+
+    Attributes
+    ----------
+    kept, slots : (p,), (p,)
+        Tokens of the forward that are kept, and where among the kept tokens.
+    streamed, places : (q,), (q,)
+        The others, and where they wait for the rest of their block.
+    complete : Hand or None
+        The hand whose last tokens these are.
+    """
+
+    kept: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    streamed: NDArray[np.int64]
+    places: NDArray[np.int64]
+    complete: Hand | None
+
+
+@dataclass(frozen=True, eq=False)
 class Hand:
     """Where the tokens of one block go.
 
@@ -35,12 +56,27 @@ class Hand:
     slots : (kept,)
         Where the first of these are put among the kept tokens.
     streamed : list of (int, int, int)
-        (number of a state, start, stop) in `order`; the tokens of no cell come last.
+        (number of a state, start, stop) among the others; the tokens of no cell come last.
     """
 
     order: NDArray[np.int64]
     slots: NDArray[np.int64]
     streamed: list[tuple[int, int, int]]
+
+    def parts(self, length: int) -> Iterator[Part]:
+        """The hand as forwards of `length` pooled tokens each bring it, the last one perhaps of fewer."""
+        place = np.empty_like(self.order)
+        place[self.order] = np.arange(len(self.order))
+        for start in range(0, len(place), length):
+            mine = place[start : start + length]
+            kept = mine < len(self.slots)
+            yield Part(
+                kept=np.flatnonzero(kept),
+                slots=self.slots[mine[kept]],
+                streamed=np.flatnonzero(~kept),
+                places=mine[~kept] - len(self.slots),
+                complete=self if start + length >= len(place) else None,
+            )
 
 
 class Deck:
@@ -90,19 +126,17 @@ class Deck:
             streamed = np.flatnonzero(~self.kept)
             filled, start = self.filled.ravel(), self.start.ravel()
             slots = [start[cell] + filled[cell] + np.arange(len(parts[cell])) for cell in kept]
-            left_over = np.array_split(parts[-1], LEFT_OVER)
-            order = [*(parts[cell] for cell in kept), *(parts[cell] for cell in streamed), *left_over]
-            stops = np.cumsum([len(part) for part in order])[len(kept) :]
-            lengths = [len(part) for part in order[len(kept) :]]
+            others = [*(parts[cell] for cell in streamed), *np.array_split(parts[-1], LEFT_OVER)]
             numbers = [*self.number.ravel()[streamed], *range(self.states - LEFT_OVER, self.states)]
+            stops = np.cumsum([len(part) for part in others])
             self.filled = self.filled + counts
             self.seen += block
             yield Hand(
-                order=np.concatenate(order),
-                slots=np.concatenate(slots) if slots else np.empty(0, np.int64),
+                order=np.concatenate([*(parts[cell] for cell in kept), *others]),
+                slots=np.concatenate([np.empty(0, np.int64), *slots]),
                 streamed=[
-                    (int(number), int(stop - length), int(stop))
-                    for number, stop, length in zip(numbers, stops, lengths, strict=True)
-                    if length
+                    (int(number), int(stop) - len(part), int(stop))
+                    for number, part, stop in zip(numbers, others, stops, strict=True)
+                    if len(part)
                 ],
             )

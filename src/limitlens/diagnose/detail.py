@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
@@ -65,24 +66,39 @@ class LayerDetail:
 
 
 def layer_detail(collector: Collector) -> LayerDetail:
-    """Attend the whole replicates once more, with every score in sight."""
+    """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
+    parts = [_shared_detail(collector, head) for head in range(collector.query.shape[0])]
+    together = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("effective_tokens", "hardmax_error", "predicted_error", "top_weight", "entropy", "ordered_weights")
+    }
+    return LayerDetail(
+        **together,
+        ranks=parts[0].ranks,
+        pareto_k=np.concatenate([part.pareto_k for part in parts]),
+        local_dimension=np.concatenate([part.local_dimension for part in parts]),
+        floor=max(part.floor for part in parts),
+    )
+
+
+def _shared_detail(collector: Collector, head: int) -> LayerDetail:
+    """The detail of the G query heads that read one key/value head."""
     deck, layer = collector.deck, collector.layer
-    shared, groups, m, _ = layer.query.shape
-    atom = None if layer.atom is None else _of_detail_queries(layer.atom, groups, m)
+    groups, m, _ = layer.query.shape[1:]
+    query = collector.detail_query[head]
+    atom = None if layer.atom is None else _of_detail_queries(layer.atom[head], groups, m)
     found: list[tuple[Tensor, ...]] = []
     scores = key = value = torch.empty(0)
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its scores are used again
-        key, value, sizes = _replicate(collector, r)
-        scores = scores_of(collector.detail_query, key, layer.traits.softcap)
-        plug_in = (
-            part.reshape(shared * groups, -1, len(sizes)).mean(1) for part in plug_in_errors(scores, value, atom, sizes)
-        )
-        found.append((*_sums(collector, scores, value, sizes), *plug_in))
+        key, value, sizes = _replicate(collector, head, r)
+        scores = scores_of(query, key, layer.traits.softcap)
+        plug_in = (part.reshape(groups, -1, len(sizes)).mean(1) for part in plug_in_errors(scores, value, atom, sizes))
+        found.append((*_sums(collector, head, scores, value, sizes), *plug_in))
     effective, hardmax, top_weight, entropy, errors, outputs = (
         np.asarray(torch.stack(part).mean(0).cpu()) for part in zip(*found, strict=True)
     )
-    top = scores.topk(tail_length(scores.shape[-1]) + 1, -1).values.double()
-    weights = torch.exp(top - scores.double().logsumexp(-1, keepdim=True)).reshape(shared * groups, -1, top.shape[-1])
+    top = scores.topk(tail_length(scores.shape[-1]) + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
+    lse = scores.logsumexp(-1).double().reshape(groups, -1, 1)
     ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
     return LayerDetail(
         effective_tokens=effective,
@@ -91,59 +107,61 @@ def layer_detail(collector: Collector) -> LayerDetail:
         top_weight=top_weight,
         entropy=entropy,
         ranks=ranks,
-        ordered_weights=np.asarray(weights.mean(1).cpu())[:, ranks - 1],
-        pareto_k=_pareto(np.asarray(top.cpu()).reshape(shared * groups, -1, top.shape[-1])),
-        local_dimension=_local_dimension(collector, key),
-        floor=_floor(collector, key, value),
+        ordered_weights=np.asarray(torch.exp(top - lse).mean(1).cpu())[:, ranks - 1],
+        pareto_k=_pareto(np.asarray(top.cpu())),
+        local_dimension=_local_dimension(layer.query[head, :, :DIMENSION_QUERIES], key),
+        floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
     )
 
 
 def _of_detail_queries(state: State, groups: int, m: int) -> State:
-    """A state (Hkv, G · m) restricted to the detail queries of each head."""
-    lse = state.lse.reshape(-1, groups, m)[:, :, :DETAIL_QUERIES]
-    output = state.output.reshape(*lse.shape[:2], m, -1)[:, :, :DETAIL_QUERIES]
-    return State(state.count, lse.flatten(1), output.flatten(1, 2))
+    """A state (G · m) restricted to the detail queries of each head."""
+    lse = state.lse.reshape(groups, m)[:, :DETAIL_QUERIES]
+    output = state.output.reshape(groups, m, -1)[:, :DETAIL_QUERIES]
+    return State(state.count, lse.flatten(), output.flatten(0, 1))
 
 
-def _replicate(collector: Collector, r: int) -> tuple[Tensor, Tensor, list[int]]:
-    """Keys (Hkv, n, k) and values of a whole replicate, nested sizes in order, and these sizes."""
+def _replicate(collector: Collector, head: int, r: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Keys (n, k) and values of a whole replicate, nested sizes in order, and these sizes."""
     deck = collector.deck
     slots = np.concatenate([s + np.arange(f) for s, f in zip(deck.start[r], deck.filled[r], strict=True)])
     chosen = torch.as_tensor(slots, device=collector.key.device)
     sizes = [int(size) for size in deck.filled[r].cumsum()]
-    return collector.key[chosen].transpose(0, 1), collector.value[chosen].transpose(0, 1), sizes
+    return collector.key[chosen, head], collector.value[chosen, head], sizes
 
 
-def _sums(collector: Collector, scores: Tensor, value: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Effective tokens and hardmax errors (heads, J), top weights and entropies (heads,), of nested samples."""
-    shared, groups = collector.layer.query.shape[:2]
+def _sums(collector: Collector, head: int, scores: Tensor, value: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Effective tokens and hardmax errors (G, J), top weights and entropies (G,), of nested samples.
+
+    Scores are (G · q, n), values (n, v).
+    """
+    groups = collector.layer.query.shape[1]
 
     def heads(per_query: Tensor) -> Tensor:
-        """Mean over queries, (Hkv, G · q) to (heads,)."""
-        return per_query.reshape(shared * groups, -1).mean(-1)
+        """Mean over queries, (G · q,) to (G,)."""
+        return per_query.reshape(groups, -1).mean(-1)
 
-    reference = collector.top_value.double()
+    reference = collector.top_value[head].double()
     norm = heads(reference.square().sum(-1)).sqrt()
-    shape = scores.shape[:-1]
     # Each step is relative to its own largest score, and steps are merged by logarithms: nothing can underflow.
-    lse = lse2 = best = torch.full(shape, float("-inf"), dtype=torch.float64, device=scores.device)
+    lse = lse2 = best = torch.full(scores.shape[:-1], float("-inf"), dtype=torch.float64, device=scores.device)
     mean = torch.zeros_like(lse)
     winner = torch.zeros_like(reference)
     effective, hardmax, start = [], [], 0
     for size in sizes:
         if size > start:
-            part = scores[..., start:size]
+            part = scores[:, start:size]
             top, place = part.max(-1)
-            relative = part - top[..., None]
+            relative = part - top[:, None]
             weights = relative.exp()
             mass, peak = weights.sum(-1).double(), top.double()
             step, step2 = peak + mass.log(), 2 * peak + weights.square().sum(-1).double().log()
             share = torch.sigmoid(step - lse)
             mean = mean + share * (peak + (weights * relative).sum(-1) / mass - mean)
             lse, lse2 = torch.logaddexp(lse, step), torch.logaddexp(lse2, step2)
-            found = value[:, start:size].gather(1, place[..., None].expand(-1, -1, value.shape[-1])).double()
             better = peak > best
-            best, winner = torch.where(better, peak, best), torch.where(better[..., None], found, winner)
+            winner = torch.where(better[:, None], value[start:size][place].double(), winner)
+            best = torch.where(better, peak, best)
         effective.append(heads(torch.exp(2 * lse - lse2)))
         unseen = np.sqrt(1 - size / collector.deck.seen)
         hardmax.append(heads((winner - reference).square().sum(-1)).sqrt() / (norm * unseen))
@@ -151,9 +169,8 @@ def _sums(collector: Collector, scores: Tensor, value: Tensor, sizes: list[int])
     return torch.stack(effective, -1), torch.stack(hardmax, -1), heads(torch.exp(best - lse)), heads(lse - mean)
 
 
-def _floor(collector: Collector, key: Tensor, value: Tensor) -> float:
-    """The kernel in its own precision against dense float64, over one sample (Hkv, n, ·)."""
-    query = collector.detail_query[:, :FLOOR_QUERIES]
+def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> float:
+    """The kernel in its own precision against dense float64: a few queries over one sample (n, ·)."""
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
@@ -167,12 +184,10 @@ def _pareto(top_scores: Array) -> Array:
     return np.asarray(np.median(pareto_shape(top_scores), axis=-1))
 
 
-def _local_dimension(collector: Collector, key: Tensor) -> Array:
-    query = collector.layer.query[:, :, :DIMENSION_QUERIES].double()
-    unit_query = torch.nn.functional.normalize(query, dim=-1)
-    unit_key = torch.nn.functional.normalize(key.double(), dim=-1)
-    cosine = unit_query @ unit_key[:, None].mT
-    distances = (2 - 2 * cosine).clamp_min(0).sqrt().flatten(0, 1).cpu().numpy()
+def _local_dimension(query: Tensor, key: Tensor) -> Array:
+    """The median over queries (G, q, k) of the local exponent of keys (n, k) around them, all normalised: (G,)."""
+    cosine = normalize(query.double(), dim=-1) @ normalize(key.double(), dim=-1).T
+    distances = np.asarray((2 - 2 * cosine).clamp_min(0).sqrt().cpu())
     found = np.full(len(distances), np.nan)
     for head, rows in enumerate(distances):
         exponents = [local_exponent(row).exponent for row in rows if _spread(row)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,9 @@ def held_interrupt() -> Iterator[Interrupt]:
         if interrupt.asked:
             raise KeyboardInterrupt
         interrupt.asked = True
+        print(
+            "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing", file=sys.stderr
+        )
 
     before = signal.signal(signal.SIGINT, note)
     try:

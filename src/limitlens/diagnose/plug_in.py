@@ -22,15 +22,15 @@ def plug_in_errors(scores: Tensor, value: Tensor, atom: State | None, sizes: lis
 
     Parameters
     ----------
-    scores : (Hkv, Q, n₀)
-        Of Q queries, those of all query heads that share a key/value head.
-    value : (Hkv, n₀, v)
-    atom : State of (Hkv, Q), optional
+    scores : (..., Q, n₀)
+        Of Q queries.
+    value : (..., n₀, v)
+    atom : State of (..., Q), optional
     sizes : list of int
 
     Returns
     -------
-    errors, outputs : (Hkv, Q, J) each
+    errors, outputs : (..., Q, J) each
     """
     lse = scores.logsumexp(-1).double()
     weights = torch.exp(scores - lse[..., None].float())

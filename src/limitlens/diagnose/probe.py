@@ -20,23 +20,26 @@ from torch import Tensor
 
 from limitlens.attention.state import State
 from limitlens.convergence.study import choose_device
-from limitlens.diagnose.collect import Block, Collector
+from limitlens.diagnose.collect import Collector
 from limitlens.diagnose.curves import LayerCurves, layer_curves
 from limitlens.diagnose.deck import Deck
 from limitlens.diagnose.detail import layer_detail
 from limitlens.diagnose.geometry import layer_geometry
 from limitlens.diagnose.head_record import Measured, head_records
-from limitlens.diagnose.interrupt import Interrupt, held_interrupt
+from limitlens.diagnose.interrupt import held_interrupt
 from limitlens.diagnose.pilot import Layer, run_pilot
 from limitlens.diagnose.regimes import Thresholds
 from limitlens.diagnose.run import ProbeRun
+from limitlens.diagnose.stream import Clock, Pool, stream
 from limitlens.diagnose.summary import layer_record, rate_skill, summary
+from limitlens.diagnose.workers import Workers, workers_for
 from limitlens.errors import InputError
-from limitlens.models import Captured, Windows, capture, choose, load, open_corpus
+from limitlens.models import Windows, choose, load, open_corpus
 from limitlens.models.catalog import LoadedModel
 from limitlens.sampling.cells import Cells, parse_sizes
 
-BLOCK = 1 << 14  # tokens a forward: enough for every cell to get some, few enough to bound memory
+FORWARD = 1 << 12  # tokens a forward: its activations should not leave the caches far behind
+BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
 WINDOW = 256  # tokens a window, unless the model has fewer positions
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
@@ -81,7 +84,7 @@ def probe(
     device : str
         auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is.
     batch : int, optional
-        Windows a forward; about 16,000 tokens when left out. The deal of tokens depends on it.
+        Windows a forward; about 4,000 tokens when left out.
     thresholds : Thresholds, optional
         Where one regime ends and the next begins.
     progress : callable, optional
@@ -104,17 +107,10 @@ def probe(
     loaded = load(model, device=where) if isinstance(model, str) else model
     length = min(WINDOW, loaded.positions or WINDOW) if window is None else window
     windows = Windows(loaded, text, length=length, tokens=tokens)
-    work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress)
-    work.run()
-    return work.result(started, corpus, tokens, thresholds or Thresholds())
-
-
-@dataclass
-class _Clock:
-    """Seconds spent in the model and in attention over its keys."""
-
-    model: float = 0.0
-    attention: float = 0.0
+    with workers_for(loaded.model.device) as workers:
+        work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress, workers)
+        work.run()
+        return work.result(started, corpus, tokens, thresholds or Thresholds())
 
 
 @dataclass
@@ -129,8 +125,9 @@ class _Work:
     seed: int
     batch: int | None
     progress: Progress | None
+    workers: Workers
     warnings: list[str] = field(default_factory=list)
-    clock: _Clock = field(default_factory=_Clock)
+    clock: Clock = field(default_factory=Clock)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -139,9 +136,10 @@ class _Work:
         self.pilot_windows, self.reserved = choose(windows.count, (PILOT, RESERVED), self.seed)
         rest = np.setdiff1d(np.arange(windows.count), np.concatenate((self.pilot_windows, self.reserved)))
         # A random order, so that a run cut short has read a random part of the corpus.
-        self.pool_windows = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
-        self.per_forward = self.batch or max(1, BLOCK // windows.length)
-        self.total = (len(self.pilot_windows) + len(self.pool_windows)) * windows.length
+        order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
+        per_forward = self.batch or max(1, FORWARD // windows.length)
+        self.pool = Pool(windows, order, per_forward, per_forward * max(1, BLOCK // (per_forward * windows.length)))
+        self.total = (len(self.pilot_windows) + len(order)) * windows.length
         self.done = 0
 
     def run(self) -> None:
@@ -152,7 +150,7 @@ class _Work:
             self.windows,
             self.pilot_windows,
             queries=self.queries,
-            batch=self.per_forward,
+            batch=self.pool.per_forward,
             seed=self.seed,
             report=self._report,
         )
@@ -164,52 +162,24 @@ class _Work:
                 f"the pilot's {len(self.pilot_windows)} windows give {len(self.pilot.queries)} queries instead of "
                 f"{self.queries}; more tokens give more"
             )
-        blocks = [
-            min(self.per_forward, len(self.pool_windows) - start) * positions
-            for start in range(0, len(self.pool_windows), self.per_forward)
-        ]
-        self.deck = Deck(blocks, self.cells, self.replicates, self.seed)
-        self.collectors = {index: Collector(layer, self.deck) for index, layer in self.pilot.layers.items()}
+        self.deck = Deck(self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        self.collectors = {
+            index: Collector(layer, self.deck, self.workers) for index, layer in self.pilot.layers.items()
+        }
         with held_interrupt() as interrupt:
             try:
-                self._stream(interrupt)
+                stream(
+                    self.loaded, self.pool, self.pilot, self.deck, self.collectors,
+                    clock=self.clock, interrupt=interrupt, report=self._report,
+                )  # fmt: skip
             except KeyboardInterrupt:
                 self._cut_short()
 
-    def _stream(self, interrupt: Interrupt) -> None:
-        """The one forward over the pool, block by block."""
-        length, device = self.windows.length, self.loaded.model.device
-        positions = np.arange(self.pilot.positions.start, self.pilot.positions.stop)
-        ends = [*range(len(self.windows.prefix)), *range(length - len(self.windows.suffix), length)]
-        special = np.isin(positions, ends)
-        block: Block
-
-        def take(captured: Captured) -> None:
-            begun = time.perf_counter()
-            self.collectors[captured.layer].add(captured, block)
-            self.clock.attention += time.perf_counter() - begun
-
-        with torch.inference_mode(), capture(self.loaded.model, take, hidden=True):
-            batches = self.windows.batches(self.per_forward, self.pool_windows)
-            for ids, hand in zip(batches, self.deck.hands(), strict=True):
-                places = (np.arange(len(ids))[:, None] * length + positions).ravel()
-                block = Block(
-                    hand,
-                    rows=torch.as_tensor(places[hand.order], device=device),
-                    special=torch.as_tensor(places[np.tile(special, len(ids))], device=device),
-                    positions=slice(int(positions[0]), int(positions[-1]) + 1),
-                )
-                begun, before = time.perf_counter(), self.clock.attention
-                self.loaded.model(input_ids=ids.to(device))
-                self.clock.model += time.perf_counter() - begun - (self.clock.attention - before)
-                self._report(ids.numel())
-                interrupt.check()
-
     def _check_size(self, positions: int) -> int:
         """How many replicates the pool holds with so many pooled positions a window."""
-        largest, pool = self.cells.sizes[-1], len(self.pool_windows) * positions
+        largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
         if pool < FEWEST_REPLICATES * largest:
-            share = len(self.pool_windows) / self.windows.count * positions / self.windows.length
+            share = len(self.pool.indices) / self.windows.count * positions / self.windows.length
             needed = int(np.ceil(FEWEST_REPLICATES * largest / max(share, 1e-9)))
             raise InputError(
                 f"the largest size is {largest:,} and {self.windows.tokens:,} tokens leave {pool:,} to draw from; "
@@ -235,24 +205,24 @@ class _Work:
             )
 
     def result(self, started: datetime, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
-        """Every layer's measurements, one layer after the other, and what follows from them."""
+        """Every layer's measurements and what follows from them."""
         heads: list[dict[str, Any]] = []
         layers: list[dict[str, Any]] = []
         errors: list[pd.DataFrame] = []
         floors: list[float] = []
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
-        for index in list(self.collectors):
-            begun = time.perf_counter()
-            collector = self.collectors.pop(index)
-            measured = measure(collector)
-            self.clock.attention += time.perf_counter() - begun
+        begun = time.perf_counter()
+        indices = list(self.collectors)
+        for measured in self.workers(lambda index: measure(self.collectors.pop(index)), indices):
+            layer = measured.layer
             records = head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
             heads += records
-            layers.append(layer_record(index, records, measured.geometry))
-            errors.append(replicate_table(index, measured.curves))
+            layers.append(layer_record(layer.index, records, measured.geometry))
+            errors.append(replicate_table(layer.index, measured.curves))
             floors.append(measured.detail.floor)
-            states |= _tensors(collector.layer, measured.curves.reference)
+            states |= _tensors(layer, measured.curves.reference)
+        self.clock.attention += time.perf_counter() - begun
         finished = datetime.now(UTC)
         result = {
             "model": self.loaded.name,
@@ -269,7 +239,7 @@ class _Work:
                 "count": self.windows.count,
                 "pilot": self.pilot_windows,
                 "reserved": self.reserved,
-                "pool": len(self.pool_windows),
+                "pool": len(self.pool.indices),
             },
             "pooled_positions": [self.pilot.positions.start, self.pilot.positions.stop],
             "sizes_asked": self.cells.sizes,
@@ -282,7 +252,7 @@ class _Work:
             "layers": layers,
             "summary": summary(heads) | {"rates": rate_skill(heads)},
             "seed": self.seed,
-            "batch": self.per_forward,
+            "batch": self.pool.per_forward,
             "device": str(self.loaded.model.device),
             "floor": max(floors),
             "interrupted": self.interrupted,

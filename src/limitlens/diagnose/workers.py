@@ -40,6 +40,7 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
     ready = Barrier(count + 1)
 
     def begin() -> None:
+        torch.get_num_threads()  # a thread's first call sets its number to the common one: let it be over
         torch.set_num_threads(1)
         ready.wait()
 
