@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-BENCHES = ("kernel", "memory", "startup", "scaling", "protocol")
+BENCHES = ("kernel", "memory", "startup", "scaling", "protocol", "probe")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from limitlens.diagnose.collect import Collector
+from limitlens.diagnose.pilot import Traits
 from limitlens.errors import Array
-from limitlens.theory.reach import horizon_from_covariances, mean_tilt, reach_per_head
+from limitlens.theory.reach import Reach, horizon_from_covariances, mean_tilt, reach_per_head
 from limitlens.theory.tails import TailReport, check_tails
 
 PRINCIPAL_AXES = 128  # of a layer's tokens along which their tails are judged
@@ -52,34 +53,39 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
     cov_q, mean_q = collector.moments["query"].covariance, collector.moments["query"].mean
     cov_k = collector.moments["key"].covariance.repeat(groups, axis=0)
     query = layer.query.flatten(0, 1).double().cpu().numpy()
-    spread = np.einsum("hmk,hkl,hml->hm", query, cov_k, query, optimize=True).mean(-1)
+    spread = (query @ cov_k * query).sum(-1).mean(-1)
     heads = range(shared * groups)
-    one_sided = coupling = None
-    if traits.projections is not None and traits.factor is not None:
-        # The theory's A is Wkᵀ Wq/√k: whatever else multiplies the scores goes into Wq.
-        Wq = traits.projections.query.double().cpu().numpy() * (traits.factor * traits.scale * np.sqrt(dim))
-        Wk = traits.projections.key.double().cpu().numpy()
-        reaches = reach_per_head(
-            collector.moments["hidden"].covariance[0],
-            list(Wq.reshape(shared * groups, dim, -1)),
-            list(Wk.reshape(shared, dim, -1).repeat(groups, axis=0)),
-        )
-        one_sided = np.array([reach.horizon_one_sided for reach in reaches])
-        coupling = np.array([reach.coupling for reach in reaches])
-    tails, tokens = _tails(collector)
+    hidden = collector.moments["hidden"].spectrum() if "hidden" in collector.moments else None
+    reaches = None if hidden is None else _reaches(traits, hidden, shared, groups, dim)
+    tails, tokens = _tails(collector, None if hidden is None else hidden[1][0])
     return LayerGeometry(
         horizon=np.array([horizon_from_covariances(cov_q[h], cov_k[h], traits.scale) for h in heads]),
         mean_tilt=np.array([mean_tilt(cov_k[h], mean_q[h], traits.scale) for h in heads]),
         score_std=np.sqrt(spread),
-        one_sided=one_sided,
-        coupling=coupling,
+        one_sided=None if reaches is None else np.array([reach.horizon_one_sided for reach in reaches]),
+        coupling=None if reaches is None else np.array([reach.coupling for reach in reaches]),
         reason=traits.reason,
         tails=tails,
         tokens=tokens,
     )
 
 
-def _tails(collector: Collector) -> tuple[TailReport | None, str]:
+def _reaches(traits: Traits, hidden: tuple[Array, Array], shared: int, groups: int, dim: int) -> list[Reach] | None:
+    """The reach of every query head from the layer's projections, where there is a score matrix."""
+    if traits.projections is None or traits.factor is None:
+        return None
+    values, axes = hidden[0][0], hidden[1][0]
+    # The theory's A is Wkᵀ Wq/√k: whatever else multiplies the scores goes into Wq.
+    Wq = traits.projections.query.double().cpu().numpy() * (traits.factor * traits.scale * np.sqrt(dim))
+    Wk = traits.projections.key.double().cpu().numpy()
+    return reach_per_head(
+        (axes * values) @ axes.T,
+        list(Wq.reshape(shared * groups, dim, -1)),
+        list(Wk.reshape(shared, dim, -1).repeat(groups, axis=0)),
+    )
+
+
+def _tails(collector: Collector, axes: Array | None) -> tuple[TailReport | None, str]:
     """The verdict on tokens of replicate 0 along the principal axes that a sample of this size can resolve."""
     deck = collector.deck
     slots = np.concatenate([s + np.arange(f) for s, f in zip(deck.start[0], deck.filled[0], strict=True)])
@@ -90,6 +96,7 @@ def _tails(collector: Collector) -> tuple[TailReport | None, str]:
     if len(sample) < _FEWEST_TOKENS:
         return None, tokens
     rows = sample.double().cpu().numpy()
-    _, axes = np.linalg.eigh(np.cov(rows.T))
+    if axes is None:
+        axes = np.linalg.eigh(np.cov(rows.T))[1]
     leading = axes[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
     return check_tails(rows @ leading), tokens

@@ -38,7 +38,12 @@ class Moments:
     @property
     def covariance(self) -> Array:
         """Shape (heads, d, d), divided by the number of vectors; positive semi-definite whatever was rounded."""
+        values, axes = self.spectrum()
+        return np.asarray((axes * values[:, None]) @ axes.transpose(0, 2, 1))
+
+    def spectrum(self) -> tuple[Array, Array]:
+        """Eigenvalues of the covariance in increasing order, (heads, d), and its axes as columns, (heads, d, d)."""
         mean = self.total / self.count
         raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
-        values, vectors = torch.linalg.eigh((raw + raw.mT) / 2)
-        return np.asarray(((vectors * values.clamp_min(0)[:, None]) @ vectors.mT).cpu())
+        values, axes = torch.linalg.eigh((raw + raw.mT) / 2)
+        return np.asarray(values.clamp_min(0).cpu()), np.asarray(axes.cpu())
