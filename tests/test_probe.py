@@ -193,7 +193,7 @@ def test_details_are_those_of_dense_attention(name: str, text: str, cells_as: st
     loaded = tiny(name)
     run = run_tiny(loaded, text)
     found = dense(loaded, text, run)
-    whole = 1 if cells_as == "streamed" else 4
+    whole = 1 if cells_as == "streamed" else deck_module.WHOLE_REPLICATES
     for layer, head in ((0, 2), (LAYERS - 1, 1)):
         record = run.result["heads"][layer * 4 + head]
         effective, top, entropy, hard = [], [], [], []
@@ -228,7 +228,7 @@ def test_predicted_errors_are_the_plug_in_variance(name: str, text: str) -> None
     groups = 4 // TINY[name].key_heads
     for layer, head in ((1, 0), (2, 3)):
         errors, outputs = [], []
-        for replicate in found.cells[:4]:
+        for replicate in found.cells[: deck_module.WHOLE_REPLICATES]:
             sample = [place for cell in replicate for place in cell]
             output, weights = found.attend(layer, head, sample, atom=True)
             value = found.rows(layer, "value", head // groups, sample)
@@ -473,9 +473,9 @@ def test_workers_keep_the_order_and_leave_torch_as_it_was(text: str) -> None:
             threads = set(workers(lambda _: (sleep(0.02), torch.get_num_threads(), get_ident())[1:], range(6)))
             assert len(threads) == 2
             assert {count for count, _ in threads} == {1}
-            assert workers(lambda number: number**2, range(9)) == [number**2 for number in range(9)]
+            assert list(workers(lambda number: number**2, range(9))) == [number**2 for number in range(9)]
             with pytest.raises(ZeroDivisionError):
-                workers(lambda number: 1 / number, range(3))
+                list(workers(lambda number: 1 / number, range(3)))
         assert torch.get_num_threads() == 2
         spread = run_tiny(tiny("llama"), text)
         torch.set_num_threads(1)

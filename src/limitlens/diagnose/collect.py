@@ -22,7 +22,7 @@ from limitlens.models import Captured
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
 HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
 HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
-SCORES_AT_ONCE = 1 << 20  # scores formed at a time, few enough to stay in cache
+SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 
 
 class Collector:
@@ -85,9 +85,9 @@ class Collector:
         ]
         if hidden is not None:
             work.append(lambda: self._add_hidden(hidden, part))
-        self.workers(lambda piece: piece(), work)
+        list(self.workers(lambda piece: piece(), work))
         if part.complete is not None:
-            self.workers(self._stream, part.complete.streamed)
+            list(self.workers(self._stream, part.complete.streamed))
 
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""

@@ -19,7 +19,7 @@ from limitlens.sampling.dealing import assign, deal
 
 KEPT_STEP = 512  # tokens up to which a cell keeps them: at the usual 256 queries about the size of its state
 KEPT_TOKENS = 1 << 14  # tokens that the whole replicates may hold together, where that is more than one of them
-WHOLE_REPLICATES = 4  # and the most of these there are
+WHOLE_REPLICATES = 2  # and the most of these there are
 LEFT_OVER = 4  # states that share the tokens of no cell, so that these can be attended at the same time
 
 

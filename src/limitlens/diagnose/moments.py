@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from limitlens.errors import Array
 
 
 class Moments:
@@ -31,19 +28,19 @@ class Moments:
         self.products += centred.mT @ centred
 
     @property
-    def mean(self) -> Array:
-        """Shape (heads, d)."""
-        return np.asarray((self.shift + self.total / self.count).cpu())
+    def mean(self) -> Tensor:
+        """Shape (heads, d), float64."""
+        return self.shift + self.total / self.count
 
     @property
-    def covariance(self) -> Array:
+    def covariance(self) -> Tensor:
         """Shape (heads, d, d), divided by the number of vectors; positive semi-definite whatever was rounded."""
         values, axes = self.spectrum()
-        return np.asarray((axes * values[:, None]) @ axes.transpose(0, 2, 1))
+        return (axes * values[:, None]) @ axes.mT
 
-    def spectrum(self) -> tuple[Array, Array]:
+    def spectrum(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues of the covariance in increasing order, (heads, d), and its axes as columns, (heads, d, d)."""
         mean = self.total / self.count
         raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
         values, axes = torch.linalg.eigh((raw + raw.mT) / 2)
-        return np.asarray(values.clamp_min(0).cpu()), np.asarray(axes.cpu())
+        return values.clamp_min(0), axes

@@ -24,7 +24,7 @@ from limitlens.diagnose.collect import Collector
 from limitlens.diagnose.curves import LayerCurves, layer_curves
 from limitlens.diagnose.deck import Deck
 from limitlens.diagnose.detail import layer_detail
-from limitlens.diagnose.geometry import LayerGeometry, layer_geometry
+from limitlens.diagnose.geometry import layer_geometry
 from limitlens.diagnose.head_record import Measured, head_records
 from limitlens.diagnose.interrupt import held_interrupt
 from limitlens.diagnose.pilot import Layer, run_pilot
@@ -213,11 +213,7 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         begun = time.perf_counter()
-        # Linear algebra of NumPy has threads of its own, and comes first; the rest is torch's, in the workers' threads.
-        geometries = {index: layer_geometry(collector) for index, collector in self.collectors.items()}
-        for measured in self.workers(
-            lambda index: measure(self.collectors.pop(index), geometries[index]), list(geometries)
-        ):
+        for measured in self.workers(lambda index: measure(self.collectors.pop(index)), list(self.collectors)):
             layer = measured.layer
             records = head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
             heads += records
@@ -269,13 +265,13 @@ class _Work:
         return ProbeRun(result, pd.concat(errors, ignore_index=True), states, started)
 
 
-def measure(collector: Collector, geometry: LayerGeometry) -> Measured:
+def measure(collector: Collector) -> Measured:
     """All measurements of a layer that has seen the pool."""
     with torch.inference_mode():
         curves = layer_curves(collector)
         share = torch.exp(collector.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
-        return Measured(collector.layer, curves, layer_detail(collector), geometry, special)
+        return Measured(collector.layer, curves, layer_detail(collector), layer_geometry(collector), special)
 
 
 def replicate_table(layer: int, curves: LayerCurves) -> pd.DataFrame:

@@ -21,13 +21,13 @@ Result = TypeVar("Result")
 class Workers(Protocol):
     """Something that applies a function to many items, in any order and at the same time."""
 
-    def __call__(self, function: Callable[[Item], Result], items: Iterable[Item], /) -> list[Result]:
-        """The results, in the order of the items."""
+    def __call__(self, function: Callable[[Item], Result], items: Iterable[Item], /) -> Iterator[Result]:
+        """The results, in the order of the items, each as soon as it is there."""
 
 
-def one_after_another(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def one_after_another(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """No workers at all: on a device that has its own, or on a single core."""
-    return [function(item) for item in items]
+    return map(function, items)
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
         ready.wait()
         torch.set_num_threads(count)  # the number is each thread's own, but new threads take the one set last
 
-        def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-            return list(pool.map(lambda item: _inferring(function, item), items))
+        def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+            return pool.map(lambda item: _inferring(function, item), items)
 
         yield spread
 
