@@ -35,16 +35,19 @@ class TokensFor:
         return asdict(self)
 
 
-def tokens_for(sizes: Array, errors: Array, wanted: float, *, moment: int = 2, seed: int = 0) -> TokensFor | None:
-    """n(ε) from relative errors (replicates, sizes ≥ 3); None beyond ten times the largest size measured."""
+def tokens_for(sizes: Array, powers: Array, wanted: float, *, moment: int = 2, seed: int = 0) -> TokensFor | None:
+    """n(ε) from relative errors to the power `moment`, (replicates, sizes ≥ 3).
+
+    None beyond ten times the largest size measured.
+    """
     if not wanted > 0:
         raise InputError(f"the error is {wanted}; expected a positive number, such as 0.05")
     if len(sizes) < 3:
         return None
-    found = _crossing(sizes, typical(errors, moment)[None], wanted)[0]
+    found = _crossing(sizes, typical(powers, moment)[None], wanted)[0]
     if not np.isfinite(found):
         return None
-    resampled = _crossing(sizes, bootstrap(errors, seed, moment), wanted)
+    resampled = _crossing(sizes, bootstrap(powers, seed, moment), wanted)
     low, high = np.quantile(resampled, (0.025, 0.975), method="nearest")
     return TokensFor(
         n=int(np.ceil(found)),

@@ -11,6 +11,8 @@ import numpy as np
 
 from limitlens.attention.head import Head
 from limitlens.convergence.complexity import TokensFor, tokens_for
+from limitlens.convergence.controls import controlled
+from limitlens.convergence.estimators import denoised, kept_share
 from limitlens.convergence.fit import Rate, fit_rate, local_slopes, typical
 from limitlens.errors import Array, InputError
 from limitlens.measures import Gaussian
@@ -40,6 +42,8 @@ class Curve:
         `mean`, `covariance`, `covariance_operator`, `output`, and `uniform` where it was asked for.
     query_noise : name -> (replicates, sizes) array
         Expected excess in the squared errors because few queries stand for all tokens.
+    controls : (replicates, sizes, F) array
+        Numbers of expectation zero that move with the errors (`convergence.controls`), taken out of every average.
     reference_factor : (sizes,) array
         Measured over true error, from a finite pool or a sampled reference.
     floor : (sizes,) array
@@ -53,6 +57,7 @@ class Curve:
     sizes: tuple[int, ...]
     replicate_errors: Mapping[str, Array]
     query_noise: Mapping[str, Array]
+    controls: Array
     reference_factor: Array
     floor: Array
     scale: tuple[float, float]
@@ -103,27 +108,26 @@ class Curve:
         return found
 
     def correction(self, name: str) -> Array:
-        """Factor (sizes,) on the mean error `name`, for the reference and for query noise.
-
-        With E noise²/E error² = s, an error whose square is too large by the share s is too large by 1/√(1 − s).
-        """
+        """Factor (sizes,) that is in the error `name`, for the reference and for query noise."""
         factor = 1 / self.reference_factor
         if name in self.query_noise:
-            squared = (self.replicate_errors[name] ** 2).mean(0)
-            share = self.query_noise[name].mean(0) / np.maximum(squared, np.finfo(float).tiny)
-            factor = factor * np.sqrt(np.clip(1 - share, 0.02, 1))
+            factor = factor * np.sqrt(kept_share(self.replicate_errors[name], self.query_noise[name]))
         return np.asarray(factor)
 
     def error(self, name: str) -> Array:
         """The error at each size: E|error| over replicates, or the root mean square for `output`."""
-        return np.asarray(typical(self._errors(name), MOMENT.get(name, 1)) * self.correction(name))
+        return typical(self._powers(name), MOMENT.get(name, 1))
 
     def stderr(self, name: str) -> Array:
         """Standard error of `error(name)` over replicates (by the delta method for a root mean square)."""
-        moment = MOMENT.get(name, 1)
-        spread = (self._errors(name) ** moment).std(0, ddof=1) / np.sqrt(self.replicates)
-        slope = 1 / (moment * np.maximum(typical(self._errors(name), moment), np.finfo(float).tiny) ** (moment - 1))
-        return np.asarray(spread * slope * self.correction(name))
+        moment, powers = MOMENT.get(name, 1), self._powers(name)
+        spread = powers.std(0, ddof=1) / np.sqrt(self.replicates)
+        return np.asarray(spread / (moment * np.maximum(self.error(name), np.finfo(float).tiny) ** (moment - 1)))
+
+    def scatter_left(self, name: str) -> Array:
+        """Share (sizes,) of the variance over replicates that is left when what is known is taken out; 1 is all."""
+        rows = self._uncontrolled(name)
+        return np.asarray(controlled(rows, self.controls).var(0) / np.maximum(rows.var(0), np.finfo(float).tiny))
 
     def rate(self, name: str = "output") -> Rate | None:
         """The fitted rate of an error, or None where fewer than three sizes can be fitted."""
@@ -132,9 +136,8 @@ class Curve:
             usable[:] = True
         return fit_rate(
             np.asarray(self.sizes),
-            self._errors(name),
+            self._powers(name),
             moment=MOMENT.get(name, 1),
-            correction=self.correction(name),
             usable=usable,
             seed=self.seed,
         )
@@ -143,9 +146,8 @@ class Curve:
         """Slopes between neighbouring sizes and their standard errors."""
         return local_slopes(
             np.asarray(self.sizes),
-            self._errors(name),
+            self._powers(name),
             moment=MOMENT.get(name, 1),
-            correction=self.correction(name),
             seed=self.seed,
         )
 
@@ -155,7 +157,7 @@ class Curve:
             return None
         return tokens_for(
             np.asarray(self.sizes, dtype=float),
-            self._errors("output") * self.correction("output") / self.scale[0],
+            self._powers("output") / self.scale[0] ** MOMENT["output"],
             error,
             seed=self.seed,
         )
@@ -175,6 +177,7 @@ class Curve:
                 "value": value,
                 "stderr": self.stderr(name),
                 "correction": self.correction(name),
+                "scatter_left": self.scatter_left(name),
                 "local_slope": np.append(slopes, np.nan),
                 "local_slope_stderr": np.append(slope_errors, np.nan),
                 "floor": self.floor,
@@ -189,7 +192,7 @@ class Curve:
 
     @cached_property
     def replicate_table(self) -> pd.DataFrame:
-        """Every replicate's uncorrected errors: error, replicate, n, value."""
+        """Every replicate's errors as measured: error, replicate, n, value; neither corrected nor controlled."""
         import pandas as pd
 
         parts = []
@@ -232,7 +235,12 @@ class Curve:
             "measure": repr(self.measure),
             "n": list(self.sizes),
             "errors": {
-                name: {"value": self.error(name), "stderr": self.stderr(name), "correction": self.correction(name)}
+                name: {
+                    "value": self.error(name),
+                    "stderr": self.stderr(name),
+                    "correction": self.correction(name),
+                    "scatter_left": self.scatter_left(name),
+                }
                 for name in self.names
             },
             "rates": {name: None if rate is None else rate.document() for name, rate in fitted.items()},
@@ -280,7 +288,15 @@ class Curve:
         shown = self.table.to_html(index=False, float_format=lambda value: f"{value:.4g}")
         return f"<p>{escape(repr(self.measure))}</p>{shown}"
 
-    def _errors(self, name: str) -> Array:
+    def _uncontrolled(self, name: str) -> Array:
+        """|error|^moment of every replicate, so corrected that its mean over replicates is."""
         if name not in self.replicate_errors:
             raise InputError(f"this curve has no error {name!r}; expected one of {', '.join(self.names)}")
-        return self.replicate_errors[name]
+        errors = self.replicate_errors[name]
+        if name in self.query_noise:
+            errors = denoised(errors, self.query_noise[name])
+        return np.asarray((errors / self.reference_factor) ** MOMENT.get(name, 1))
+
+    def _powers(self, name: str) -> Array:
+        """The same with what the controls explain taken out."""
+        return controlled(self._uncontrolled(name), self.controls)

@@ -1,6 +1,7 @@
 """Rates from error curves, with honest intervals.
 
-A curve is a matrix of errors (replicates, sizes); nested sizes make its columns correlated, so uncertainty comes from
+A curve is a matrix (replicates, sizes) of errors to the power `moment`: the first for E|error|, the second for the root
+mean square, which can have different exponents. Nested sizes make its columns correlated, so uncertainty comes from
 resampling whole rows. The power law is e = c n^{−β}; the logarithmic law e = c (ln n)^{−γ} has as many parameters, so
 the difference of their misfits is the difference of their information criteria.
 """
@@ -17,6 +18,7 @@ from scipy import special
 from limitlens.errors import Array
 
 BOOTSTRAP = 2000
+AT_ONCE = 50  # resamples held at a time; a divisor of their number
 LEVEL = 0.95
 
 
@@ -61,19 +63,19 @@ class Rate:
 
 def fit_rate(
     sizes: Array,
-    errors: Array,
+    powers: Array,
     *,
     moment: int = 1,
     correction: Array | None = None,
     usable: NDArray[np.bool_] | None = None,
     seed: int = 0,
 ) -> Rate | None:
-    """Fit a rate to errors (replicates, sizes).
+    """Fit a rate to errors.
 
     Parameters
     ----------
-    moment : int
-        1 fits E|error| over replicates, 2 fits the root mean square; the two can have different exponents.
+    powers : (replicates, sizes) array
+        |error|^moment of each replicate.
     correction : (sizes,) array, optional
         Factors that multiply the mean errors (finite pool, query noise).
     usable : (sizes,) bool array, optional
@@ -86,14 +88,14 @@ def fit_rate(
     """
     n = np.asarray(sizes, dtype=np.float64)
     keep = np.ones(len(n), bool) if usable is None else usable.copy()
-    keep &= (errors > 0).any(0) & (n > np.e)  # (ln n)^{−γ} needs ln n > 1
-    count = len(errors)
+    keep &= (powers.mean(0) > 0) & (n > np.e)  # (ln n)^{−γ} needs ln n > 1
+    count = len(powers)
     if keep.sum() < 3 or count < 2:
         return None
-    n, errors = n[keep], errors[:, keep]
+    n, powers = n[keep], powers[:, keep]
     factor = np.ones(len(n)) if correction is None else correction[keep]
-    log_mean = np.log(typical(errors, moment) * factor)
-    logs = np.log(np.maximum(bootstrap(errors, seed, moment), np.finfo(float).tiny)) + np.log(factor)
+    log_mean = np.log(typical(powers, moment) * factor)
+    logs = np.log(np.maximum(bootstrap(powers, seed, moment), np.finfo(float).tiny)) + np.log(factor)
     # A bootstrap of r rows has (r − 1)/r of the variance it should have.
     deviations = (logs - logs.mean(0)) * np.sqrt(count / (count - 1))
     covariance = deviations.T @ deviations / (len(logs) - 1)
@@ -121,28 +123,34 @@ def fit_rate(
 
 
 def local_slopes(
-    sizes: Array, errors: Array, *, moment: int = 1, correction: Array | None = None, seed: int = 0
+    sizes: Array, powers: Array, *, moment: int = 1, correction: Array | None = None, seed: int = 0
 ) -> tuple[Array, Array]:
     """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
     factor = np.ones(len(sizes)) if correction is None else correction
     step = np.diff(np.log(sizes))
     tiny = np.finfo(float).tiny
-    slopes = -np.diff(np.log(np.maximum(typical(errors, moment), tiny) * factor)) / step
-    logs = np.log(np.maximum(bootstrap(errors, seed, moment), tiny))
+    slopes = -np.diff(np.log(np.maximum(typical(powers, moment), tiny) * factor)) / step
+    logs = np.log(np.maximum(bootstrap(powers, seed, moment), tiny))
     return slopes, np.std(np.diff(logs, axis=1), axis=0) / step
 
 
-def typical(errors: Array, moment: int = 1) -> Array:
+def typical(powers: Array, moment: int = 1) -> Array:
     """The mean (moment 1) or root mean square (moment 2) over replicates: (replicates, sizes) to (sizes,)."""
-    return np.asarray((errors**moment).mean(0) ** (1 / moment))
+    return _root(powers.mean(0), moment)
 
 
-def bootstrap(errors: Array, seed: int, moment: int = 1) -> Array:
+def bootstrap(powers: Array, seed: int, moment: int = 1) -> Array:
     """`typical` errors of resampled rows: (resamples, sizes)."""
-    count = len(errors)
+    count = len(powers)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP)
-    return np.asarray((draws @ errors**moment / count) ** (1 / moment))
+    even = np.full(count, 1 / count)
+    averages = [generator.multinomial(count, even, size=AT_ONCE) @ powers / count for _ in range(BOOTSTRAP // AT_ONCE)]
+    return _root(np.concatenate(averages), moment)
+
+
+def _root(averages: Array, moment: int) -> Array:
+    """Rows with known quantities taken out (`controls`) need not be positive, and resamples of a few need not be."""
+    return np.asarray(np.maximum(averages, 0) ** (1 / moment))
 
 
 def _line_weights(x: Array, precision: Array) -> Array:

@@ -16,6 +16,8 @@ from limitlens.attention.attend import attend_state, limit
 from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
+from limitlens.convergence.controls import GaussianControls
+from limitlens.convergence.estimators import TokenSums
 from limitlens.errors import Array
 from limitlens.measures import Discrete, Gaussian, Sample
 from limitlens.measures.base import Measure
@@ -36,7 +38,19 @@ class Reference(Protocol):
     covariance: Tensor  # (v, v) Cov Γ(X)
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Tokens (replicates, stop − start, d) and the limit at each of them (replicates, stop − start, v), float64."""
+        """Tokens (replicates, stop − start, d) and the vectors to sum over them (replicates, stop − start, f), float64.
+
+        The vectors are the tokens where the limit is affine in them, which saves the limits, and the limits elsewhere.
+        """
+
+    def limits(self, vectors: Tensor) -> Tensor:
+        """The limits (..., v) at tokens with these vectors."""
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:
+        """The sums of the limits, from those of the vectors."""
+
+    def controls(self, sums: TokenSums) -> Tensor:
+        """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
 
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
         """The same tokens alone."""
@@ -52,12 +66,14 @@ class LawReference:
         self.measure, self.head = measure, head
         self._stream = IidStream(measure, seed)
         self._linear: tuple[Tensor, Tensor] | None = None
+        self._controls: GaussianControls | None = None
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.
             slope = head.V @ measure.covariance @ head.A
             offset = limit(measure, head, np.zeros((1, head.dim)))[0]
             self._linear = (torch.from_numpy(slope), torch.from_numpy(offset))
+            self._controls = GaussianControls(measure, head)
             mean, covariance = slope @ measure.mean + offset, slope @ measure.covariance @ slope.T
         elif isinstance(measure, Discrete):
             at_points = limit(measure, head, measure.points)
@@ -70,7 +86,16 @@ class LawReference:
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
         tokens = self.tokens(replicates, start, stop)
-        return tokens, self._limit(tokens)
+        return tokens, tokens if self._linear else self._limit(tokens)
+
+    def limits(self, vectors: Tensor) -> Tensor:  # noqa: D102
+        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:  # noqa: D102
+        return sums.mapped(*self._linear) if self._linear else sums
+
+    def controls(self, sums: TokenSums) -> Tensor:  # noqa: D102
+        return self._controls.of(sums) if self._controls else torch.empty(len(sums.first), 0)
 
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
         return self._stream.draw(replicates, start, stop)
@@ -79,9 +104,6 @@ class LawReference:
         return float(np.sqrt(1 + n / self._samples))
 
     def _limit(self, tokens: Tensor) -> Tensor:
-        if self._linear is not None:
-            slope, offset = self._linear
-            return tokens @ slope.T + offset
         return torch.from_numpy(limit(self.measure, self.head, tokens.numpy()))
 
     def _sampled_moments(self, samples: int, seed: int) -> tuple[Array, Array]:
@@ -116,6 +138,15 @@ class PoolReference:
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
         chosen = self._stream.indices(replicates, start, stop)
         return self._stream.tokens[chosen].double(), self._limits[chosen]
+
+    def limits(self, vectors: Tensor) -> Tensor:  # noqa: D102
+        return vectors
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:  # noqa: D102
+        return sums
+
+    def controls(self, sums: TokenSums) -> Tensor:  # noqa: D102
+        return torch.empty(len(sums.first), 0)
 
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
         return self._stream.draw(replicates, start, stop)

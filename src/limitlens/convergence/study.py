@@ -32,28 +32,33 @@ from limitlens.theory.reach import reach
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
-NOISE_SHARE = 0.06  # wanted share of query noise in a squared error: 3% of the error, which is then corrected
+# Wanted share of query noise in a squared error. Its correction is exact for a root mean square, and for a mean error
+# off by about the share times the squared coefficient of variation: the less errors scatter, the more noise may be.
+NOISE_SHARE, MOST_NOISE = 0.06, 0.3
+PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the scatter of a scalar error
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
 Progress = Callable[[float, float], None]
 
 
 @dataclass
-class _Tally:
-    """Per-replicate errors and noises as they come in, (replicates, sizes) each, and the numerical floor."""
+class _Rows:
+    """What replicates gave: errors and noises (replicates, sizes) by name, controls (replicates, sizes, F), floor."""
 
-    errors: dict[str, list[Array]]
-    noise: dict[str, list[Array]]
+    errors: dict[str, Array]
+    noise: dict[str, Array]
+    controls: Array
     floor: Array
 
-    def add(self, errors: dict[str, Array], noise: dict[str, Array]) -> None:
-        for book, rows in ((self.errors, errors), (self.noise, noise)):
-            for name, row in rows.items():
-                book.setdefault(name, []).append(row)
-
-    @staticmethod
-    def stacked(book: dict[str, list[Array]]) -> dict[str, Array]:
-        return {name: np.concatenate(rows) for name, rows in book.items()}
+    @classmethod
+    def joined(cls, parts: list[_Rows]) -> _Rows:
+        """All replicates of the parts."""
+        errors, noise = (
+            {name: np.concatenate([book[name] for book in books]) for name in books[0]}
+            for books in ([part.errors for part in parts], [part.noise for part in parts])
+        )
+        controls = np.concatenate([part.controls for part in parts])
+        return cls(errors, noise, controls, np.max([part.floor for part in parts], axis=0))
 
 
 def study(
@@ -80,8 +85,8 @@ def study(
     replicates : int
         At least 2.
     queries : int, optional
-        Queries per replicate; by default as many as a pilot says are needed for 3% of bias in each error. What bias
-        there is, is measured and removed.
+        Queries per replicate; by default as many as a pilot asks for: 3% of bias in an error that scatters as much as
+        itself, up to 16% in one that hardly scatters. What bias there is, is measured and removed.
     mask_self : bool
         Leave each query's own token out of its softmax.
     radius : float, optional
@@ -119,15 +124,14 @@ def study(
                 f"the pilot asked for more than {MOST_QUERIES} queries; errors are corrected for the noise of these"
             )
     queries = min(queries, cells.sizes[-1])
-    tally = _Tally({}, {}, np.zeros(len(cells.sizes)))
+    parts: list[_Rows] = []
     done = 0
     try:
         for chunk in work.chunks(range(replicates), queries):
-            errors, noise, floor = work.run(chunk, queries, floor=chunk.start == 0)
+            rows = work.run(chunk, queries, floor=chunk.start == 0)
             if radius is not None:
-                errors["uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
-            tally.add(errors, noise)
-            tally.floor = np.maximum(tally.floor, floor)
+                rows.errors["uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
+            parts.append(rows)
             done = chunk.stop
             report(done, replicates)
     except KeyboardInterrupt:
@@ -135,12 +139,14 @@ def study(
             raise
         warnings.append(f"interrupted: {done} of {replicates} replicates were finished")
     warnings += validity.warnings(reach(measure.covariance, head.A), cells.sizes[-1], mask_self=mask_self)
+    found = _Rows.joined(parts)
     return Curve(
         sizes=cells.sizes,
-        replicate_errors=_Tally.stacked(tally.errors),
-        query_noise=_Tally.stacked(tally.noise),
+        replicate_errors=found.errors,
+        query_noise=found.noise,
+        controls=found.controls,
         reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
-        floor=tally.floor,
+        floor=found.floor,
         scale=_scale(reference),
         measure=measure,
         head=head,
@@ -164,22 +170,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_queries(work: _Work, replicates: int) -> int:
-    """Queries per replicate so that their noise is `NOISE_SHARE` of every squared error, from a pilot.
+    """Queries per replicate so that their noise is a small share of every squared error, from a pilot.
 
     The pilot runs on replicates of its own (beyond 2³⁰), with few queries; noise falls like 1/queries.
     """
     largest = work.cells.sizes[-1]
     first = min(PILOT_QUERIES, largest)
-    book = _Tally({}, {}, np.zeros(len(work.cells.sizes)))
-    for chunk in work.chunks(range(1 << 30, (1 << 30) + replicates), first):
-        errors, noise, _ = work.run(chunk, first, floor=False)
-        book.add(errors, noise)
-    errors, noise = _Tally.stacked(book.errors), _Tally.stacked(book.noise)
-    wanted = 32.0
-    for name, excess in noise.items():
-        squared = (errors[name] ** 2).mean(0)
-        share = excess.mean(0) / np.maximum(squared - excess.mean(0), squared / 50)
-        wanted = max(wanted, first * float(share.max()) / NOISE_SHARE)
+    chunks = work.chunks(range(1 << 30, (1 << 30) + replicates), first)
+    pilot = _Rows.joined([work.run(chunk, first, floor=False) for chunk in chunks])
+    wanted = float(np.clip(4 * work.head.value_dim, 32, PILOT_QUERIES))  # a covariance needs some; fewer save no time
+    for name, excess in pilot.noise.items():
+        squared = (pilot.errors[name] ** 2).mean(0)
+        ratio = excess.mean(0) / np.maximum(squared - excess.mean(0), squared / 50)
+        scatter = pilot.errors[name].var(0) / np.maximum(squared, np.finfo(float).tiny)
+        share = np.clip(NOISE_SHARE * PLAIN_SCATTER / np.maximum(scatter, 1e-9), NOISE_SHARE, MOST_NOISE)
+        wanted = max(wanted, first * float((ratio * (1 - share) / share).max()))
     return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)
 
 
@@ -194,25 +199,27 @@ class _Work:
 
     def chunks(self, replicates: range, queries: int) -> list[range]:
         """Replicates in groups whose tokens and queries fit the memory bound."""
-        width = self.head.dim + self.head.key_dim + 2 * self.head.value_dim
-        group = max(1, CHUNK_FLOATS // ((PAGE + 4 * queries) * width + 2 * self.head.value_dim**2))
+        head = self.head
+        width = head.dim + head.key_dim + 2 * head.value_dim
+        group = max(1, CHUNK_FLOATS // ((PAGE + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2))
         return [replicates[start : start + group] for start in range(0, len(replicates), group)]
 
-    def run(self, replicates: range, queries: int, *, floor: bool) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Errors and noises (replicates, sizes) by name, and the numerical floor (sizes,) where asked for."""
-        tokens, at_queries = self.reference.draw(replicates, 0, queries)
+    def run(self, replicates: range, queries: int, *, floor: bool) -> _Rows:
+        """What these replicates give; the numerical floor where asked for, 0 elsewhere."""
+        tokens, vectors = self.reference.draw(replicates, 0, queries)
+        at_queries = self.reference.limits(vectors)
         query = self.head.queries(tokens.to(self.device)).float()
         precise = self.head.queries(tokens[:1, :FLOOR_QUERIES].to(self.device))
         state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
         exact = State.empty((1,), precise.shape[1], self.head.value_dim, device=self.device)
-        sums = TokenSums.zero(len(replicates), self.head.value_dim)
-        steps = len(self.cells.sizes)
+        sums = TokenSums.zero(len(replicates), vectors.shape[-1])
         books: tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]] = ({}, {})
-        floors = np.zeros(steps)
+        controls: list[Tensor] = []
+        floors = np.zeros(len(self.cells.sizes))
         blocks = list(self.cells.blocks(PAGE))
         for index, (step, start, stop) in enumerate(blocks):
-            tokens, limits = self.reference.draw(replicates, start, stop)
-            sums = sums.add(limits)
+            tokens, vectors = self.reference.draw(replicates, start, stop)
+            sums = sums.add(vectors)
             tokens = tokens.to(self.device)
             bias = self._bias(queries, start, stop)
             state = state.merge(self._attend(query, tokens.float(), bias))
@@ -222,19 +229,21 @@ class _Work:
             if index + 1 < len(blocks) and blocks[index + 1][0] == step:
                 continue
             used = min(queries, self.cells.sizes[step])
-            outputs = state.output[:, :used].cpu()
+            limit_sums = self.reference.limit_sums(sums)
             found = replicate_errors(
-                outputs, at_queries[:, :used], sums, self.reference.mean, self.reference.covariance
-            )
+                state.output[:, :used].cpu(), at_queries[:, :used], limit_sums,
+                self.reference.mean, self.reference.covariance,
+            )  # fmt: skip
             for book, rows in zip(books, found, strict=True):
                 for name, row in rows.items():
                     book.setdefault(name, []).append(row)
+            controls.append(self.reference.controls(sums))
             if floor:
                 same = min(exact.output.shape[1], used)
                 gap = (exact.output[0, :same] - state.output[0, :same]).square().sum(-1).mean().sqrt()
                 floors[step] = float(gap)
         errors, noise = ({name: torch.stack(rows, 1).numpy() for name, rows in book.items()} for book in books)
-        return errors, noise, floors
+        return _Rows(errors, noise, torch.stack(controls, 1).numpy(), floors)
 
     def _attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)

@@ -99,7 +99,7 @@ def _curve(view: View, head: int, sizes: Array, seed: int) -> dict[str, Any]:
     relative = view.relative[head]
     value, stderr = root_mean_square(relative)
     centred, _ = root_mean_square(view.relative_centred[head])
-    rate = fit_rate(sizes, relative, moment=MOMENT, seed=seed) if np.isfinite(relative).all() else None
+    rate = fit_rate(sizes, relative**MOMENT, moment=MOMENT, seed=seed) if np.isfinite(relative).all() else None
     return {
         "relative_output_error": value,
         "relative_output_error_stderr": stderr,
@@ -120,9 +120,10 @@ def _tokens_for(sizes: Array, value: Array, stderr: Array, error: float, seed: i
 
 def root_mean_square(errors: Array) -> tuple[Array, Array]:
     """Root mean square over replicates (R, J) and its standard error by the delta method: two arrays (J,)."""
-    value = typical(errors, MOMENT)
+    powers = errors**MOMENT
+    value = typical(powers, MOMENT)
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = (errors**MOMENT).std(0, ddof=1) / np.sqrt(len(errors))
+        spread = powers.std(0, ddof=1) / np.sqrt(len(errors))
         return value, np.where(value > 0, spread / (2 * value), 0.0)
 
 
