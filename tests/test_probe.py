@@ -22,7 +22,7 @@ from limitlens.diagnose.workers import one_after_another, workers_for
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, choose, open_corpus
 from limitlens.sampling.cells import Cells
-from tiny_models import LAYERS, TINY, tiny_tokenizer
+from tiny_models import GROUPED, LAYERS, TINY, _of, tiny_tokenizer
 
 WINDOW, TOKENS, SIZES, REPLICATES, QUERIES, BATCH = 16, 4800, (8, 16, 40, 100), 5, 12, 37
 CAUSAL = ("gpt2", "llama", "gemma2", "gpt_oss", "mistral")
@@ -312,6 +312,13 @@ def test_layers_say_what_they_are(text: str) -> None:
     assert [head["sink"] is None for head in result["heads"]] == [True] * 4 + [False] * 4 + [True] * 4
     kinds = [head["sink"]["kind"] for head in run_tiny(tiny("gpt_oss"), text).result["heads"]]
     assert kinds == ["learned sink"] * 4 + ["first token and learned sink"] * 4 + ["learned sink"] * 4
+
+
+def test_a_sliding_window_longer_than_the_probe_s_is_kept_and_hides_no_sink(text: str) -> None:
+    model = _of("Mistral", sliding_window=WINDOW + 9, **GROUPED)().eval()
+    result = run_tiny(LoadedModel("wide", model, tiny_tokenizer(special=False)), text).result
+    assert {head["sliding_window"] for head in result["heads"]} == {WINDOW + 9}
+    assert all(head["sink"]["kind"] == "first token" for head in result["heads"])
 
 
 def test_queries_of_a_causal_model_come_after_every_pooled_key(text: str) -> None:

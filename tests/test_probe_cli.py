@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from limitlens import cli
 from limitlens.cli import probe as command
 from limitlens.diagnose import probe as probe_module
 from limitlens.diagnose.probe import probe
+from limitlens.diagnose.regimes import Thresholds
 from limitlens.diagnose.run import ProbeRun
 from limitlens.models import LoadedModel
 from tiny_models import TINY, tiny_tokenizer
@@ -53,6 +56,23 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         cli.main(["probe", *arguments])
     shown = capsys.readouterr()
     return int(stopped.value.code or 0), shown.out, shown.err
+
+
+def test_thresholds_are_options(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = files
+    given = ["--averaging-growth", "9", "--frozen-weight", "0.01", "--frozen-growth", "9"]
+    code, out, _ = run(capsys, model, "--corpus", text, *OPTIONS, *given, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["thresholds"] == {
+        "averaging_power": 0.5, "averaging_growth": 9, "frozen_weight": 0.01, "frozen_growth": 9,
+    }  # fmt: skip
+    assert {head["regime"] for head in document["heads"]} == {"frozen"}
+    chosen = signature(command.probe).parameters
+    assert Thresholds(*(chosen[part.name].default for part in fields(Thresholds))) == Thresholds()
+    code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--frozen-weight", "2")
+    assert code == 2
+    assert "frozen_weight 2; expected numbers in" in err
 
 
 def test_the_page_shows_the_slowest_the_fastest_and_what_to_do(

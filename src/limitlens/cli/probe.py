@@ -29,6 +29,12 @@ def probe(
     replicates: Annotated[int, typer.Option(help="Samples behind every point.")] = 24,
     queries: Annotated[int, typer.Option(help="Queries a head.")] = 256,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
+    averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
+    averaging_growth: Annotated[
+        float, typer.Option(help="And their number grows at least like n to this power.")
+    ] = 0.75,
+    frozen_weight: Annotated[float, typer.Option(help="A frozen head gives one key this weight.")] = 0.5,
+    frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
     seed: Seed = 0,
     device: Device = "auto",
     out: Out = None,
@@ -40,17 +46,19 @@ def probe(
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
     from limitlens.diagnose.probe import probe as run_probe
+    from limitlens.diagnose.regimes import Thresholds
     from limitlens.errors import InputError
     from limitlens.record import open_folder
 
     if not (tokens >= 1 and float(tokens).is_integer()):
         raise InputError(f"tokens is {tokens:g}; expected a whole number of at least 1, such as 100000 or 1e5")
+    thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
     if out is not None:
         open_folder(out)
     with token_progress(f"probing {model}", quiet) as report:
         run = run_probe(
             model, corpus, int(tokens), window=window, sizes=sizes, replicates=replicates, queries=queries, seed=seed,
-            device=device, batch=batch, progress=report,
+            device=device, batch=batch, thresholds=thresholds, progress=report,
         )  # fmt: skip
     if out is not None:
         run.save(out, arguments=context.params)

@@ -32,7 +32,7 @@ class Traits:
     scale, softcap, sinks
         As in `Captured`.
     sliding_window : int or None
-        As in `Captured`, and None also where windows are no longer than it.
+        As in `Captured`; it may be longer than the probe's windows.
     rough_mean : dict of Tensor
         Mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each.
     projections, factor, reason
@@ -212,7 +212,6 @@ class _Gather:
             reason = "the input of the query projection could not be read"
         elif made is not None and factor is None:
             reason = "queries or keys are normalised one by one after the projection: no score matrix exists"
-        sliding = captured.sliding_window
         rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
         if captured.hidden is not None:
             rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
@@ -220,7 +219,7 @@ class _Gather:
             scale=captured.scale,
             softcap=captured.softcap,
             sinks=captured.sinks,
-            sliding_window=None if sliding is None or sliding >= self.length else sliding,
+            sliding_window=captured.sliding_window,
             rough_mean=rough_mean,
             projections=made,
             factor=factor,
@@ -233,7 +232,7 @@ class _Gather:
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
         atom, first = None, None
-        if self.causal and traits.sliding_window is None:
+        if self.causal and (traits.sliding_window is None or traits.sliding_window >= self.length):
             key, value = (part.double().transpose(0, 1)[:, None] for part in (keys, values))
             first = scores_of(query.double()[..., None, :], key[..., None, :], traits.softcap).flatten(1)
             output = value.expand(-1, query.shape[1], -1, -1).flatten(1, 2)

@@ -69,7 +69,7 @@ function curveIn(curve, context) {
 }
 
 // Keys a head keeps of a context, its sink included, with the range it has when the whole curve sits at either edge of its
-// 95% band.
+// 95% band. An edge has a slope of its own, so beyond the sizes measured the lower edge may ask for more than the upper one.
 function budgetRange(curve, wanted, context) {
   const atoms = curve.sinkKeys ?? 0, own = Math.min(context, curve.sliding ?? Infinity), rest = Math.max(own - atoms, 1);
   const { n, error, stderr } = curveIn(curve, rest);
@@ -77,5 +77,7 @@ function budgetRange(curve, wanted, context) {
   const bounds = (side) => budgetFor(n, shifted(side), wanted, rest).tokens;
   const plus = (tokens) => (tokens === null ? null : tokens + atoms);
   const found = budgetFor(n, error, wanted, rest);
-  return { ...found, tokens: plus(found.tokens), low: plus(bounds(-1)), high: plus(bounds(1)), context: own };
+  const all = [found.tokens, bounds(-1), bounds(1)].map((tokens) => tokens ?? Infinity).sort((a, b) => a - b);
+  const low = all[0], high = Number.isFinite(all[2]) ? all[2] : null;
+  return { ...found, tokens: plus(found.tokens), low: plus(low), high: plus(high), context: own };
 }
