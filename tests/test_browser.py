@@ -253,6 +253,14 @@ def test_budgets_in_the_page_are_those_of_the_plan(
     assert share == pytest.approx(kept_share(document["heads"], error, context), rel=0.06)
 
 
+def test_a_budget_lies_within_its_range(chromium: Page, probe: Path) -> None:
+    """Also where the first size is the noisiest, so that the upper edge of the band falls faster than the lower one."""
+    chromium.open(probe)
+    curve = {"n": [1000, 2000, 4000], "error": [0.36, 0.3, 0.26], "stderr": [0.03, 0.01, 0.001]}
+    found = chromium.run("return budgetRange(arguments[0], 0.2, 32768)", curve)
+    assert found["low"] < found["tokens"] < found["high"]
+
+
 def test_temperatures_are_those_of_the_schedules(chromium: Page, probe: Path) -> None:
     from limitlens.theory.scaling.laws import LocalPower
     from limitlens.theory.schedules import logarithmic, yarn
