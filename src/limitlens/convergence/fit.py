@@ -8,7 +8,9 @@ the difference of their misfits is the difference of their information criteria.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from scipy import special
 from limitlens.errors import Array
 
 BOOTSTRAP = 2000
-AT_ONCE = 50  # resamples held at a time; a divisor of their number
+AT_ONCE = 50  # resamples drawn at a time; a divisor of their number
+MOST_KEPT = 2000  # rows up to which their resamples are kept for the next curve: 32 MB
 LEVEL = 0.95
 
 
@@ -142,10 +145,21 @@ def typical(powers: Array, moment: int = 1) -> Array:
 def bootstrap(powers: Array, seed: int, moment: int = 1) -> Array:
     """`typical` errors of resampled rows: (resamples, sizes)."""
     count = len(powers)
+    kept = _resamples(count, seed) if count <= MOST_KEPT else _draw_resamples(count, seed)
+    return _root(np.concatenate([weights @ powers for weights in kept]), moment)
+
+
+@lru_cache(maxsize=4)
+def _resamples(count: int, seed: int) -> tuple[Array, ...]:
+    """The weights of rows in every resample: many curves have as many rows."""
+    return tuple(_draw_resamples(count, seed))
+
+
+def _draw_resamples(count: int, seed: int) -> Iterator[Array]:
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
     even = np.full(count, 1 / count)
-    averages = [generator.multinomial(count, even, size=AT_ONCE) @ powers / count for _ in range(BOOTSTRAP // AT_ONCE)]
-    return _root(np.concatenate(averages), moment)
+    for _ in range(BOOTSTRAP // AT_ONCE):
+        yield generator.multinomial(count, even, size=AT_ONCE) / count
 
 
 def _root(averages: Array, moment: int) -> Array:
