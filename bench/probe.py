@@ -7,14 +7,13 @@ smollm2 (9 heads of 64); then merging cells, diagnostics and fits. Seconds inclu
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench.peaks import peaks
 from limitlens.diagnose.probe import PILOT, RESERVED, probe
 from limitlens.models import ALIASES, LoadedModel, Windows, choose, load, open_corpus
 
@@ -28,10 +27,9 @@ REPLICATES, QUERIES, WINDOW = 24, 256, 256
 WANTED = 1.6
 MEMORY_TOKENS = (40_000, 160_000)
 CODE = """
-import resource, sys
+import sys
 from limitlens.diagnose.probe import probe
 probe("minilm", "stdlib-code", int(sys.argv[1]), sizes="64:1024:5")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
@@ -77,17 +75,7 @@ def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str
     }
 
 
-def peak(tokens: int) -> float:
-    """Peak resident memory in MiB of a probe in a fresh process."""
-    shown = subprocess.run([sys.executable, "-c", CODE, str(tokens)], capture_output=True, text=True, check=True)
-    return float(shown.stdout)
-
-
 def run() -> dict[str, object]:
     rows = {name: against_forward(name, **case) for name, case in CASES.items() if ALIASES[name].locate() is not None}
-    peaks = {tokens: peak(tokens) for tokens in MEMORY_TOKENS}
-    growth = peaks[MEMORY_TOKENS[1]] / peaks[MEMORY_TOKENS[0]]
-    for tokens, mebibytes in peaks.items():
-        print(f"{tokens:>10,} tokens: peak {mebibytes:.0f} MiB")
-    print(f"peak memory with four times the tokens: {growth:.3f}")
-    return {"models": rows, "wanted": WANTED, "peak_mib": peaks, "peak_ratio": growth}
+    found, ratio = peaks(CODE, MEMORY_TOKENS)
+    return {"models": rows, "wanted": WANTED, "peak_mib": found, "peak_ratio": ratio}

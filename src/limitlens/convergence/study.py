@@ -32,6 +32,7 @@ from limitlens.theory.reach import reach
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
+PER_DIMENSION = 8  # queries at least: with as many, tokens cost as much to draw as to attend, and fewer save no time
 # Wanted share of query noise in a squared error. Its correction is exact for a root mean square, and for a mean error
 # off by about the share times the squared coefficient of variation: the less errors scatter, the more noise may be.
 NOISE_SHARE, MOST_NOISE = 0.06, 0.3
@@ -178,7 +179,7 @@ def choose_queries(work: _Work, replicates: int) -> int:
     first = min(PILOT_QUERIES, largest)
     chunks = work.chunks(range(1 << 30, (1 << 30) + replicates), first)
     pilot = _Rows.joined([work.run(chunk, first, floor=False) for chunk in chunks])
-    wanted = float(np.clip(4 * work.head.value_dim, 32, PILOT_QUERIES))  # a covariance needs some; fewer save no time
+    wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, 32, 2 * PILOT_QUERIES))
     for name, excess in pilot.noise.items():
         squared = (pilot.errors[name] ** 2).mean(0)
         ratio = excess.mean(0) / np.maximum(squared - excess.mean(0), squared / 50)
