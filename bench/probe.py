@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 REPLICATES, QUERIES, WINDOW = 24, 256, 256
 WANTED = 1.6
-MEMORY_TOKENS = (40_000, 160_000)
+MEMORY_TOKENS = (100_000, 400_000)  # with fewer than 80,000 not every buffer is full
 CODE = """
 import sys
 from limitlens.diagnose.probe import probe

@@ -100,7 +100,7 @@ class State:
         if (self.detail is None) != (other.detail is None):
             raise ValueError("one state carries a detail and the other does not; compute both with the same `top`")
         lse, here, there = _shares(self.lse, other.lse)
-        output = here[..., None] * self.output + there[..., None] * other.output
+        output = torch.lerp(self.output, other.output, there[..., None])
         detail = None
         if self.detail is not None and other.detail is not None:
             a, b = self.detail, other.detail

@@ -133,10 +133,14 @@ def _needed(x: Array, y: Array, goal: float, end: float) -> Array:
     low = np.where(first, 0.0, x[np.maximum(last, 0)])
     high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(BEYOND), x[i + 1])), end)
     never = level + slope * high + _unseen(high, end) > goal
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        short = level + slope * middle + _unseen(middle, end) > goal
-        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    if math.isinf(end):  # nothing but the line itself: no need to search
+        with np.errstate(divide="ignore", invalid="ignore"):
+            high = np.clip(np.where(slope < 0, (goal - level) / slope, low), low, high)
+    else:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            short = level + slope * middle + _unseen(middle, end) > goal
+            low, high = np.where(short, middle, low), np.where(short, high, middle)
     # A line through three sizes may disagree with the size at its end; the measured size decides then.
     return np.where(never, np.where(first, np.exp(x[0]), np.inf), np.exp(high))
 

@@ -25,6 +25,8 @@ from limitlens.diagnose.collect import Collector
 from limitlens.diagnose.deck import LEFT_OVER
 from limitlens.errors import Array
 
+FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -80,21 +82,22 @@ class LayerCurves:
 
 def layer_curves(collector: Collector) -> LayerCurves:
     """Merge the cells of a layer and measure its errors, one key/value head at a time."""
-    deck = collector.deck
+    deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
     references: list[State] = []
     views: dict[str, list[View]] = {"bare": [], "atomic": []}
+    keys, values = (tokens.transpose(0, 1).contiguous() for tokens in (collector.key, collector.value))
     for head in range(collector.query.shape[0]):
-        samples = list(accumulate((_step(collector, head, j) for j in range(counts.shape[1])), State.merge))
+        steps = [_step(collector, head, j, keys[head], values[head]) for j in range(counts.shape[1])]
         left_over = [state[head] for state in collector.states[-LEFT_OVER:]]
-        reference = merge_all([*(samples[-1][r] for r in range(deck.replicates)), *left_over])
+        reference = merge_all([*map(_union, steps), *left_over])
         references.append(reference)
-        views["bare"].append(_view(collector, samples, [reference] * len(samples), counts))
-        if collector.layer.atom is not None:
-            atom = collector.layer.atom[head]
-            with_atom = [sample.merge(atom) for sample in samples]
-            limits = [_shrunk(reference, counts[:, j] / deck.seen).merge(atom) for j in range(len(samples))]
-            views["atomic"].append(_view(collector, with_atom, limits, counts))
+        seen: list[tuple[State | None, list[State]]] = [(None, [reference[None]] * len(steps))]
+        if atom is not None:
+            shares = [_distinct(counts[:, j]) / deck.seen for j in range(len(steps))]
+            seen.append((atom[head], [_shrunk(reference, share).merge(atom[head]) for share in shares]))
+        for name, view in zip(views, _views(collector, steps, seen, counts), strict=False):
+            views[name].append(view)
     return LayerCurves(
         counts=counts,
         pool=deck.seen,
@@ -104,8 +107,11 @@ def layer_curves(collector: Collector) -> LayerCurves:
     )
 
 
-def _step(collector: Collector, head: int, j: int) -> State:
-    """The states of step j of every replicate for the queries of one key/value head, (R, G · m)."""
+def _step(collector: Collector, head: int, j: int, keys: Tensor, values: Tensor) -> State:
+    """The states of step j of every replicate for the queries of one key/value head, (R, G · m).
+
+    Keys and values are those that this head kept, (slots, ·).
+    """
     deck = collector.deck
     found: dict[int, State] = {
         int(r): collector.states[deck.number[r, j]][head] for r in np.flatnonzero(~deck.kept[:, j])
@@ -113,38 +119,70 @@ def _step(collector: Collector, head: int, j: int) -> State:
     kept = np.flatnonzero(deck.kept[:, j])
     for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
         alike = kept[deck.filled[kept, j] == length]
-        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=collector.key.device)
-        key, value = collector.key[slots, head], collector.value[slots, head]
-        states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
+        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=keys.device)
+        states = state_of(collector.query[head], keys[slots], values[slots], kernel=collector.layer.kernel)
         found |= {int(r): states[place] for place, r in enumerate(alike)}
     return _stacked([found[r] for r in range(deck.replicates)])
 
 
+def _union(states: State) -> State:
+    """States (R, G · m) of disjoint sets, not all of them empty, merged into one (G · m)."""
+    shares = torch.softmax(states.lse, 0)
+    return State(states.count.sum(0), states.lse.logsumexp(0), torch.einsum("rm,rmv->mv", shares, states.output))
+
+
+def _distinct(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The counts of all replicates (R,), or the one they have in common (1,), unless the stream was cut short."""
+    return counts[:1] if (counts == counts[0]).all() else counts
+
+
 def _shrunk(reference: State, share: Array) -> State:
-    """The pool as if it held a share of its tokens, one for each replicate: (R, G · m)."""
+    """The pool as if it held each of these shares of its tokens: (shares, G · m)."""
     shift = torch.as_tensor(np.log(share), device=reference.lse.device)[:, None]
     count = torch.as_tensor(np.rint(share * float(reference.count)), device=reference.count.device)
     return State(count, reference.lse + shift, reference.output)
 
 
-def _view(collector: Collector, samples: list[State], limits: list[State], counts: NDArray[np.int64]) -> View:
-    """Errors of samples (R, G · m) against limits that broadcast to them, one of each for every size."""
+def _views(
+    collector: Collector,
+    steps: list[State],
+    seen: list[tuple[State | None, list[State]]],
+    counts: NDArray[np.int64],
+) -> list[View]:
+    """Errors of nested samples, merged from their steps (R, G · m), in each way to look at them.
+
+    A way is an atom that every sample contains, or None, and for every size the limit, (R, G · m) or (1, G · m). A few
+    replicates are merged at a time: their states stay in cache.
+    """
     groups, m = collector.layer.query.shape[1:3]
+    replicates, sizes, width = len(counts), len(steps), steps[0].output.shape[-1]
 
     def size(vectors: Tensor) -> Array:
-        """Root mean square of norms over queries: (..., G, m, v) to (G, ...)."""
-        return np.asarray(vectors.square().sum(-1).mean(-1).sqrt().movedim(-1, 0).cpu())
+        """Root mean square of norms over queries: (r, G · m, v) to (G, r)."""
+        split = vectors.reshape(len(vectors), groups, m, width)
+        return np.asarray((torch.linalg.vector_norm(split, dim=(-2, -1)) / m**0.5).T.cpu())
 
-    errors: list[Array] = []
-    scales: tuple[list[Array], list[Array]] = ([], [])
-    for sample, limit in zip(samples, limits, strict=True):
-        wrong = sample.output - limit.output
-        errors.append(size(wrong.reshape(len(wrong), groups, m, -1)))
-        output = limit.output.reshape(-1, groups, m, wrong.shape[-1])
-        for book, vectors in zip(scales, (output, output - output.mean(-2, keepdim=True)), strict=True):
-            book.append(size(vectors).mean(1))
+    errors = np.empty((len(seen), groups, replicates, sizes))
+    at_once = max(1, FLOATS_AT_ONCE // (groups * m * width))
+    for start in range(0, replicates, at_once):
+        part = slice(start, start + at_once)
+        samples = accumulate((step[part] for step in steps), State.merge)
+        for j, sample in enumerate(samples):
+            for way, (atom, limits) in enumerate(seen):
+                limit = limits[j].output if len(limits[j].output) == 1 else limits[j].output[part]
+                output = sample.output if atom is None else sample.merge(atom).output
+                errors[way, :, part, j] = size(output - limit)
     unseen = np.sqrt(1 - counts / collector.deck.seen)
-    return View(np.stack(errors, -1) / unseen, np.stack(scales[0], -1), np.stack(scales[1], -1))
+    found = []
+    for way, (_, limits) in enumerate(seen):
+        scale, centred = np.empty((2, groups, sizes))
+        for j, limit_state in enumerate(limits):
+            output = limit_state.output
+            middle = output.reshape(-1, groups, m, width).mean(-2, keepdim=True).expand(-1, -1, m, -1)
+            scale[:, j] = size(output).mean(1)
+            centred[:, j] = size(output - middle.reshape(output.shape)).mean(1)
+        found.append(View(errors[way] / unseen, scale, centred))
+    return found
 
 
 def _joined(views: list[View]) -> View:

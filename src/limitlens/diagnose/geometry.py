@@ -11,7 +11,6 @@ from torch import Tensor
 from limitlens.diagnose.collect import Collector
 from limitlens.diagnose.pilot import Traits
 from limitlens.errors import Array
-from limitlens.theory.reach import horizon_from_covariances, mean_tilt
 from limitlens.theory.tails import TailReport, check_tails
 
 PRINCIPAL_AXES = 64  # of a layer's tokens along which their tails are judged
@@ -49,22 +48,25 @@ class LayerGeometry:
 
 
 def layer_geometry(collector: Collector) -> LayerGeometry:
-    """Everything that second moments and a sample of tokens tell about a layer."""
+    """Everything that second moments and a sample of tokens tell about a layer.
+
+    The formulas are those of `limitlens.theory.reach`, for all heads at once: with Cov(q) = RRᵀ the horizon is
+    scale · √λ_max(RᵀCov(k)R), the mean tilt scale · √(E qᵀ Cov(k) E q).
+    """
     layer, traits = collector.layer, collector.layer.traits
     shared, groups, _, _ = layer.query.shape
-    cov_q, mean_q = collector.moments["query"].covariance, collector.moments["query"].mean
-    cov_k = collector.moments["key"].covariance.repeat_interleave(groups, 0)
+    mean_q, cov_k = collector.moments["query"].mean, collector.moments["key"].covariance
+    cov_k = cov_k.repeat_interleave(groups, 0)
+    root_q = _root(*collector.moments["query"].spectrum())
     query = layer.query.flatten(0, 1).double()
     spread = (query @ cov_k * query).sum(-1).mean(-1)
+    tilt = (mean_q[:, None] @ cov_k @ mean_q[:, :, None]).flatten().clamp_min(0).sqrt()
     hidden = collector.moments["hidden"].spectrum() if "hidden" in collector.moments else None
-    one_sided = None if hidden is None else _one_sided(traits, hidden[0][0], hidden[1][0], shared, groups)
+    one_sided = None if hidden is None else _one_sided(traits, _root(*hidden)[0], shared, groups)
     tails, tokens = _tails(collector, None if hidden is None else hidden[1][0])
-    heads = [(np.asarray(q.cpu()), np.asarray(k.cpu())) for q, k in zip(cov_q, cov_k, strict=True)]
     return LayerGeometry(
-        horizon=np.array([horizon_from_covariances(q, k, traits.scale) for q, k in heads]),
-        mean_tilt=np.array(
-            [mean_tilt(k, mean.cpu(), traits.scale) for (_, k), mean in zip(heads, mean_q, strict=True)]
-        ),
+        horizon=np.asarray(_reach(root_q, cov_k).cpu()) * abs(traits.scale),
+        mean_tilt=np.asarray(tilt.cpu()) * abs(traits.scale),
         score_std=np.asarray(spread.sqrt().cpu()),
         one_sided=one_sided,
         coupling=None if hidden is None or one_sided is None else float(hidden[0].max()) * one_sided**2,
@@ -74,20 +76,29 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
     )
 
 
-def _one_sided(traits: Traits, values: Tensor, axes: Tensor, shared: int, groups: int) -> Array | None:
-    """‖Σ^{1/2} A‖ of every query head, where there is a score matrix A; Σ has eigenvalues (d,) and axes (d, d).
+def _root(values: Tensor, axes: Tensor) -> Tensor:
+    """R with RRᵀ the matrix of these eigenvalues (..., d) and axes (..., d, d)."""
+    return axes * values.sqrt()[..., None, :]
+
+
+def _reach(root: Tensor, covariance: Tensor) -> Tensor:
+    """√λ_max(RᵀCR) for each head: (heads,)."""
+    values: Tensor = torch.linalg.eigvalsh(root.mT @ covariance @ root)
+    return values[..., -1].clamp_min(0).sqrt()
+
+
+def _one_sided(traits: Traits, root: Tensor, shared: int, groups: int) -> Array | None:
+    """‖Σ^{1/2} A‖ of every query head, where there is a score matrix A; `root` (d, d) is that of Σ.
 
     It is the two-sided horizon of white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
     """
     if traits.projections is None or traits.factor is None:
         return None
-    Wq = traits.projections.query.double().reshape(shared * groups, -1, len(values))
-    Wk = traits.projections.key.double().reshape(shared, -1, len(values))
-    white = np.asarray((Wq @ Wq.mT).cpu())
-    roots = Wk @ (axes * values.sqrt())
-    cov_k = np.asarray((roots @ roots.mT).repeat_interleave(groups, 0).cpu())
-    scale = traits.scale * traits.factor
-    return np.array([horizon_from_covariances(q, k, scale) for q, k in zip(white, cov_k, strict=True)])
+    Wq = traits.projections.query.double().reshape(shared * groups, -1, len(root))
+    keys = traits.projections.key.double().reshape(shared, -1, len(root)) @ root
+    values, axes = torch.linalg.eigh(keys @ keys.mT)
+    root_k = _root(values.clamp_min(0), axes).repeat_interleave(groups, 0)
+    return np.asarray(_reach(root_k, Wq @ Wq.mT).cpu()) * abs(traits.scale * traits.factor)
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
