@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import get_ident
 from time import sleep
@@ -319,6 +319,19 @@ def test_a_sliding_window_longer_than_the_probe_s_is_kept_and_hides_no_sink(text
     result = run_tiny(LoadedModel("wide", model, tiny_tokenizer(special=False)), text).result
     assert {head["sliding_window"] for head in result["heads"]} == {WINDOW + 9}
     assert all(head["sink"]["kind"] == "first token" for head in result["heads"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss"])
+def test_a_probe_on_a_gpu_is_that_on_the_cpu(name: str, text: str) -> None:
+    loaded = tiny(name)
+    here = run_tiny(loaded, text).result
+    there = run_tiny(replace(loaded, model=TINY[name].model().cuda()), text).result
+    assert there["device"].startswith("cuda")
+    for one, other in zip(here["heads"], there["heads"], strict=True):
+        np.testing.assert_allclose(other["relative_output_error"], one["relative_output_error"], rtol=1e-4)
+        for quantity in ("horizon", "mean_tilt", "score_std", "top_weight", "entropy"):
+            assert other[quantity] == pytest.approx(one[quantity], rel=1e-3)
 
 
 def test_queries_of_a_causal_model_come_after_every_pooled_key(text: str) -> None:
