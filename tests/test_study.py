@@ -13,6 +13,7 @@ from limitlens.convergence.estimators import TokenSums, replicate_errors
 from limitlens.convergence.reference import reference_for
 from limitlens.convergence.study import choose_device
 from limitlens.convergence.uniform import uniform_errors
+from limitlens.errors import InputError
 from limitlens.measures.named import NAMES, named_measure
 from limitlens.sampling.cells import Cells
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
@@ -301,3 +302,28 @@ def test_bad_input_is_one_clear_sentence(call, words):
     with pytest.raises(ll.InputError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_sample_is_no_limit_of_itself():
+    law = ll.Sample(np.random.default_rng(0).normal(size=(50, 2)))
+    with pytest.raises(InputError, match="largest size is 50 and the sample has 50 tokens; expected sizes smaller"):
+        ll.study(law, ll.Head(np.eye(2)), [10, 25, 50], replicates=4)
+
+
+def test_a_head_that_sees_nothing_or_everything_at_once_is_studied_in_silence(recwarn):
+    flat = ll.study(LINE, ll.Head(0.0), [50, 100, 200], replicates=4)
+    assert flat.scale[0] == 0
+    assert flat.tokens_for(0.1) is None
+    far = ll.study(LINE, ll.Head(1e5), [50, 100, 200], replicates=4, queries=32)
+    assert far.predicted == {}
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+    with pytest.raises(InputError, match=r"the horizon is 1e.09; expected a number from 0 to 1,000"):
+        ll.designed_head(np.eye(1), 1e9)
+
+
+def test_a_law_is_named_only_where_the_evidence_decides():
+    curve = ll.study(LINE, ll.Head(0.5), [100, 200, 400], replicates=6, queries=32)
+    rate = curve.rate("mean")
+    assert abs(rate.evidence) < 10
+    assert rate.verdict == "undecided"
+    assert "undecided" in str(curve)

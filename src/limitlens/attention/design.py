@@ -9,6 +9,8 @@ import numpy as np
 from limitlens.attention.head import Head
 from limitlens.errors import Array, InputError
 
+LARGEST_HORIZON = 1000  # n = 30,000 tokens are hardmax long before
+
 
 def designed_head(
     covariance: Array, horizon: float, *, spectrum: str | Sequence[float] = "flat", seed: int = 0
@@ -24,8 +26,11 @@ def designed_head(
     spectrum : "flat", "1/k" or a sequence of d numbers
         The shape of s; it is scaled so that its largest entry is `horizon`.
     """
-    if not (np.isfinite(horizon) and horizon >= 0):
-        raise InputError(f"the horizon is {horizon}; expected a finite number >= 0, such as 1.5")
+    if not 0 <= horizon <= LARGEST_HORIZON:
+        raise InputError(
+            f"the horizon is {horizon:g}; expected a number from 0 to {LARGEST_HORIZON:,}, such as 1.5: far beyond, "
+            "attention is hardmax (limitlens hardmax)"
+        )
     dim = len(covariance)
     if isinstance(spectrum, str):
         shapes = {"flat": np.ones(dim), "1/k": 1 / np.arange(1, dim + 1)}

@@ -63,7 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     except InputError as error:
         code = _complain(str(error))
     except UsageError as error:
-        code = _complain(f"{error.format_message().rstrip('.')}; see limitlens --help")  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        where = "limitlens" if context is None else context.command_path
+        code = _complain(f"{error.format_message().rstrip('.')}; see {where} --help")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader of our output left; nothing to say to anybody

@@ -106,8 +106,8 @@ def print_run(run: ProbeRun, folder: str | None) -> None:
     ]  # fmt: skip
     heads = {(head["layer"], head["head"]): head for head in result["heads"]}
     for title, table in (
-        (f"The {SHOWN} slowest heads", run.slowest(SHOWN)),
-        (f"The {SHOWN} fastest", run.fastest(SHOWN)),
+        (f"The {SHOWN} slowest heads: the largest errors left", run.slowest(SHOWN)),
+        (f"The {SHOWN} fastest: the smallest errors left", run.fastest(SHOWN)),
     ):
         print_table(title, columns, [_row(heads[row.layer, row.head]) for row in table.itertuples()])
     _print_rates(result)
@@ -162,7 +162,7 @@ def _print_rates(result: dict[str, Any]) -> None:
         return
     correlation = skill["rank_correlation_score_std"]
     print(
-        f"Predicted rates miss by {misses['rate_sharp']:.3f} (1/(1+H²)) and {misses['rate_sharp_output']:.3f} "
-        f"(1/(1+2H²)), the constant 1/2 by {misses['rate_constant']:.3f}"
+        f"Predicted rates miss by {misses['rate_sharp']:.3f} (1/(1+H²)), {misses['rate_sharp_output']:.3f} (1/(1+2H²)) "
+        f"and {misses['rate_rms_output']:.3f} ((√(1+4/H²)−1)/4), the constant 1/2 by {misses['rate_constant']:.3f}"
         + ("." if correlation is None else f"; rank correlation with the score spread {correlation:.2f}.")
     )

@@ -156,7 +156,7 @@ def _schedules(law: Law, sizes: str, effective: float | None, beta: float | None
     from limitlens.theory.scaling import GapLaw, critical_beta, critical_beta_asymptotic
     from limitlens.theory.schedules import compare_schedules, schedules_document
 
-    grid = parse_grid(sizes, "the range of context lengths")
+    grid = parse_grid(sizes, "the range of context lengths", "1024:65536:7")
     if effective is None:
         first = float(beta or 0.0)
     elif isinstance(law, GapLaw):

@@ -74,7 +74,9 @@ def study(
         law = sample_from_file(sample)
     else:
         law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
-    shape: Any = spectrum if spectrum in ("flat", "1/k") else parse_grid(spectrum, "the spectrum")
+    shape: Any = (
+        spectrum if spectrum in ("flat", "1/k") else parse_grid(spectrum, "the spectrum, where neither flat nor 1/k,")
+    )
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
@@ -200,6 +202,8 @@ class _Writer:
 
 def print_curve(curve: Curve) -> None:
     """The study as a page for people: errors, rates against theory, tokens for an error."""
+    from limitlens.convergence.complexity import FEWEST_SIZES
+
     shown = [name for name in curve.names if name != "covariance_operator"]
     rows = [
         [f"{n:,}", *(f"{curve.error(name)[j]:.4g} ± {curve.stderr(name)[j]:.1g}" for name in shown)]
@@ -224,18 +228,22 @@ def print_curve(curve: Curve) -> None:
                 f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
                 f"{curve.asymptotic_rate(name):.3f}",
                 f"{theory['rate_proved']:.3g}" if name in ("mean", "covariance") else "",
-                f"{rate.law} ({abs(rate.evidence):.1f})",
+                f"{rate.verdict} ({rate.evidence:+.1f})",
             ]
         )
     print_table(
         f"Rates: horizon {theory['horizon']:.3g}, one-sided {theory['horizon_one_sided']:.3g}, "
         f"coupling {theory['coupling']:.3g}",
-        ["error", "fitted rate", "95% interval", "asymptotic", "proved at least", "law (evidence)"],
+        ["error", "fitted rate", "95% interval", "asymptotic", "proved at least", "law (evidence for a power)"],
         rows,
     )
     for error in (0.1, 0.05, 0.01):
         found = curve.tokens_for(error)
-        if found is None:
+        if curve.scale[0] == 0:
+            print(f"  {error:.0%} relative output error: not defined, since the limit is 0")
+        elif len(curve.sizes) < FEWEST_SIZES:
+            print(f"  {error:.0%} relative output error: {FEWEST_SIZES} sizes or more are needed to tell")
+        elif found is None:
             print(f"  {error:.0%} relative output error: beyond {10 * curve.sizes[-1]:,} tokens")
         else:
             low, high = found.interval
@@ -254,7 +262,7 @@ def print_horizons(swept: list[tuple[float, Curve]]) -> None:
             rate = curve.rate(name)
             cells.append("–" if rate is None else f"{rate.slope:.3f} ± {rate.stderr:.3f}")
         rows.append([*cells, *(f"{theory[k]:.3f}" for k in ("rate_sharp", "rate_rms_output", "rate_drawn"))])
-    columns = ["H", "mean", "covariance", "output", "sharp", "sharp, output", "1/(2(1+H²))"]
+    columns = ["H", "mean", "covariance", "output", "sharp", "sharp, output (rms)", "1/(2(1+H²))"]
     print_table("Fitted rates over the horizon, and what theory draws", columns, rows)
 
 

@@ -45,7 +45,9 @@ def theory(
     law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
     if not error > 0:
         raise InputError(f"the error is {error}; expected a positive number, such as 0.1")
-    shape: Any = spectrum if spectrum in ("flat", "1/k") else parse_grid(spectrum, "the spectrum")
+    shape: Any = (
+        spectrum if spectrum in ("flat", "1/k") else parse_grid(spectrum, "the spectrum, where neither flat nor 1/k,")
+    )
     head = designed_head(law.covariance, horizon, spectrum=shape, seed=seed)
     document = theory_document(
         law,

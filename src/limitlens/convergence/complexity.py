@@ -10,6 +10,7 @@ import numpy as np
 from limitlens.convergence.fit import bootstrap, typical
 from limitlens.errors import Array, InputError
 
+FEWEST_SIZES = 3  # for a power law beyond those measured
 BEYOND = 10  # no number is given past this many times the largest size measured
 
 
@@ -42,7 +43,7 @@ def tokens_for(sizes: Array, powers: Array, wanted: float, *, moment: int = 2, s
     """
     if not wanted > 0:
         raise InputError(f"the error is {wanted}; expected a positive number, such as 0.05")
-    if len(sizes) < 3:
+    if len(sizes) < FEWEST_SIZES:
         return None
     found = _crossing(sizes, typical(powers, moment)[None], wanted)[0]
     if not np.isfinite(found):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from limitlens.attention.design import LARGEST_HORIZON
 from limitlens.attention.head import Head
 from limitlens.convergence.complexity import TokensFor, tokens_for
 from limitlens.convergence.controls import controlled
@@ -94,6 +95,8 @@ class Curve:
         that attend themselves too (docs/theory.md).
         """
         if not isinstance(self.measure, Gaussian) or self.head.query_bias.any():
+            return {}
+        if self.reach.horizon > LARGEST_HORIZON:  # the grid behind it grows with the horizon
             return {}
         covariance, A, V = self.measure.covariance, self.head.A, self.head.V
         found = {
@@ -278,7 +281,7 @@ class Curve:
         lines.append(f"{'error':<20} {'at n_max':>10} {'rate':>7} {'± se':>7}  law")
         for name in self.names:
             rate = self.rate(name)
-            fitted = "      –       –  –" if rate is None else f"{rate.slope:>7.3f} {rate.stderr:>7.3f}  {rate.law}"
+            fitted = "      –       –  –" if rate is None else f"{rate.slope:>7.3f} {rate.stderr:>7.3f}  {rate.verdict}"
             lines.append(f"{name:<20} {self.error(name)[-1]:>10.3g} {fitted}")
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 

@@ -23,6 +23,7 @@ BOOTSTRAP = 2000
 AT_ONCE = 50  # resamples drawn at a time; a divisor of their number
 MOST_KEPT = 2000  # rows up to which their resamples are kept for the next curve: 32 MB
 LEVEL = 0.95
+DECIDES = 10  # evidence from which on one law is preferred to the other
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Rate:
     log_exponent: float
     misfit: float
     used: tuple[int, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The law where the evidence decides, else "undecided"."""
+        return self.law if abs(self.evidence) >= DECIDES else "undecided"
 
     def document(self) -> dict[str, Any]:
         """The rate as JSON."""

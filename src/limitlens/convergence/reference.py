@@ -18,7 +18,7 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.convergence.controls import GaussianControls
 from limitlens.convergence.estimators import TokenSums
-from limitlens.errors import Array
+from limitlens.errors import Array, InputError
 from limitlens.measures import Discrete, Gaussian, Sample
 from limitlens.measures.base import Measure
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
@@ -129,6 +129,11 @@ class PoolReference:
             self.warnings.append(f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}")
             rows = rows[keep.sort().values.numpy()]
         tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
+        if largest >= len(rows):
+            raise InputError(
+                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
+                "sample, all of which is what they are compared with, so lower the sizes or bring more tokens"
+            )
         self._stream = PoolStream(tokens, largest, seed)
         self._limits = self._limits_of_pool(tokens, head)
         self.warnings += self._frozen(tokens, head)

@@ -182,8 +182,9 @@ def choose_queries(work: _Work, replicates: int) -> int:
     wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, 32, 2 * PILOT_QUERIES))
     for name, excess in pilot.noise.items():
         squared = (pilot.errors[name] ** 2).mean(0)
-        ratio = excess.mean(0) / np.maximum(squared - excess.mean(0), squared / 50)
-        scatter = pilot.errors[name].var(0) / np.maximum(squared, np.finfo(float).tiny)
+        tiny = np.finfo(float).tiny
+        ratio = excess.mean(0) / np.maximum(np.maximum(squared - excess.mean(0), squared / 50), tiny)
+        scatter = pilot.errors[name].var(0) / np.maximum(squared, tiny)
         share = np.clip(NOISE_SHARE * PLAIN_SCATTER / np.maximum(scatter, 1e-9), NOISE_SHARE, MOST_NOISE)
         wanted = max(wanted, first * float((ratio * (1 - share) / share).max()))
     return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)

@@ -179,8 +179,8 @@ class _Work:
         """How many replicates the pool holds with so many pooled positions a window."""
         largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
         if pool < FEWEST_REPLICATES * largest:
-            share = len(self.pool.indices) / self.windows.count * positions / self.windows.length
-            needed = int(np.ceil(FEWEST_REPLICATES * largest / max(share, 1e-9)))
+            share = (1 - PILOT - RESERVED) * positions / self.windows.length
+            needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
             raise InputError(
                 f"the largest size is {largest:,} and {self.windows.tokens:,} tokens leave {pool:,} to draw from; "
                 f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"

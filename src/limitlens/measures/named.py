@@ -45,7 +45,7 @@ def named_measure(
             return Cube(dim)
         case "vmf":
             return VonMisesFisher(axis, concentration)
-    raise InputError(f"the measure is {name!r}; expected one of {', '.join(NAMES)}, or --sample FILE.npy")
+    raise InputError(f"the measure is {name!r}; expected one of {', '.join(NAMES)}")
 
 
 def sample_from_file(path: str) -> Sample:
@@ -55,8 +55,8 @@ def sample_from_file(path: str) -> Sample:
         raise InputError(f"there is no file {path!r}; expected a .npy file with tokens of shape (n, dim)")
     try:
         tokens = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path!r} cannot be read as a .npy file ({error}); save tokens with numpy.save") from None
+    except (ValueError, OSError, EOFError):
+        raise InputError(f"{path!r} cannot be read as a .npy file of numbers; save tokens with numpy.save") from None
     if not isinstance(tokens, np.ndarray):
         raise InputError(f"{path!r} holds several arrays; expected one array of shape (n, dim) saved with numpy.save")
     if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.number) or np.iscomplexobj(tokens):

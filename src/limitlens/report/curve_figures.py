@@ -59,7 +59,7 @@ def plot_horizons(swept: list[tuple[float, Curve]], path: str | None = None) -> 
         fine = np.geomspace(horizons.min(), horizons.max(), 200)
         lines = (
             ("sharp, moments", rates.rate_sharp, "-"),
-            ("sharp, output", rates.rate_rms_output, "--"),
+            ("sharp, output (rms)", rates.rate_rms_output, "--"),
             ("1/(2(1+H²))", rates.rate_drawn, ":"),
         )
         for label, function, style in lines:

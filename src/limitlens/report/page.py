@@ -85,7 +85,8 @@ def write_report(run: Any, path: str | Path | None = None) -> Path:
     if path is None:
         if not isinstance(run, (str, Path)):
             raise InputError("no file was given for the report; expected a path such as 'report.html'")
-        path = Path(run) / "report.html"
+        folder = Path(run)
+        path = (folder.parent if folder.is_file() else folder) / "report.html"
     html = page(record_of(run))
     target = Path(path)
     if target.is_dir():

@@ -80,9 +80,9 @@ def horizons_view(result: Mapping[str, Any], record: Mapping[str, Any]) -> View:
     lines = [
         line("sharp, moments: min(½, 1/(1+H²)), verified", fine, [rates.rate_sharp(h) for h in fine], "ink"),
         line(
-            "sharp, output: min(½, 1/(1+2H²)), heuristic",
+            "sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified",
             fine,
-            [rates.rate_sharp_output(h) for h in fine],
+            [rates.rate_rms_output(h) for h in fine],
             "ink",
             "dashed",
         ),
@@ -123,11 +123,11 @@ def horizons_view(result: Mapping[str, Any], record: Mapping[str, Any]) -> View:
         (
             h,
             *((s["rates"].get(name) or {}).get("slope") for name in ("mean", "covariance", "output")),
-            *(s["theory"][key] for key in ("rate_sharp", "rate_sharp_output", "rate_drawn")),
+            *(s["theory"][key] for key in ("rate_sharp", "rate_rms_output", "rate_drawn")),
         )
         for h, s in zip(horizons, studies, strict=True)
     ]
-    columns = ("H", "mean", "covariance", "output", "sharp, moments", "sharp, output", "1/(2(1+H²))")
+    columns = ("H", "mean", "covariance", "output", "sharp, moments", "sharp, output (rms)", "1/(2(1+H²))")
     misses = [abs(s["rates"]["mean"]["slope"] - s["theory"]["rate_sharp"]) for s in studies if s["rates"].get("mean")]
     told = (
         f"The rate of the mean falls from {short(rows[0][1])} at H = {short(rows[0][0])} to {short(rows[-1][1])} at "
@@ -248,7 +248,7 @@ def _slopes(figures: Figures, result: Mapping[str, Any], names: Sequence[str]) -
     theory = result["theory"]
     guides = [
         {"y": theory["rate_sharp"], "label": f"sharp, moments: {theory['rate_sharp']:.3f}"},
-        {"y": theory["rate_sharp_output"], "label": f"sharp, output: {theory['rate_sharp_output']:.3f}"},
+        {"y": theory["rate_rms_output"], "label": f"sharp, output: {theory['rate_rms_output']:.3f}"},
     ]
     if abs(guides[0]["y"] - guides[1]["y"]) < 0.01:
         guides = [{"y": theory["rate_sharp"], "label": f"sharp: {theory['rate_sharp']:.3f}"}]
@@ -260,7 +260,7 @@ def _slopes(figures: Figures, result: Mapping[str, Any], names: Sequence[str]) -
 def _found(result: Mapping[str, Any], names: Sequence[str]) -> str:
     theory = result["theory"]
     fitted = [
-        f"the {name} error like {falling(rate['slope'])}"
+        f"the {name} error falls like {falling(rate['slope'])}"
         for name in names
         if (rate := result["rates"].get(name)) is not None
     ]
@@ -269,8 +269,8 @@ def _found(result: Mapping[str, Any], names: Sequence[str]) -> str:
     logs = [name for name in names if (result["rates"].get(name) or {"evidence": 0})["evidence"] < -DECIDES]
     tail = f" A logarithm fits better for {join(logs)}." if logs else ""
     return (
-        f"As n grows {join(fitted)} falls; for horizon {short(theory['horizon'])} the sharp exponents are "
-        f"{short(theory['rate_sharp'])} for the moments and {short(theory['rate_sharp_output'])} for the output.{tail}"
+        f"As n grows {join(fitted)}; for horizon {short(theory['horizon'])} the sharp exponents are "
+        f"{short(theory['rate_sharp'])} for the moments and {short(theory['rate_rms_output'])} for the output.{tail}"
     )
 
 

@@ -48,16 +48,15 @@ def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
     """
     if not isinstance(text, str):
         return tuple(int(size) for size in text)
-    values = parse_grid(text, "sizes")
+    values = parse_grid(text, "sizes", "1000:30000:12")
     sizes = tuple(int(size) for size in np.unique(np.rint(values)))
     if sizes[0] < 1:
         raise InputError(f"sizes are {text!r}; expected positive integers, such as 1000:30000:12")
     return sizes
 
 
-def parse_grid(text: str, name: str) -> list[float]:
+def parse_grid(text: str, name: str, example: str = "0.2:3:8") -> list[float]:
     """Positive numbers from `lo:hi:k` (k values in geometric progression) or `a,b,c`."""
-    example = "expected lo:hi:k with 0 < lo <= hi and k >= 1, such as 1000:30000:12, or a list such as 1,2,5"
     try:
         if ":" in text:
             low, high, count = text.split(":")
@@ -70,4 +69,7 @@ def parse_grid(text: str, name: str) -> list[float]:
             raise ValueError
         return values
     except ValueError:
-        raise InputError(f"{name} is {text!r}; {example}") from None
+        raise InputError(
+            f"{name} is {text!r}; expected lo:hi:k with 0 < lo <= hi and k >= 1, such as {example}, or numbers such as "
+            "1 or 1,2,5"
+        ) from None
