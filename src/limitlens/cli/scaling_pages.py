@@ -5,28 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from limitlens.cli.common import print_table
+from limitlens.report.scaling_words import QUANTITIES, SIDES, TERSE
 
 CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
-QUANTITIES = {
-    "participation": "Σw²",
-    "top_weight": "top weight w₁",
-    "inverse_top_weight": "1/w₁",
-    "entropy": "entropy",
-    "keys_holding_90": "keys holding 90%",
-    "output_gap": "output gap β(1 − <q, Γ>)",
-    "output_gap_variance": "its variance",
-    "output_tangential_variance": "variance across, × β",
-}
-SIDES = {
-    "averaging": {
-        "mean": "output along the query",
-        "bias": "its bias at order 1/n",
-        "radial_variance": "its variance",
-        "tangential_variance": "variance across",
-        "effective_sample_size": "effective sample size",
-    },
-    "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
-}
 
 
 def print_law(document: dict[str, Any]) -> None:
@@ -42,7 +23,7 @@ def print_law(document: dict[str, Any]) -> None:
     ]
     print_table("Control parameters", ["", "exact", "asymptotic"], rows)
     rows = [
-        [label, _number(row["predicted"]), _number(row.get("exact")), _measured(row)]
+        [TERSE.get(name, label), _number(row["predicted"]), _number(row.get("exact")), _measured(row)]
         for name, label in QUANTITIES.items()
         if (row := document["quantities"].get(name)) is not None
     ]
@@ -51,7 +32,7 @@ def print_law(document: dict[str, Any]) -> None:
     for side, labels in SIDES.items():
         if document[side]["applies"]:
             rows = [
-                [label, _number(row["predicted"]), _measured(row), row["status"]]
+                [TERSE.get(name, label), _number(row["predicted"]), _measured(row), row["status"]]
                 for name, label in labels.items()
                 if (row := document[side].get(name)) is not None
             ]

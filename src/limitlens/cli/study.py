@@ -202,7 +202,7 @@ class _Writer:
 
 def print_curve(curve: Curve) -> None:
     """The study as a page for people: errors, rates against theory, tokens for an error."""
-    from limitlens.convergence.complexity import FEWEST_SIZES
+    from limitlens.convergence.crossing import LINE_SIZES
 
     shown = [name for name in curve.names if name != "covariance_operator"]
     rows = [
@@ -241,8 +241,8 @@ def print_curve(curve: Curve) -> None:
         found = curve.tokens_for(error)
         if curve.scale[0] == 0:
             print(f"  {error:.0%} relative output error: not defined, since the limit is 0")
-        elif len(curve.sizes) < FEWEST_SIZES:
-            print(f"  {error:.0%} relative output error: {FEWEST_SIZES} sizes or more are needed to tell")
+        elif len(curve.sizes) < LINE_SIZES:
+            print(f"  {error:.0%} relative output error: {LINE_SIZES} sizes or more are needed to tell")
         elif found is None:
             print(f"  {error:.0%} relative output error: beyond {10 * curve.sizes[-1]:,} tokens")
         else:

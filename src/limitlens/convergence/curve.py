@@ -14,7 +14,7 @@ from limitlens.attention.head import Head
 from limitlens.convergence.complexity import TokensFor, tokens_for
 from limitlens.convergence.controls import controlled
 from limitlens.convergence.estimators import denoised, kept_share
-from limitlens.convergence.fit import Rate, fit_rate, local_slopes, typical
+from limitlens.convergence.fit import Rate, fit_rate, local_slopes, typical, typical_stderr
 from limitlens.errors import Array, InputError
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
@@ -123,9 +123,7 @@ class Curve:
 
     def stderr(self, name: str) -> Array:
         """Standard error of `error(name)` over replicates (by the delta method for a root mean square)."""
-        moment, powers = MOMENT.get(name, 1), self._powers(name)
-        spread = powers.std(0, ddof=1) / np.sqrt(self.replicates)
-        return np.asarray(spread / (moment * np.maximum(self.error(name), np.finfo(float).tiny) ** (moment - 1)))
+        return typical_stderr(self._powers(name), MOMENT.get(name, 1))
 
     def scatter_left(self, name: str) -> Array:
         """Share (sizes,) of the variance over replicates that is left when what is known is taken out; 1 is all."""

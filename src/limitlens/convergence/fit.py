@@ -148,6 +148,14 @@ def typical(powers: Array, moment: int = 1) -> Array:
     return _root(powers.mean(0), moment)
 
 
+def typical_stderr(powers: Array, moment: int = 1) -> Array:
+    """Standard error of `typical`, by the delta method for a root mean square; 0 where the error is: (sizes,)."""
+    value = typical(powers, moment)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = powers.std(0, ddof=1) / np.sqrt(len(powers))
+        return np.where(value > 0, spread / (moment * value ** (moment - 1)), 0.0)
+
+
 def bootstrap(powers: Array, seed: int, moment: int = 1) -> Array:
     """`typical` errors of resampled rows: (resamples, sizes)."""
     count = len(powers)

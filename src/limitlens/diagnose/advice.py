@@ -6,7 +6,7 @@ from typing import Any
 
 from limitlens.diagnose.regimes import Regime
 
-_SAFE_PARETO = 0.7  # above it the weights of a head have no variance to speak of
+HEAVY_TAIL = 0.7  # Pareto shape above which the weights of a head have no variance to speak of
 
 
 def advice(result: dict[str, Any]) -> list[str]:
@@ -25,10 +25,10 @@ def advice(result: dict[str, Any]) -> list[str]:
             f"{len(parked)} heads give more than half of their mass in a window to its first token: keep it in the "
             "cache whatever else goes."
         )
-    heavy = sum((head["pareto_k"] or 0) > _SAFE_PARETO for head in heads)
+    heavy = sum((head["pareto_k"] or 0) > HEAVY_TAIL for head in heads)
     if heavy:
         lines.append(
-            f"{heavy} heads have weights with a Pareto shape above {_SAFE_PARETO}: a few more tokens may move their "
+            f"{heavy} heads have weights with a Pareto shape above {HEAVY_TAIL}: a few more tokens may move their "
             "outputs at will, so read their curves, not their rates."
         )
     sliding = sorted({head["sliding_window"] for head in heads if head["sliding_window"]})

@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.convergence.complexity import BEYOND
+from limitlens.convergence.crossing import LINE_SIZES, crossing, power_law
 from limitlens.errors import Array, InputError
 
-LINE_SIZES = 3  # sizes behind the power law that extends a curve
 DRAWS = 400  # of the curve within its standard errors, for the interval
-_HALVINGS = 50
 _TINY = np.finfo(float).tiny
 
 
@@ -80,7 +78,7 @@ def budget_for(
     noise = np.random.default_rng(np.random.SeedSequence([seed, 0xB0D6])).standard_normal((DRAWS, n.size))
     curves = np.vstack((curve, curve + spread * noise))
     x, y, end = np.log(n), np.log(np.maximum(curves, _TINY)), math.log(context)
-    needed = _needed(x, y, math.log(wanted), end)
+    needed = crossing(x, y, math.log(wanted), end)
     found = float(needed[0])
     low, high = np.quantile(needed[1:], (0.025, 0.975), method="nearest")
     return Budget(
@@ -98,7 +96,7 @@ def error_at(n: float, sizes: Array, errors: Array, context: float = math.inf) -
     if x[0] <= at <= x[-1]:
         value = float(np.interp(at, x, y))
     else:
-        slope, level = _line(x, y[None], slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
+        slope, level = power_law(x, y[None], slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
         value = float(level[0] + slope[0] * at)
     return math.exp(value) * math.sqrt(max(1 - n / context, 0.0))
 
@@ -107,53 +105,3 @@ def _whole(n: float, context: float) -> int | None:
     """n as a number of tokens, at most the context; None where neither is finite."""
     bounded = min(n, context)
     return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 and a rounding error
-
-
-def _needed(x: Array, y: Array, goal: float, end: float) -> Array:
-    """Where each curve last comes down to the goal: n (rows,), infinite beyond ten times the largest size.
-
-    Parameters
-    ----------
-    x : (J,) log n
-    y : (rows, J) log e
-    goal, end : log of the wanted error and of the context
-    """
-    rows = np.arange(len(y))
-    inside = x < end
-    above = (y + _unseen(x, end) > goal) & inside
-    last = np.where(above.any(1), len(x) - 1 - above[:, ::-1].argmax(1), -1)  # −1: the first size already does
-    # Each curve comes down within one stretch, on which log e is a straight line: before the first size, between two
-    # of them, or after the last.
-    first, after = last < 0, last == len(x) - 1
-    i = np.clip(last, 0, len(x) - 2)
-    slope = np.diff(y, axis=1)[rows, i] / np.diff(x)[i]
-    level = y[rows, i] - slope * x[i]
-    for which, part in ((first, slice(0, LINE_SIZES)), (after, slice(-LINE_SIZES, None))):
-        slope[which], level[which] = _line(x, y[which], part)
-    low = np.where(first, 0.0, x[np.maximum(last, 0)])
-    high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(BEYOND), x[i + 1])), end)
-    never = level + slope * high + _unseen(high, end) > goal
-    if math.isinf(end):  # nothing but the line itself: no need to search
-        with np.errstate(divide="ignore", invalid="ignore"):
-            high = np.clip(np.where(slope < 0, (goal - level) / slope, low), low, high)
-    else:
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            short = level + slope * middle + _unseen(middle, end) > goal
-            low, high = np.where(short, middle, low), np.where(short, high, middle)
-    # A line through three sizes may disagree with the size at its end; the measured size decides then.
-    return np.where(never, np.where(first, np.exp(x[0]), np.inf), np.exp(high))
-
-
-def _unseen(x: Array, end: float) -> Array:
-    """log √(1 − n/C) at x = log n; −inf from the context on."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(0.5 * np.log1p(-np.exp(np.minimum(x - end, 0.0))))
-
-
-def _line(x: Array, y: Array, part: slice) -> tuple[Array, Array]:
-    """Slope and level (rows,) of the power laws through a part of the curves, flat where a curve rises there."""
-    centre, mean = x[part].mean(), y[:, part].mean(1)
-    offset = x[part] - centre
-    slope = np.minimum((y[:, part] @ offset) / (offset @ offset), 0.0)
-    return slope, mean - slope * centre

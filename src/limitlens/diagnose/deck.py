@@ -116,6 +116,11 @@ class Deck:
         self.filled = np.zeros_like(self.start)
         self.seen = 0
 
+    def slots_of(self, replicate: int) -> NDArray[np.int64]:
+        """The slots of a whole replicate's tokens, in the order of its nested samples."""
+        cells = zip(self.start[replicate], self.filled[replicate], strict=True)
+        return np.concatenate([start + np.arange(filled) for start, filled in cells])
+
     def hands(self) -> Iterator[Hand]:
         """One hand for each block, in order; together a uniformly random deal of the whole stream."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))

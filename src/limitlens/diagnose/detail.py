@@ -124,8 +124,7 @@ def _of_detail_queries(state: State, groups: int, m: int) -> State:
 def _replicate(collector: Collector, head: int, r: int) -> tuple[Tensor, Tensor, list[int]]:
     """Keys (n, k) and values of a whole replicate, nested sizes in order, and these sizes."""
     deck = collector.deck
-    slots = np.concatenate([s + np.arange(f) for s, f in zip(deck.start[r], deck.filled[r], strict=True)])
-    chosen = torch.as_tensor(slots, device=collector.key.device)
+    chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)
     sizes = [int(size) for size in deck.filled[r].cumsum()]
     return collector.key[chosen, head], collector.value[chosen, head], sizes
 

@@ -103,8 +103,7 @@ def _one_sided(traits: Traits, root: Tensor, shared: int, groups: int) -> Array 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
     """The verdict on tokens of replicate 0 along the principal axes that a sample of this size can resolve."""
-    deck = collector.deck
-    slots = np.concatenate([s + np.arange(f) for s, f in zip(deck.start[0], deck.filled[0], strict=True)])
+    slots = collector.deck.slots_of(0)
     if collector.hidden is None:
         sample, tokens = collector.key[slots].flatten(1), "keys"
     else:

@@ -12,7 +12,7 @@ factor is a heuristic; beyond the sizes measured it tends to 1 as the sink's sha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,14 @@ def curve_in(head: Mapping[str, Any], context: float) -> tuple[Array, Array, Arr
         left = (1 + dilution * sizes[-1]) / (1 + dilution * context) if dilution else 1.0  # of the sink's share
         factor = 1 - (1 - float(ratio[-1])) * left
     return sizes, rest[0] * factor, rest[1] * factor
+
+
+def shared_plans(heads: Iterable[HeadPlan]) -> tuple[SharedPlan, ...]:
+    """What each key/value head needs, in the order of layers and heads."""
+    groups: dict[tuple[int, int], list[HeadPlan]] = {}
+    for head in heads:
+        groups.setdefault((head.layer, head.kv_head), []).append(head)
+    return tuple(share(group) for _, group in sorted(groups.items()))
 
 
 def share(group: Sequence[HeadPlan]) -> SharedPlan:

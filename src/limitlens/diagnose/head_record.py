@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.convergence.fit import fit_rate, typical
+from limitlens.convergence.fit import fit_rate, typical, typical_stderr
 from limitlens.diagnose.budgets import budget_for
 from limitlens.diagnose.curves import LayerCurves, View
 from limitlens.diagnose.detail import LayerDetail
@@ -121,10 +121,7 @@ def _tokens_for(sizes: Array, value: Array, stderr: Array, error: float, seed: i
 def root_mean_square(errors: Array) -> tuple[Array, Array]:
     """Root mean square over replicates (R, J) and its standard error by the delta method: two arrays (J,)."""
     powers = errors**MOMENT
-    value = typical(powers, MOMENT)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = powers.std(0, ddof=1) / np.sqrt(len(errors))
-        return value, np.where(value > 0, spread / (2 * value), 0.0)
+    return typical(powers, MOMENT), typical_stderr(powers, MOMENT)
 
 
 def _sink(measured: Measured, head: int, sizes: Array, window: int) -> dict[str, Any] | None:

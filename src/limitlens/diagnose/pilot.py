@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import Kernel
+from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.models import Captured, Projections, Windows, capture, projections
@@ -113,8 +114,7 @@ def capped_kernel(softcap: float) -> Kernel:
         scores = scores_of(query, key, softcap)
         if bias is not None:
             scores = scores + bias
-        lse = scores.logsumexp(-1)
-        return lse, torch.exp(scores - lse.masked_fill(torch.isneginf(lse), 0.0)[..., None]) @ value
+        return attend_scores(scores, value)
 
     return attend
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.diagnose.head_plan import HeadPlan, SharedPlan, plan_head, share
+from limitlens.diagnose.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
 from limitlens.diagnose.temperature import Temperatures, temperatures
 from limitlens.errors import InputError
 
@@ -44,10 +44,7 @@ class Plan:
     @cached_property
     def key_value_heads(self) -> tuple[SharedPlan, ...]:
         """Budgets of the key/value heads, in the order of layers and heads."""
-        groups: dict[tuple[int, int], list[HeadPlan]] = {}
-        for head in self.heads:
-            groups.setdefault((head.layer, head.kv_head), []).append(head)
-        return tuple(share(group) for _, group in sorted(groups.items()))
+        return shared_plans(self.heads)
 
     @property
     def total(self) -> dict[str, Any]:

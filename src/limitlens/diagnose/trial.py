@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import state_of
+from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.diagnose.pilot import Layer, Pilot, run_pilot, scores_of
 from limitlens.errors import Array, InputError
@@ -79,15 +80,7 @@ class HeadTrial:
 
     def document(self) -> dict[str, Any]:
         """The trial as JSON."""
-        errors = {name: {"measured": error.measured, "stderr": error.stderr} for name, error in self.errors.items()}
-        return {
-            "layer": self.layer,
-            "head": self.head,
-            "setting": self.setting,
-            "context": self.context,
-            "keys": self.keys,
-            "errors": errors,
-        }
+        return asdict(self)
 
 
 def run_trial(
@@ -288,9 +281,7 @@ def _seen(captured: Captured, row: int, position: Tensor) -> Tensor:
 
 def _state(scores: Tensor, keep: Tensor, value: Tensor) -> State:
     """Attention over the keys that are kept: scores (..., m, n), keep broadcast to them, values (..., n, v)."""
-    masked = scores.masked_fill(~keep, float("-inf"))
-    lse = masked.logsumexp(-1)
-    output = torch.exp(masked - lse[..., None]) @ value
+    lse, output = attend_scores(scores.masked_fill(~keep, float("-inf")), value)
     return State(keep.sum(-1)[..., 0], lse.double(), output.double())
 
 

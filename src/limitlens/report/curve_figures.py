@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from limitlens.report.style import BLUE, CYCLE, GREY, ORANGE, figure_style, plain_log
+from limitlens.report.style import BLUE, CYCLE, GREY, ORANGE, figure_style, plain_log, saved
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def plot_curve(curve: Curve, path: str | None = None) -> Figure:
         if curve.predicted:
             axes.plot([], [], ":", color="black", linewidth=1, label="predicted at finite n")
         axes.legend()
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_horizons(swept: list[tuple[float, Curve]], path: str | None = None) -> Figure:
@@ -74,7 +74,7 @@ def plot_horizons(swept: list[tuple[float, Curve]], path: str | None = None) -> 
         axes.set_ylabel("rate β of n^(−β)")
         axes.set_ylim(bottom=0)
         axes.legend(ncols=2)
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_radii(swept: RadiusSweep, path: str | None = None) -> Figure:
@@ -95,16 +95,10 @@ def plot_radii(swept: RadiusSweep, path: str | None = None) -> Figure:
         axes.set_xlabel("radius R of tokens and queries")
         axes.set_ylabel("√n × error")
         axes.legend()
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def _log_axes(axes: Axes, x: str, y: str) -> None:
     plain_log(axes, "x", "y")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-
-
-def _saved(figure: Figure, path: str | None) -> Figure:
-    if path is not None:
-        figure.savefig(path)
-    return figure

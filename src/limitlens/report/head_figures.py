@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure_style
+from limitlens.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure_style, saved
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def plot_rates(result: Mapping[str, Any], path: str | None = None) -> Figure:
         axes.set_ylabel(r"rate β of $n^{-β}$")
         axes.set_ylim(bottom=min(0.0, *(entry[1] for entry in found)))
         axes.legend(ncols=2, fontsize=7)
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_map(result: Mapping[str, Any], quantity: str = "rate", path: str | None = None) -> Figure:
@@ -100,7 +100,7 @@ def plot_map(result: Mapping[str, Any], quantity: str = "rate", path: str | None
         axes.locator_params(axis="y", nbins=12)
         axes.spines[:].set_visible(False)
         axes.set(xlabel="head", ylabel="layer")
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_head(result: Mapping[str, Any], layer: int, head: int, path: str | None = None) -> Figure:
@@ -132,7 +132,7 @@ def plot_head(result: Mapping[str, Any], layer: int, head: int, path: str | None
         right.set(xlabel="number of tokens n", ylabel="effective tokens")
         right.legend()
         figure.suptitle(f"layer {layer}, head {head}", x=0.02, ha="left", fontsize=10)
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def _number(head: Mapping[str, Any], quantity: str, regimes: list[str]) -> float | None:
@@ -142,9 +142,3 @@ def _number(head: Mapping[str, Any], quantity: str, regimes: list[str]) -> float
         return None if head["rate"] is None else float(head["rate"]["slope"])
     value = head.get(quantity)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _saved(figure: Figure, path: str | None) -> Figure:
-    if path is not None:
-        figure.savefig(path)
-    return figure

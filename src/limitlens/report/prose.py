@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from limitlens.diagnose.head_plan import plan_head, share
+from limitlens.diagnose.advice import HEAVY_TAIL
+from limitlens.diagnose.head_plan import plan_head, shared_plans
 from limitlens.diagnose.regimes import Regime
 from limitlens.report.parts import falling, join, plural, short
 
 CONTEXT = 32_768  # tokens of the context that the verdict speaks of
 TIGHT, LOOSE = 0.05, 0.2  # relative errors that it speaks of
-HEAVY_TAIL = 0.7  # k̂ from which intervals mean little
 DOES = {"averaging": "averages over many tokens", "selective": "selects a few", "frozen": "has frozen onto one"}
 DO = {"averaging": "average over many tokens", "selective": "select a few", "frozen": "have frozen onto one"}
 
@@ -92,11 +92,7 @@ def _advice(heads: list[Mapping[str, Any]]) -> str:
 
 def kept_share(heads: list[Mapping[str, Any]], error: float, context: int = CONTEXT) -> float:
     """KV entries kept over those there are, when every key/value head keeps what its neediest query head asks for."""
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for head in heads:
-        planned = plan_head({"kv_head": head["head"], **head}, error, context)
-        groups.setdefault((planned.layer, planned.kv_head), []).append(planned)
-    shared = [share(group) for group in groups.values()]
+    shared = shared_plans(plan_head({"kv_head": head["head"], **head}, error, context) for head in heads)
     return sum(item.keys or 0 for item in shared) / sum(item.context or context for item in shared)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from limitlens.convergence.scaling_samples import sample_ordered, sample_weights
 from limitlens.errors import Array, InputError
-from limitlens.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, figure_style
+from limitlens.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, figure_style, saved
 from limitlens.theory.scaling import (
     KeyPoints,
     PoissonPoints,
@@ -63,7 +63,7 @@ def plot_regimes(law: GapLaw, n: float, seed: int = 0, path: str | None = None) 
         left, right = lower.subplots(1, 2)
         _draw_ordered(left, shown, rng)
         _draw_participation(right, shown, rng)
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_schedules(steps: dict[str, list[ScheduleStep]], path: str | None = None) -> Figure:
@@ -87,7 +87,7 @@ def plot_schedules(steps: dict[str, list[ScheduleStep]], path: str | None = None
             axes.set_xlabel("context length n")
             axes.set_title(label, fontsize=9)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(steps))
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def plot_heat(document: dict[str, Any], path: str | None = None) -> Figure:
@@ -118,7 +118,7 @@ def plot_heat(document: dict[str, Any], path: str | None = None) -> Figure:
         right.axhline(1, color=RED, linestyle=":")
         right.set(xlabel="inverse temperature β", ylabel="drift over noise of a token")
         right.legend()
-        return _saved(figure, path)
+        return saved(figure, path)
 
 
 def _draw_map(axes: Axes, points: KeyPoints, count: Array, angle: Array, colour: str) -> None:
@@ -187,9 +187,3 @@ def _short(log_value: float) -> str:
     if value >= 1e-3:
         return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
     return f"$10^{{{log_value / math.log(10):.0f}}}$"
-
-
-def _saved(figure: Figure, path: str | None) -> Figure:
-    if path is not None:
-        figure.savefig(path)
-    return figure

@@ -9,28 +9,9 @@ from typing import Any
 import numpy as np
 
 from limitlens.report.parts import Figures, View, falling, line, log_axis, points, section, short, table
+from limitlens.report.scaling_words import QUANTITIES, SIDES
 from limitlens.theory.scaling import PoissonPoints, participation
 
-QUANTITIES = {
-    "participation": "Σw², the share of an effective key",
-    "top_weight": "largest weight",
-    "inverse_top_weight": "1 / largest weight",
-    "entropy": "entropy (nats)",
-    "keys_holding_90": "keys that hold 90% of the mass",
-    "output_gap": "output gap β(1 − <q, Γ>)",
-    "output_gap_variance": "its variance",
-    "output_tangential_variance": "variance across the query, × β",
-}
-SIDES = {
-    "averaging": {
-        "mean": "output along the query",
-        "bias": "its bias at order 1/n",
-        "radial_variance": "its variance",
-        "tangential_variance": "variance across",
-        "effective_sample_size": "effective sample size",
-    },
-    "collapse": {"one_minus_top_weight": "1 − largest weight", "nearest_distance": "distance of the nearest key"},
-}
 FATE = {
     "averaging": "many keys share the mass, and the output is an average",
     "selective": "a handful of keys shares the mass",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.convergence.complexity import FEWEST_SIZES
+from limitlens.convergence.crossing import LINE_SIZES
 from limitlens.report.parts import Figures, View, falling, join, line, log_axis, points, section, short, table
 from limitlens.theory import rates
 
@@ -280,8 +280,8 @@ def _tokens(result: Mapping[str, Any]) -> str:
     known = [(error, value) for error, value in sorted(found.items()) if value is not None]
     if not known and (result.get("scale") or {}).get("output") == 0:
         return "The limit is 0 for every query, so there is no relative error and no number of tokens for it."
-    if not known and len(result["n"]) < FEWEST_SIZES:
-        return f"Measure {FEWEST_SIZES} sizes or more: with these, the number of tokens for an error cannot be told."
+    if not known and len(result["n"]) < LINE_SIZES:
+        return f"Measure {LINE_SIZES} sizes or more: with these, the number of tokens for an error cannot be told."
     if not known:
         return (
             f"A relative output error of 10% takes more than {10 * result['n'][-1]:,} tokens, further than these "

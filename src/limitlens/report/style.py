@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
@@ -37,6 +38,13 @@ def figure_style() -> Iterator[None]:
 
     with mpl.rc_context(_SETTINGS):  # type: ignore[arg-type]  # the stubs want literal keys
         yield
+
+
+def saved(figure: Figure, path: str | None) -> Figure:
+    """The figure, written to `path` where one is given: its ending says in which format."""
+    if path is not None:
+        figure.savefig(path)
+    return figure
 
 
 def plain_log(axes: Axes, *which: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from limitlens.report.style import CYCLE, GREY, figure_style
+from limitlens.report.style import CYCLE, GREY, figure_style, saved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +47,7 @@ def plot_crossover(curves: Sequence[HardmaxCurve], path: str | None = None) -> F
         axes.set_ylabel("E|mean output|")
         axes.set_title("softmax to hardmax, Gaussian tokens in d = 1")
         axes.legend(fontsize=7)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        return saved(figure, path)
 
 
 def plot_heavy(curves: Sequence[HeavyCurve], path: str | None = None) -> Figure:
@@ -76,6 +74,4 @@ def plot_heavy(curves: Sequence[HeavyCurve], path: str | None = None) -> Figure:
             axes.set_xscale("log")
             axes.set_xlabel("number of tokens n")
         figure.legend(loc="outside lower center", ncols=1, fontsize=7)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        return saved(figure, path)
