@@ -63,11 +63,16 @@ class Rate:
     @property
     def verdict(self) -> str:
         """The law where the evidence decides, else "undecided"."""
-        return self.law if abs(self.evidence) >= DECIDES else "undecided"
+        return verdict(self.law, self.evidence)
 
     def document(self) -> dict[str, Any]:
         """The rate as JSON."""
         return asdict(self)
+
+
+def verdict(law: str, evidence: float) -> str:
+    """A law in words: its name where the evidence decides, else "undecided"."""
+    return law if abs(evidence) >= DECIDES else "undecided"
 
 
 def fit_rate(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from limitlens.convergence.crossing import LINE_SIZES
+from limitlens.convergence.fit import DECIDES, verdict
 from limitlens.report.parts import Figures, View, falling, join, line, log_axis, points, section, short, table
 from limitlens.theory import rates
 
 NAMES = {"mean": "mean", "covariance": "covariance", "output": "output", "uniform": "uniform"}
 COLOURS = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
-SHARP = {"mean": "rate_sharp", "covariance": "rate_sharp", "output": "rate_sharp_output"}
-DECIDES = 2  # difference of information criteria from which one law may be said to fit better
+SHARP = {"mean": "rate_sharp", "covariance": "rate_sharp", "output": "rate_rms_output"}
 TOKENS = log_axis("number of tokens n")
 MEANING = {
     "mean": "of the mean of the outputs",
@@ -38,8 +38,17 @@ def study_view(result: Mapping[str, Any], record: Mapping[str, Any]) -> View:
             continue
         low, high = rate["interval"]
         sharp = theory.get(SHARP.get(name, ""), 0.5)
-        rows.append((name, MEANING[name], rate["slope"], f"{low:.3f} to {high:.3f}", sharp, f"{rate['law']} law"))
-    columns = ("error", "what it is", "fitted rate", "95% interval", "sharp rate", "fits better")
+        rows.append(
+            (
+                name,
+                MEANING[name],
+                rate["slope"],
+                f"{low:.3f} to {high:.3f}",
+                sharp,
+                verdict(rate["law"], rate["evidence"]),
+            )
+        )
+    columns = ("error", "what it is", "fitted rate", "95% interval", "sharp rate", "law")
     horizon = theory["horizon"]
     sections = [
         section(
@@ -267,7 +276,7 @@ def _found(result: Mapping[str, Any], names: Sequence[str]) -> str:
     ]
     if not fitted:
         return "There are too few sizes to fit a rate; the curves below say what is known."
-    logs = [name for name in names if (result["rates"].get(name) or {"evidence": 0})["evidence"] < -DECIDES]
+    logs = [name for name in names if (result["rates"].get(name) or {"evidence": 0})["evidence"] <= -DECIDES]
     tail = f" A logarithm fits better for {join(logs)}." if logs else ""
     return (
         f"As n grows {join(fitted)}; for horizon {short(theory['horizon'])} the sharp exponents are "
