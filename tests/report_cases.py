@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.diagnose.budgets import budget_for
-from limitlens.diagnose.regimes import classify
-from limitlens.diagnose.summary import rate_skill, summary
+from limitlens.budgets.budget import budget_for
+from limitlens.heads.overview import rate_skill, summary
+from limitlens.heads.regimes import classify
 from limitlens.record import FORMAT
 from limitlens.theory import rates
 

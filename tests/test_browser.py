@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from limitlens.diagnose.head_plan import plan_head
+from limitlens.budgets.head_plan import plan_head
+from limitlens.comparison import compare_records
 from limitlens.record import to_json
-from limitlens.report.compare import compare_records
 from limitlens.report.page import write_report
 from limitlens.report.prose import kept_share
 from report_cases import NASTY, bare_contract, probe_document, record

@@ -165,7 +165,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_interrupt_ends_with_130(capsys, monkeypatch):
-    from limitlens.convergence import study as study_module
+    from limitlens.experiments import study as study_module
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

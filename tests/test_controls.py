@@ -8,8 +8,8 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.convergence.controls import GaussianControls, controlled
-from limitlens.convergence.estimators import TokenSums, denoised, kept_share
+from limitlens.curves.controls import GaussianControls, controlled
+from limitlens.curves.estimators import TokenSums, denoised, kept_share
 
 
 def drawn_sums(law: ll.Gaussian, n: int, rounds: int, seed: int) -> TokenSums:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitlens.convergence.complexity import tokens_for
-from limitlens.convergence.fit import fit_rate, local_slopes
+from limitlens.curves.complexity import tokens_for
+from limitlens.curves.fit import fit_rate, local_slopes
 from limitlens.errors import InputError
 
 SIZES = np.geomspace(1000, 30000, 8)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from limitlens.convergence.heat import heat_document, token_drift
 from limitlens.errors import InputError
+from limitlens.experiments.heat import heat_document, token_drift
 from limitlens.measures import GaussianMixture
 from limitlens.theory.scaling import (
     ZonalFlow,

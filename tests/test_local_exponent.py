@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from limitlens.diagnose.key_sample import keys_document, median_exponent
-from limitlens.diagnose.local_exponent import local_exponent, query_distances
 from limitlens.errors import InputError
+from limitlens.experiments.real_keys import keys_document, median_exponent
+from limitlens.statistics.local_exponent import local_exponent, query_distances
 from limitlens.theory.scaling import critical_beta_asymptotic, uniform
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from limitlens.cli.plain import write_plainly
+from limitlens.cli.ascii import write_plainly
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 import torch
 
+from limitlens.budgets import trial as trial_module
+from limitlens.budgets.budget import budget_for, error_at
+from limitlens.budgets.export import budgets_document, write_budgets
+from limitlens.budgets.head_plan import curve_in
+from limitlens.budgets.plan import plan, read
+from limitlens.budgets.trial import ASKING, BATCH, QUERIES, SINKS, relative_error, run_trial
 from limitlens.cli import main
-from limitlens.diagnose import trial as trial_module
-from limitlens.diagnose.budgets import budget_for, error_at
-from limitlens.diagnose.export import budgets_document, write_budgets
-from limitlens.diagnose.head_plan import curve_in
-from limitlens.diagnose.pilot import run_pilot
-from limitlens.diagnose.plan import plan, read
-from limitlens.diagnose.probe import probe
-from limitlens.diagnose.run import ProbeRun
-from limitlens.diagnose.trial import ASKING, BATCH, QUERIES, SINKS, relative_error, run_trial
 from limitlens.errors import Array, InputError
+from limitlens.heads.pilot import run_pilot
+from limitlens.heads.probe import probe
+from limitlens.heads.result import ProbeRun
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from tiny_models import TINY, tiny_tokenizer
 

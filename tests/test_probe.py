@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from limitlens.diagnose import deck as deck_module
-from limitlens.diagnose import probe as probe_module
-from limitlens.diagnose.deck import Deck
-from limitlens.diagnose.probe import probe
-from limitlens.diagnose.run import ProbeRun
-from limitlens.diagnose.workers import one_after_another, workers_for
 from limitlens.errors import InputError
+from limitlens.heads import probe as probe_module
+from limitlens.heads.probe import probe
+from limitlens.heads.result import ProbeRun
 from limitlens.models import Captured, LoadedModel, Windows, capture, choose, open_corpus
+from limitlens.sampling import placement as deck_module
 from limitlens.sampling.cells import Cells
+from limitlens.sampling.placement import Deck
+from limitlens.sampling.workers import one_after_another, workers_for
 from tiny_models import GROUPED, LAYERS, TINY, _of, tiny_tokenizer
 
 WINDOW, TOKENS, SIZES, REPLICATES, QUERIES, BATCH = 16, 4800, (8, 16, 40, 100), 5, 12, 37

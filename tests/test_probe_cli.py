@@ -17,10 +17,10 @@ import pytest
 
 from limitlens import cli
 from limitlens.cli import probe as command
-from limitlens.diagnose import probe as probe_module
-from limitlens.diagnose.probe import probe
-from limitlens.diagnose.regimes import Thresholds
-from limitlens.diagnose.run import ProbeRun
+from limitlens.heads import probe as probe_module
+from limitlens.heads.probe import probe
+from limitlens.heads.regimes import Thresholds
+from limitlens.heads.result import ProbeRun
 from limitlens.models import LoadedModel
 from tiny_models import TINY, tiny_tokenizer
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from limitlens.diagnose.probe import probe
+from limitlens.heads.probe import probe
 from limitlens.models import ALIASES, LoadedModel, load
 
 TEXT = os.environ.get("LIMITLENS_TEXT")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from limitlens.diagnose.regimes import Regime, Thresholds, classify, effective_growth
-from limitlens.diagnose.sinks import dilution_length, sink_share
 from limitlens.errors import Array, InputError
+from limitlens.heads.regimes import Regime, Thresholds, classify, effective_growth
+from limitlens.heads.sinks import dilution_length, sink_share
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 

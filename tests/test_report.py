@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limitlens.budgets.head_plan import plan_head, share
 from limitlens.cli import main
-from limitlens.diagnose.head_plan import plan_head, share
 from limitlens.errors import InputError
 from limitlens.record import FORMAT, read_run, to_json, write_run
 from limitlens.report import head_figures, notebook
@@ -215,9 +215,9 @@ def test_a_bar_never_reaches_zero_on_a_logarithmic_axis(study: Any) -> None:
 
 
 def test_scaling_limits_have_pages() -> None:
-    from limitlens.convergence.heat import heat_document
-    from limitlens.convergence.scaling import scaling_document
-    from limitlens.diagnose.key_sample import keys_document
+    from limitlens.experiments.heat import heat_document
+    from limitlens.experiments.real_keys import keys_document
+    from limitlens.experiments.scaling import scaling_document
     from limitlens.theory.scaling import critical_beta
     from limitlens.theory.scaling.laws import named_law
     from limitlens.theory.schedules import compare_schedules, schedules_document
@@ -238,8 +238,8 @@ def test_scaling_limits_have_pages() -> None:
 
 
 def test_hardmax_and_tails_have_pages() -> None:
-    from limitlens.convergence.hardmax import hardmax_line, softmax_line
-    from limitlens.convergence.heavy import heavy_curve
+    from limitlens.experiments.hardmax import hardmax_line, softmax_line
+    from limitlens.experiments.heavy_tails import heavy_curve
 
     sizes = (100, 300, 1000)
     document = {
@@ -254,7 +254,7 @@ def test_hardmax_and_tails_have_pages() -> None:
 
 
 def test_a_plan_has_a_page() -> None:
-    from limitlens.diagnose.plan import plan
+    from limitlens.budgets.plan import plan
 
     made = plan(plain(probe_document(2, 3)), 0.1, 8192, trial=False)
     text = Words(page({"result": plain(made.document())})).text

@@ -12,9 +12,9 @@ import pytest
 from scipy import stats
 
 from limitlens.cli import main
+from limitlens.comparison import LEVEL, compare, compare_records
 from limitlens.errors import InputError
 from limitlens.record import to_json, write_run
-from limitlens.report.compare import LEVEL, compare, compare_records
 from limitlens.report.page import page
 from report_cases import NASTY, probe_document, record
 

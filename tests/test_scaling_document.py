@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from limitlens.cli import main
-from limitlens.convergence.scaling import ambient_document, scaling_document
+from limitlens.experiments.scaling import ambient_document, scaling_document
 from limitlens.report.scaling_figures import plot_heat, plot_regimes, plot_schedules
 from limitlens.theory.scaling import VonMisesFisherGap, critical_beta, subsphere, uniform
 from limitlens.theory.schedules import compare_schedules
@@ -157,7 +157,7 @@ def test_figures_show_what_they_say() -> None:
     assert np.interp(0.0, falling, limit.get_ydata()[::-1]) == pytest.approx(0.4385, abs=5e-3)
     steps = compare_schedules([1e3, 1e4], 20.0, uniform(5))
     assert len(plot_schedules(steps).axes) == 3
-    from limitlens.convergence.heat import heat_document
+    from limitlens.experiments.heat import heat_document
 
     heat = plot_heat(heat_document(n=500))
     assert heat.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(0.5 * np.exp(0.2))

@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy import stats
 
-from limitlens.convergence.scaling_samples import (
+from limitlens.errors import InputError
+from limitlens.experiments.weight_samples import (
     MOST_DRAWN,
     WeightSample,
     sample_direct,
     sample_ordered,
     sample_weights,
 )
-from limitlens.errors import InputError
 from limitlens.measures import VonMisesFisher
 from limitlens.theory.scaling import (
     KeyPoints,

@@ -8,12 +8,12 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.convergence import study as study_module
-from limitlens.convergence.estimators import TokenSums, replicate_errors
-from limitlens.convergence.reference import reference_for
-from limitlens.convergence.study import choose_device
-from limitlens.convergence.uniform import uniform_errors
+from limitlens.curves.estimators import TokenSums, replicate_errors
+from limitlens.curves.reference import reference_for
+from limitlens.curves.uniform import uniform_errors
 from limitlens.errors import InputError
+from limitlens.experiments import study as study_module
+from limitlens.experiments.study import choose_device
 from limitlens.measures.named import NAMES, named_measure
 from limitlens.sampling.cells import Cells
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d

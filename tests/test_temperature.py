@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from limitlens.diagnose.temperature import effective_at, temperatures
+from limitlens.budgets.temperature import effective_at, temperatures
 from limitlens.errors import InputError
 
 SIZES = (64, 256, 1024, 4096)

@@ -5,8 +5,8 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.measures import Cube, Gaussian, Sphere
+from limitlens.statistics.tails import pareto_shape, tail_length
 from limitlens.theory import bounds, clt, finite
-from limitlens.theory.tails import pareto_shape, tail_length
 from limitlens.theory.validity import Validity, interval_validity, tilt_ratio
 
 

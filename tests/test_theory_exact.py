@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from limitlens.convergence.grid import grid_errors
 from limitlens.errors import InputError
+from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.theory import curve, rates
 from limitlens.theory.clt import asymptotic_covariance_gaussian
 from limitlens.theory.exact import pointwise_error

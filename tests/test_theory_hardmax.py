@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from limitlens.convergence.hardmax import hardmax_line, hardmax_study, softmax_line
 from limitlens.errors import InputError
+from limitlens.experiments.hardmax import hardmax_line, hardmax_study, softmax_line
 from limitlens.measures import Gaussian, Sphere
 from limitlens.theory import hardmax
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limitlens.convergence.grid import grid_errors
 from limitlens.errors import InputError
+from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.theory import constants, influence, rates, validity
 from limitlens.theory.prediction import Status
 from limitlens.theory.reach import horizon_from_covariances, mean_tilt, reach, reach_from_projections, reach_per_head

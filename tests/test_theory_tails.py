@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from limitlens.convergence.heavy import heavy_curve
 from limitlens.errors import InputError
-from limitlens.theory import heavy, tails
+from limitlens.experiments.heavy_tails import heavy_curve
+from limitlens.statistics import tails
+from limitlens.statistics.tails import Verdict
+from limitlens.theory import heavy
 from limitlens.theory.heavy import Existence
 from limitlens.theory.prediction import Status
-from limitlens.theory.tails import Verdict
 
 
 @pytest.mark.parametrize("shape", [-0.3, 0.0, 0.3, 0.7, 1.5])

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from limitlens.attention.design import designed_head
     from limitlens.attention.head import Head
     from limitlens.attention.state import State
-    from limitlens.convergence.curve import Curve
-    from limitlens.convergence.study import study
-    from limitlens.convergence.sweep import radius_sweep
-    from limitlens.diagnose.plan import Plan
-    from limitlens.diagnose.probe import probe
-    from limitlens.diagnose.run import ProbeRun
+    from limitlens.budgets.plan import Plan
     from limitlens.errors import InputError
+    from limitlens.experiments.study import study
+    from limitlens.experiments.study_result import Curve
+    from limitlens.experiments.sweeps import radius_sweep
+    from limitlens.heads.probe import probe
+    from limitlens.heads.result import ProbeRun
     from limitlens.measures import (
         Ball,
         Cube,
@@ -37,12 +37,12 @@ _ROOMS = {
     "limitlens.attention.head": ("Head",),
     "limitlens.attention.state": ("State",),
     "limitlens.attention.design": ("designed_head",),
-    "limitlens.convergence.curve": ("Curve",),
-    "limitlens.convergence.study": ("study",),
-    "limitlens.convergence.sweep": ("radius_sweep",),
-    "limitlens.diagnose.plan": ("Plan",),
-    "limitlens.diagnose.probe": ("probe",),
-    "limitlens.diagnose.run": ("ProbeRun",),
+    "limitlens.experiments.study_result": ("Curve",),
+    "limitlens.experiments.study": ("study",),
+    "limitlens.experiments.sweeps": ("radius_sweep",),
+    "limitlens.budgets.plan": ("Plan",),
+    "limitlens.heads.probe": ("probe",),
+    "limitlens.heads.result": ("ProbeRun",),
     "limitlens.errors": ("InputError",),
     "limitlens.measures": (
         "Ball",

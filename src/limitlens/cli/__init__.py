@@ -10,7 +10,7 @@ import sys
 import typer
 
 from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, theory
-from limitlens.cli.plain import write_plainly
+from limitlens.cli.ascii import write_plainly
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it

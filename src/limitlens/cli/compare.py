@@ -23,8 +23,8 @@ def compare(
 
     Example: limitlens compare runs/docs runs/code --out runs/docs-code
     """
+    from limitlens.comparison import compare as lay_side_by_side
     from limitlens.record import open_folder, provenance, write_run
-    from limitlens.report.compare import compare as lay_side_by_side
     from limitlens.report.page import write_report
 
     started = datetime.now(UTC)

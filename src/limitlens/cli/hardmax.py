@@ -10,7 +10,7 @@ import typer
 from limitlens.cli.common import Json, Out, Quiet, Seed, print_json, print_table, progress, save_figure
 
 if TYPE_CHECKING:
-    from limitlens.convergence.hardmax import HardmaxCurve
+    from limitlens.experiments.hardmax import HardmaxCurve
 
 
 def hardmax(
@@ -66,7 +66,7 @@ def hardmax(
 
 
 def _line(sizes: tuple[int, ...], grid: list[float], replicates: int, seed: int, report: Any) -> list[HardmaxCurve]:
-    from limitlens.convergence.hardmax import hardmax_line, softmax_line
+    from limitlens.experiments.hardmax import hardmax_line, softmax_line
 
     curves = []
     for done, horizon in enumerate(grid):
@@ -79,7 +79,7 @@ def _general(
     measure: str, dim: int, sizes: tuple[int, ...], replicates: int, queries: int, seed: int, report: Any
 ) -> HardmaxCurve:
     from limitlens.attention.design import designed_head
-    from limitlens.convergence.hardmax import hardmax_study
+    from limitlens.experiments.hardmax import hardmax_study
     from limitlens.measures.named import named_measure
 
     law = named_measure(measure, dim)

@@ -12,8 +12,8 @@ from limitlens.cli.common import Device, Json, Out, Quiet, print_json, print_tab
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from limitlens.diagnose.head_plan import HeadPlan
-    from limitlens.diagnose.plan import Plan
+    from limitlens.budgets.head_plan import HeadPlan
+    from limitlens.budgets.plan import Plan
 
 SHOWN = 5  # heads at either end of the table
 
@@ -42,7 +42,7 @@ def plan(
 
     Example: limitlens plan runs/demo --error 0.05 --context 32768 --out runs/plan
     """
-    from limitlens.diagnose.plan import plan as make_plan
+    from limitlens.budgets.plan import plan as make_plan
     from limitlens.record import open_folder, provenance, write_run
 
     started = datetime.now(UTC)
@@ -61,7 +61,7 @@ def plan(
 
 def print_plan(made: Plan) -> None:
     """The plan as a page for people: largest and smallest budgets, the trial, what to do."""
-    from limitlens.diagnose.plan_words import advice, headline, trial_rows
+    from limitlens.budgets.plan_words import advice, headline, trial_rows
 
     ranked = sorted(made.heads, key=lambda head: float("inf") if head.keys.tokens is None else head.keys.tokens)
     if len(ranked) <= 2 * SHOWN:

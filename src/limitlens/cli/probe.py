@@ -12,7 +12,7 @@ import typer
 from limitlens.cli.common import Device, Json, Out, Progress, Quiet, Seed, print_json, print_table, warn
 
 if TYPE_CHECKING:
-    from limitlens.diagnose.run import ProbeRun
+    from limitlens.heads.result import ProbeRun
 
 SHOWN = 5  # of the slowest heads, and of the fastest
 
@@ -45,9 +45,9 @@ def probe(
 
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
-    from limitlens.diagnose.probe import probe as run_probe
-    from limitlens.diagnose.regimes import Thresholds
     from limitlens.errors import InputError
+    from limitlens.heads.probe import probe as run_probe
+    from limitlens.heads.regimes import Thresholds
     from limitlens.record import open_folder
 
     if not (tokens >= 1 and float(tokens).is_integer()):
@@ -95,7 +95,7 @@ def token_progress(title: str, quiet: bool) -> Iterator[Progress]:
 
 def print_run(run: ProbeRun, folder: str | None) -> None:
     """The probe as a page for people: the slowest heads, the fastest, what to do."""
-    from limitlens.diagnose.advice import advice
+    from limitlens.heads.advice import advice
 
     result = run.result
     print(run.title)

@@ -111,7 +111,7 @@ def _law(
     law: GapLaw, dim: int, n: int, effective: float | None, beta: float | None, replicates: int, seed: int
 ) -> _Result:
     from limitlens.cli.scaling_pages import print_law
-    from limitlens.convergence.scaling import ambient_document, scaling_document
+    from limitlens.experiments.scaling import ambient_document, scaling_document
 
     document = scaling_document(law, n, effective=effective, beta=beta, replicates=replicates, seed=seed)
     if law.exponent < dim - 1:
@@ -133,7 +133,7 @@ def _law(
 
 def _heat(dim: int, beta: float, layers: int, amplitude: float, n: int, seed: int) -> _Result:
     from limitlens.cli.scaling_pages import print_heat
-    from limitlens.convergence.heat import heat_document
+    from limitlens.experiments.heat import heat_document
 
     document = heat_document(dim, beta, layers, amplitude, n=n, seed=seed)
 
@@ -185,7 +185,7 @@ def _keys(
     seed: int,
 ) -> _Result:
     from limitlens.cli.scaling_pages import print_keys
-    from limitlens.diagnose.key_sample import keys_document, median_exponent
+    from limitlens.experiments.real_keys import keys_document, median_exponent
     from limitlens.measures.named import sample_from_file
 
     seen, looking = sample_from_file(keys).tokens, sample_from_file(queries).tokens

@@ -24,8 +24,8 @@ from limitlens.cli.common import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from limitlens.convergence.curve import Curve
-    from limitlens.convergence.sweep import RadiusSweep
+    from limitlens.experiments.study_result import Curve
+    from limitlens.experiments.sweeps import RadiusSweep
     from limitlens.measures.base import Measure
 
 
@@ -62,8 +62,8 @@ def study(
     Example: limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 400
     """
     from limitlens.attention.design import designed_head
-    from limitlens.convergence.study import study as run_study
     from limitlens.errors import InputError
+    from limitlens.experiments.study import study as run_study
     from limitlens.measures.named import named_measure, sample_from_file
     from limitlens.record import open_folder
     from limitlens.sampling.cells import parse_grid
@@ -89,7 +89,7 @@ def study(
                 law, parse_grid(horizons, "horizons"), shape, sizes, mask_self, radii, device, common, report
             )
         elif len(radii) > 1:
-            from limitlens.convergence.sweep import radius_sweep
+            from limitlens.experiments.sweeps import radius_sweep
 
             head = designed_head(law.covariance, horizon, spectrum=shape, seed=seed)
             grown = radius_sweep(law, head, radii, sizes, progress=report, **common)
@@ -119,8 +119,8 @@ def _horizons(
     report: Progress,
 ) -> list[tuple[float, Curve]]:
     from limitlens.attention.design import designed_head
-    from limitlens.convergence.study import study as run_study
-    from limitlens.convergence.sweep import sweep
+    from limitlens.experiments.study import study as run_study
+    from limitlens.experiments.sweeps import sweep
 
     def at(horizon: float) -> Any:
         head = designed_head(law.covariance, horizon, spectrum=shape, seed=common["seed"])
@@ -202,7 +202,7 @@ class _Writer:
 
 def print_curve(curve: Curve) -> None:
     """The study as a page for people: errors, rates against theory, tokens for an error."""
-    from limitlens.convergence.crossing import LINE_SIZES
+    from limitlens.curves.crossing import LINE_SIZES
 
     shown = [name for name in curve.names if name != "covariance_operator"]
     rows = [

@@ -10,8 +10,8 @@ import typer
 from limitlens.cli.common import Json, Out, Seed, print_json, print_table, save_figure
 
 if TYPE_CHECKING:
-    from limitlens.convergence.heavy import HeavyCurve
-    from limitlens.theory.tails import TailReport
+    from limitlens.experiments.heavy_tails import HeavyCurve
+    from limitlens.statistics.tails import TailReport
 
 
 def tails(
@@ -65,13 +65,13 @@ def tails(
 
 def _judge(path: str) -> TailReport:
     from limitlens.measures.named import sample_from_file
-    from limitlens.theory.tails import check_tails
+    from limitlens.statistics.tails import check_tails
 
     return check_tails(sample_from_file(path).tokens)
 
 
 def _experiment(law: str, tilts: str, degrees: float, sizes: str, replicates: int, seed: int) -> list[HeavyCurve]:
-    from limitlens.convergence.heavy import heavy_curve
+    from limitlens.experiments.heavy_tails import heavy_curve
     from limitlens.sampling.cells import parse_grid, parse_sizes
 
     counts = parse_sizes(sizes)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from limitlens.convergence.curve import Curve
-    from limitlens.convergence.sweep import RadiusSweep
+    from limitlens.experiments.study_result import Curve
+    from limitlens.experiments.sweeps import RadiusSweep
 
 DRAWN = ("mean", "covariance", "output", "uniform")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from limitlens.diagnose.regimes import Regime
+from limitlens.heads.regimes import Regime
 from limitlens.report.parts import View, paragraph, plural, section, short, table
 from limitlens.report.prose import Notable, counts, notable, trust, verdict
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from limitlens.diagnose.advice import HEAVY_TAIL
-from limitlens.diagnose.head_plan import plan_head, shared_plans
-from limitlens.diagnose.regimes import Regime
+from limitlens.budgets.head_plan import plan_head, shared_plans
+from limitlens.heads.advice import HEAVY_TAIL
+from limitlens.heads.regimes import Regime
 from limitlens.report.parts import falling, join, plural, short
 
 CONTEXT = 32_768  # tokens of the context that the verdict speaks of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.convergence.scaling_samples import sample_ordered, sample_weights
 from limitlens.errors import Array, InputError
+from limitlens.experiments.weight_samples import sample_ordered, sample_weights
 from limitlens.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, RED, figure_style, saved
 from limitlens.theory.scaling import (
     KeyPoints,

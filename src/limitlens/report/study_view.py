@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.convergence.crossing import LINE_SIZES
-from limitlens.convergence.fit import DECIDES, verdict
+from limitlens.curves.crossing import LINE_SIZES
+from limitlens.curves.fit import DECIDES, verdict
 from limitlens.report.parts import Figures, View, falling, join, line, log_axis, points, section, short, table
 from limitlens.theory import rates
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from limitlens.convergence.hardmax import HardmaxCurve
-    from limitlens.convergence.heavy import HeavyCurve
+    from limitlens.experiments.hardmax import HardmaxCurve
+    from limitlens.experiments.heavy_tails import HeavyCurve
 
 
 def plot_crossover(curves: Sequence[HardmaxCurve], path: str | None = None) -> Figure:

@@ -64,7 +64,7 @@ def interval_validity(n: float, *, tilt: float | None = None, pareto_k: float | 
     tilt : float, optional
         τ, the standard deviation of the query's scores over the tokens.
     pareto_k : float, optional
-        k̂ of its weights (`limitlens.theory.tails.pareto_shape`).
+        k̂ of its weights (`limitlens.statistics.tails.pareto_shape`).
     """
     if tilt is None and pareto_k is None:
         raise InputError("neither tilt nor pareto_k was given; expected at least one of them")

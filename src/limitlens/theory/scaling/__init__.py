@@ -3,7 +3,7 @@
 `laws` says how keys lie around the query, `control` places β and n on the scale of θ, `points` and `weights` give the
 expectations of the ordered weights and of the output, `top_weight` the law of the largest weight, `regimes` the two
 sides of the critical scale, `heat` the flow of a density through layers. Everything is a pure function; the same
-quantities are measured in `limitlens.convergence.scaling`.
+quantities are measured in `limitlens.experiments.scaling`.
 """
 
 from limitlens.theory.scaling.control import (

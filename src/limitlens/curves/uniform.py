@@ -1,0 +1,116 @@
+"""The uniform error over a ball, sup over |x| ≤ R of |Γ_n(x) − Γ(x)|, by ascent from many starts.
+
+Γ_n and Γ are gradients: with K_n the empirical cumulant function, δ(t) = ∇K_n(t) − ∇K(t) and the error is |V δ(A x)|.
+The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, that is the derivative of δ itself along u: two
+more evaluations of δ give it, so the ascent needs nothing but attention, streams its tokens, and works for every law.
+What it finds is a lower bound of the supremum, close to it with enough starts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention.head import Head
+from limitlens.attention.kernels import state_of
+from limitlens.attention.state import State
+from limitlens.curves.reference import Reference
+from limitlens.errors import Array, InputError
+from limitlens.measures.base import Measure
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.streams import PAGE
+
+STARTS, STEPS = 12, 24
+
+
+def uniform_errors(
+    measure: Measure,
+    head: Head,
+    reference: Reference,
+    cells: Cells,
+    replicates: range,
+    radius: float,
+    *,
+    starts: int = STARTS,
+    steps: int = STEPS,
+) -> Array:
+    """Uniform errors of each replicate at each size: (replicates, sizes), in float64."""
+    if not (np.isfinite(radius) and radius > 0):
+        raise InputError(f"the radius is {radius}; expected a positive number, such as 2")
+    ascent = _Ascent(measure, head, reference, replicates, radius)
+    x = ascent.starts(starts)
+    found = []
+    for size in cells.sizes:
+        x, error = ascent.climb(x, size, steps)
+        found.append(error.max(1))
+        # The next size has its own landscape: keep the best point as a start and draw the others anew.
+        best = x[np.arange(len(x)), error.argmax(1)]
+        x = ascent.starts(starts)
+        x[:, 0] = best
+    return np.stack(found, 1)
+
+
+class _Ascent:
+    """Projected gradient ascent of the error for a group of replicates, many starts at once: points are (r, s, d)."""
+
+    def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
+        self.measure, self.head, self.reference = measure, head, reference
+        self.replicates, self.radius = replicates, radius
+        self.generator = np.random.default_rng(np.random.SeedSequence([replicates.start, 0xA5CE]))
+
+    def starts(self, count: int) -> Array:
+        """Starts spread over the ball, half of them on its surface, where the farthest tilts are."""
+        direction = self.generator.standard_normal((len(self.replicates), count, self.head.dim))
+        direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+        distance = np.ones((1, count, 1))
+        inner = count // 2
+        distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim) if inner else 1
+        return np.asarray(self.radius * distance * direction)
+
+    def climb(self, x: Array, size: int, steps: int) -> tuple[Array, Array]:
+        """Local maxima above x and their errors (r, s): a step that fails is halved, one that helps is lengthened."""
+        delta = self._delta(self.head.tilts(x), size)
+        error = self._norm(delta)
+        length = np.full(error.shape, self.radius / 4)
+        for _ in range(steps):
+            gradient = self._gradient(x, delta, size)
+            norm = np.linalg.norm(gradient, axis=-1, keepdims=True)
+            step = np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
+            trial = self._project(x + length[..., None] * step)
+            trial_delta = self._delta(self.head.tilts(trial), size)
+            trial_error = self._norm(trial_delta)
+            better = trial_error > error
+            x, delta = np.where(better[..., None], trial, x), np.where(better[..., None], trial_delta, delta)
+            error = np.where(better, trial_error, error)
+            length = np.where(better, 1.5 * length, length / 2)
+        return x, error
+
+    def _gradient(self, x: Array, delta: Array, size: int) -> Array:
+        """Gradient in x of half the squared error, by a central difference of δ along u = VᵀVδ."""
+        along = delta @ self.head.V.T @ self.head.V
+        norm = np.linalg.norm(along, axis=-1, keepdims=True)
+        unit = np.divide(along, norm, out=np.zeros_like(along), where=norm > 0)
+        tilts = self.head.tilts(x)
+        spacing = 1e-5 * (1 + np.linalg.norm(tilts, axis=-1, keepdims=True))
+        both = np.concatenate((tilts + spacing * unit, tilts - spacing * unit), axis=1)
+        ahead, behind = np.split(self._delta(both, size), 2, axis=1)
+        curvature = norm * (ahead - behind) / (2 * spacing)
+        queries = curvature if self.head.key_map is None else curvature @ self.head.key_map.T
+        return np.asarray(queries @ self.head.query_map)
+
+    def _project(self, x: Array) -> Array:
+        norm = np.linalg.norm(x, axis=-1, keepdims=True)
+        return np.asarray(x * np.minimum(1, self.radius / np.maximum(norm, 1e-300)))
+
+    def _norm(self, delta: Array) -> Array:
+        return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))
+
+    def _delta(self, tilts: Array, size: int) -> Array:
+        """∇K_n − ∇K at tilts (r, s, d), with K_n over the first `size` tokens of each replicate."""
+        query = torch.from_numpy(np.ascontiguousarray(tilts))
+        state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
+        for _, start, stop in Cells((size,)).blocks(PAGE):
+            tokens: Tensor = self.reference.tokens(self.replicates, start, stop)
+            state = state.merge(state_of(query, tokens, tokens))
+        return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))

@@ -1,0 +1,150 @@
+"""One layer while the corpus streams by: cell states, kept tokens, moments.
+
+Everything a layer needs later is gathered from each block as it passes; nothing grows with the number of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention.kernels import state_of
+from limitlens.attention.state import State
+from limitlens.heads.moments import Moments
+from limitlens.heads.pilot import Layer, scores_of
+from limitlens.models import Captured
+from limitlens.sampling.placement import Deck, Part
+from limitlens.sampling.workers import Workers
+
+DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
+HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
+HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
+SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
+
+
+class Collector:
+    """What one layer has seen of the pool.
+
+    Attributes
+    ----------
+    states : list of State
+        Of the streamed cells, (Hkv, G · m) each; the last ones are of the tokens of no cell.
+    special : State
+        Of the pooled special tokens, which their cells hold too.
+    key, value : (slots, Hkv, k), (slots, Hkv, v)
+        The kept tokens.
+    waiting : (Tensor, Tensor)
+        Keys and values that wait for the rest of their block.
+    hidden : (kept, d) or None
+        Hidden states of the first kept tokens.
+    moments : dict of Moments
+        Of "query", "key" and, where there are any, "hidden".
+    top_score, top_value : (Hkv, G · q), (Hkv, G · q, v)
+        The largest score of each of q detail queries over all of the pool, and its value.
+    """
+
+    def __init__(self, layer: Layer, deck: Deck, workers: Workers) -> None:
+        self.layer, self.deck, self.workers = layer, deck, workers
+        self.query = layer.flat_query
+        self.detail_query = layer.query[:, :, :DETAIL_QUERIES].flatten(1, 2)
+        self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
+        self.states: list[State] = []
+        self.special = State.empty((), 0, 0)
+        self.key = self.value = self.top_value = torch.empty(0)
+        self.waiting: tuple[Tensor, ...] = ()
+        self.hidden: Tensor | None = None
+        self.top_score = torch.empty(0)
+
+    def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
+        """Take in what the layer captured in one forward.
+
+        Parameters
+        ----------
+        part : Part
+            Where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end.
+        positions : slice
+        special : (s,)
+            Those of the pooled tokens that are special tokens.
+        """
+        query, key, value = (
+            _tokens(tensor[:, :, positions]) for tensor in (captured.query, captured.key, captured.value)
+        )
+        hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
+        if not self.states:
+            self._prepare(key, value, hidden)
+        work: list[Callable[[], None]] = [
+            lambda: self._put(0, key, part),
+            lambda: self._put(1, value, part),
+            lambda: self._raise_top(key.transpose(0, 1), value.transpose(0, 1)),
+            lambda: self.moments["key"].add(key),
+            lambda: self.moments["query"].add(query),
+            lambda: self._add_special(key[special].transpose(0, 1), value[special].transpose(0, 1)),
+        ]
+        if hidden is not None:
+            work.append(lambda: self._add_hidden(hidden, part))
+        list(self.workers(lambda piece: piece(), work))
+        if part.complete is not None:
+            list(self.workers(self._stream, part.complete.streamed))
+
+    def _put(self, which: int, tokens: Tensor, part: Part) -> None:
+        """Keep the tokens that are kept, and let the others wait for the rest of their block."""
+        for store, chosen, places in (
+            ((self.key, self.value)[which], part.kept, part.slots),
+            (self.waiting[which], part.streamed, part.places),
+        ):
+            store[torch.as_tensor(places, device=tokens.device)] = tokens[torch.as_tensor(chosen, device=tokens.device)]
+
+    def _stream(self, cell: tuple[int, int, int]) -> None:
+        """Attend to what has waited for one cell."""
+        number, start, stop = cell
+        key, value = (tokens[start:stop].transpose(0, 1) for tokens in self.waiting)
+        self.states[number] = self.states[number].merge(self._attend(key, value))
+
+    def _add_hidden(self, hidden: Tensor, part: Part) -> None:
+        # Their places are random: what these single out is a random part of the tokens.
+        some = [part.kept[part.slots % HIDDEN_EVERY == 0], part.streamed[part.places % HIDDEN_EVERY == 0]]
+        self.moments["hidden"].add(hidden[torch.as_tensor(np.concatenate(some), device=hidden.device), None].float())
+        if self.hidden is not None:
+            first = part.slots < len(self.hidden)
+            slots, chosen = (torch.as_tensor(index[first], device=hidden.device) for index in (part.slots, part.kept))
+            self.hidden[slots] = hidden[chosen].float()
+
+    def _add_special(self, key: Tensor, value: Tensor) -> None:
+        self.special = self.special.merge(self._attend(key, value))
+
+    def _attend(self, key: Tensor, value: Tensor) -> State:
+        return state_of(self.query, key, value, kernel=self.layer.kernel)
+
+    def _prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
+        deck, device = self.deck, key.device
+        shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
+        self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]
+        self.special = State.empty((shared,), m, v, device=device)
+        self.key = key.new_zeros(deck.slots, *key.shape[1:])
+        self.value = value.new_zeros(deck.slots, *value.shape[1:])
+        self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
+        q = self.detail_query.shape[1]
+        self.top_score = key.new_full((shared, q), float("-inf"))
+        self.top_value = value.new_zeros(shared, q, v)
+        if hidden is not None:
+            self.hidden = key.new_zeros(min(HIDDEN_KEPT, deck.cells.sizes[-1]), hidden.shape[-1])
+
+    def _raise_top(self, key: Tensor, value: Tensor) -> None:
+        """Let the block's tokens (Hkv, n, ·) compete for the largest score of each detail query."""
+        shared, q, _ = self.detail_query.shape
+        chunk = max(1, SCORES_AT_ONCE // (shared * q))
+        for start in range(0, key.shape[1], chunk):
+            part = scores_of(self.detail_query, key[:, start : start + chunk], self.layer.traits.softcap)
+            score, place = part.max(-1)
+            found = value[:, start : start + chunk].gather(1, place[..., None].expand(-1, -1, value.shape[-1]))
+            better = score > self.top_score
+            self.top_score = torch.where(better, score, self.top_score)
+            self.top_value = torch.where(better[..., None], found, self.top_value)
+
+
+def _tokens(tensor: Tensor) -> Tensor:
+    """(B, H, L, k) as one row a token, (B · L, H, k), float32."""
+    return tensor.transpose(1, 2).flatten(0, 1).float()

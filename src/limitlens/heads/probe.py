@@ -1,0 +1,308 @@
+"""Every head of a real transformer in one pass over a corpus.
+
+A pilot over a few random windows gives the queries. Then the model runs once over the pool; each layer's keys and
+values are dealt at random to cells (replicate, size step) as they pass, so that all sizes and replicates, and the
+reference, come from the one forward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from limitlens.attention.state import State
+from limitlens.errors import InputError
+from limitlens.experiments.study import choose_device
+from limitlens.heads.collect import Collector
+from limitlens.heads.diagnostics import layer_detail
+from limitlens.heads.geometry import layer_geometry
+from limitlens.heads.layer import LayerCurves, layer_curves
+from limitlens.heads.overview import layer_record, rate_skill, summary
+from limitlens.heads.pilot import Layer, run_pilot
+from limitlens.heads.record import Measured, head_records
+from limitlens.heads.regimes import Thresholds
+from limitlens.heads.result import ProbeRun
+from limitlens.heads.stream import Clock, Pool, stream
+from limitlens.models import Windows, choose, load, open_corpus
+from limitlens.models.catalog import LoadedModel
+from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.placement import Deck
+from limitlens.sampling.workers import Workers, workers_for
+
+FORWARD = 1 << 12  # tokens a forward: its activations should not leave the caches far behind
+BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
+WINDOW = 256  # tokens a window, unless the model has fewer positions
+PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
+FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
+
+Progress = Callable[[float, float], None]
+
+
+def probe(
+    model: str | LoadedModel,
+    corpus: str = "stdlib-docs",
+    tokens: int = 100_000,
+    *,
+    window: int | None = None,
+    sizes: str | Sequence[int] = "64:4096:7",
+    replicates: int = 24,
+    queries: int = 256,
+    seed: int = 0,
+    device: str = "auto",
+    batch: int | None = None,
+    thresholds: Thresholds | None = None,
+    progress: Progress | None = None,
+) -> ProbeRun:
+    """Measure every head of a model on a corpus.
+
+    Parameters
+    ----------
+    model : str or LoadedModel
+        An alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a model that is loaded.
+    corpus : str
+        A built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`).
+    tokens : int
+        Tokens to read, special tokens included: 5% of their windows give queries, 10% are reserved for checking plans,
+        the rest is the pool.
+    window : int, optional
+        Tokens a window; 256, or the model's positions where these are fewer.
+    sizes : "lo:hi:k" or sequence of int
+        Sample sizes n.
+    replicates : int
+        Disjoint samples behind every point; as many as the pool holds where these are fewer.
+    queries : int
+        Queries a head.
+    device : str
+        auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is.
+    batch : int, optional
+        Windows a forward; about 4,000 tokens when left out.
+    thresholds : Thresholds, optional
+        Where one regime ends and the next begins.
+    progress : callable, optional
+        Called with (tokens done, tokens in all). On Ctrl-C the run ends with what it has.
+
+    Returns
+    -------
+    run
+        `run.heads`, `run.layers`, `run.document()`, `run.save(folder)`, `run.plan(error=0.05)`.
+    """
+    started = datetime.now(UTC)
+    cells = Cells(parse_sizes(sizes))
+    if replicates < FEWEST_REPLICATES:
+        raise InputError(f"replicates is {replicates}; expected at least {FEWEST_REPLICATES}, for the error bars")
+    if queries < 2:
+        raise InputError(f"queries is {queries}; expected at least 2, such as 256")
+    if batch is not None and batch < 1:
+        raise InputError(f"batch is {batch}; expected at least 1 window a forward")
+    text, where = open_corpus(corpus), choose_device(device)
+    loaded = load(model, device=where) if isinstance(model, str) else model
+    length = min(WINDOW, loaded.positions or WINDOW) if window is None else window
+    windows = Windows(loaded, text, length=length, tokens=tokens)
+    with workers_for(loaded.model.device) as workers:
+        work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress, workers)
+        work.run()
+        return work.result(started, corpus, tokens, thresholds or Thresholds())
+
+
+@dataclass
+class _Work:
+    """One probe while it runs."""
+
+    loaded: LoadedModel
+    windows: Windows
+    cells: Cells
+    replicates: int
+    queries: int
+    seed: int
+    batch: int | None
+    progress: Progress | None
+    workers: Workers
+    warnings: list[str] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        windows, self.asked = self.windows, self.replicates
+        self.warnings += windows.warnings
+        self.pilot_windows, self.reserved = choose(windows.count, (PILOT, RESERVED), self.seed)
+        rest = np.setdiff1d(np.arange(windows.count), np.concatenate((self.pilot_windows, self.reserved)))
+        # A random order, so that a run cut short has read a random part of the corpus.
+        order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
+        per_forward = self.batch or max(1, FORWARD // windows.length)
+        self.pool = Pool(windows, order, per_forward, per_forward * max(1, BLOCK // (per_forward * windows.length)))
+        self.total = (len(self.pilot_windows) + len(order)) * windows.length
+        self.done = 0
+
+    def run(self) -> None:
+        self._check_size(self.windows.length)
+        begun = time.perf_counter()
+        self.pilot = run_pilot(
+            self.loaded,
+            self.windows,
+            self.pilot_windows,
+            queries=self.queries,
+            batch=self.pool.per_forward,
+            seed=self.seed,
+            report=self._report,
+        )
+        self.clock.model += time.perf_counter() - begun
+        positions = len(self.pilot.positions)
+        self.replicates = self._check_size(positions)
+        if len(self.pilot.queries) < self.queries:
+            self.warnings.append(
+                f"the pilot's {len(self.pilot_windows)} windows give {len(self.pilot.queries)} queries instead of "
+                f"{self.queries}; more tokens give more"
+            )
+        self.deck = Deck(self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        self.collectors = {
+            index: Collector(layer, self.deck, self.workers) for index, layer in self.pilot.layers.items()
+        }
+        with held_interrupt() as interrupt:
+            try:
+                stream(
+                    self.loaded, self.pool, self.pilot, self.deck, self.collectors,
+                    clock=self.clock, interrupt=interrupt, report=self._report,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                self._cut_short()
+
+    def _check_size(self, positions: int) -> int:
+        """How many replicates the pool holds with so many pooled positions a window."""
+        largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
+        if pool < FEWEST_REPLICATES * largest:
+            share = (1 - PILOT - RESERVED) * positions / self.windows.length
+            needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
+            raise InputError(
+                f"the largest size is {largest:,} and {self.windows.tokens:,} tokens leave {pool:,} to draw from; "
+                f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
+            )
+        return min(self.replicates, pool // largest)
+
+    def _report(self, tokens: int) -> None:
+        self.done += tokens
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def _cut_short(self) -> None:
+        """Go on with what was dealt so far, where that is a sample of every size."""
+        reached = np.rint(self.deck.filled.cumsum(1).mean(0))
+        if self.deck.seen == 0 or (self.deck.filled[:, 0] == 0).any() or (np.diff(reached) <= 0).any():
+            raise KeyboardInterrupt
+        self.interrupted = self.deck.seen < sum(self.deck.blocks)
+        if self.interrupted:
+            self.warnings.append(
+                f"interrupted after {self.deck.seen:,} of {sum(self.deck.blocks):,} pooled tokens: sizes are those "
+                "reached by then, on average over replicates"
+            )
+
+    def result(self, started: datetime, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
+        """Every layer's measurements and what follows from them."""
+        heads: list[dict[str, Any]] = []
+        layers: list[dict[str, Any]] = []
+        errors: list[pd.DataFrame] = []
+        floors: list[float] = []
+        states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
+        window, causal = self.windows.length, self.pilot.causal
+        begun = time.perf_counter()
+        for measured in self.workers(lambda index: measure(self.collectors.pop(index)), list(self.collectors)):
+            layer = measured.layer
+            records = head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
+            heads += records
+            layers.append(layer_record(layer.index, records, measured.geometry))
+            errors.append(replicate_table(layer.index, measured.curves))
+            floors.append(measured.detail.floor)
+            states |= _tensors(layer, measured.curves.reference)
+        self.clock.attention += time.perf_counter() - begun
+        finished = datetime.now(UTC)
+        result = {
+            "model": self.loaded.name,
+            "model_revision": self.loaded.revision,
+            "model_sha256": self.loaded.sha256,
+            "model_note": self.loaded.note or None,
+            "causal": causal,
+            "corpus": corpus,
+            "corpus_sha256": self.windows.sha256,
+            "tokens": self.deck.seen,
+            "tokens_asked": tokens,
+            "window": window,
+            "windows": {
+                "count": self.windows.count,
+                "pilot": self.pilot_windows,
+                "reserved": self.reserved,
+                "pool": len(self.pool.indices),
+            },
+            "pooled_positions": [self.pilot.positions.start, self.pilot.positions.stop],
+            "sizes_asked": self.cells.sizes,
+            "n": heads[0]["n"],
+            "replicates": self.replicates,
+            "replicates_asked": self.asked,
+            "queries": len(self.pilot.queries),
+            "thresholds": asdict(thresholds),
+            "heads": heads,
+            "layers": layers,
+            "summary": summary(heads) | {"rates": rate_skill(heads)},
+            "seed": self.seed,
+            "batch": self.pool.per_forward,
+            "device": str(self.loaded.model.device),
+            "floor": max(floors),
+            "interrupted": self.interrupted,
+            "seconds": {
+                "model": self.clock.model,
+                "attention": self.clock.attention,
+                "total": (finished - started).total_seconds(),
+            },
+            "warnings": self.warnings,
+        }
+        return ProbeRun(result, pd.concat(errors, ignore_index=True), states, started)
+
+
+def measure(collector: Collector) -> Measured:
+    """All measurements of a layer that has seen the pool."""
+    with torch.inference_mode():
+        curves = layer_curves(collector)
+        share = torch.exp(collector.special.lse - curves.reference.lse)
+        special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
+        return Measured(collector.layer, curves, layer_detail(collector), layer_geometry(collector), special)
+
+
+def replicate_table(layer: int, curves: LayerCurves) -> pd.DataFrame:
+    """Every replicate's relative errors: layer, head, replicate, n, relative_output_error, and without the sink."""
+    main = curves.bare if curves.atomic is None else curves.atomic
+    head, replicate, size = (index.ravel() for index in np.indices(main.errors.shape))
+    table = {
+        "layer": layer,
+        "head": head,
+        "replicate": replicate,
+        "n": curves.counts[replicate, size],
+        "relative_output_error": main.relative.ravel(),
+    }
+    if curves.atomic is not None:
+        table["relative_output_error_without_sink"] = curves.bare.relative.ravel()
+    return pd.DataFrame(table)
+
+
+def _tensors(layer: Layer, reference: State) -> dict[str, Tensor]:
+    """The reference of a layer, its queries and its atom, heads in order: (heads, m, ·)."""
+    shared, groups, m, _ = layer.query.shape
+
+    def by_head(tensor: Tensor) -> Tensor:
+        return tensor.reshape(shared * groups, m, *tensor.shape[2:]).cpu().contiguous()
+
+    prefix = f"layer{layer.index}."
+    tensors = {
+        "query": by_head(layer.flat_query),
+        "reference.lse": by_head(reference.lse),
+        "reference.output": by_head(reference.output),
+    }
+    if layer.atom is not None:
+        tensors |= {"atom.lse": by_head(layer.atom.lse), "atom.output": by_head(layer.atom.output)}
+    return {prefix + name: tensor for name, tensor in tensors.items()}

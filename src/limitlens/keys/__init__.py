@@ -1,0 +1,1 @@
+"""Choices of keys, one small file each: which of its keys a head keeps."""
