@@ -15,17 +15,7 @@ import numpy as np
 import torch
 from scipy.special import roots_jacobi
 
-from limitlens.measures import (
-    Ball,
-    Cube,
-    Discrete,
-    Gaussian,
-    GaussianMixture,
-    Measure,
-    Sample,
-    Sphere,
-    VonMisesFisher,
-)
+from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Measure, Sample, Sphere, VonMisesFisher
 
 Potential = Callable[[torch.Tensor], torch.Tensor]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from limitlens.budgets.head_plan import plan_head
-from limitlens.comparison import compare_records
-from limitlens.record import to_json
-from limitlens.report.page import write_report
-from limitlens.report.prose import kept_share
-from report_cases import NASTY, bare_contract, probe_document, record
+from limitlens.comparison import compare
+from limitlens.curves.answers import CONTEXTS, ERRORS
+from limitlens.heads.record import kept_share
+from limitlens.heads.result import ProbeRun
+from report_cases import NASTY, bare_probe, probe_case
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -105,13 +105,13 @@ def chromium() -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    return dict(json.loads(to_json(probe_document(6, 12, sink=True, groups=2))))
+def run() -> ProbeRun:
+    return probe_case(6, 12, sink=True, groups=2, causal=True)
 
 
 @pytest.fixture(scope="module")
-def probe(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(record(document), tmp_path_factory.mktemp("page") / "probe.html")
+def probe(run: ProbeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run.report(tmp_path_factory.mktemp("page") / "probe.html")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -129,11 +129,11 @@ def test_it_opens_without_a_network_and_without_complaint(chromium: Page, probe:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_map_takes_the_quantity_that_is_picked(chromium: Page, probe: Path, width: int, document: Any) -> None:
+def test_the_map_takes_the_quantity_that_is_picked(chromium: Page, probe: Path, width: int, run: ProbeRun) -> None:
     chromium.open(probe, width)
     before = chromium.run("return document.querySelector('.cell').style.backgroundColor")
     label = "document.querySelector('.cell').getAttribute('aria-label')"
-    assert f"{document['heads'][0]['rate']['slope']:.3g}" in chromium.run(f"return {label}")
+    assert f"{run.records[0].curve.rate.slope:.3g}" in chromium.run(f"return {label}")
     from selenium.webdriver.support.ui import Select
 
     pick = Select(chromium.driver.find_element("id", "quantity"))
@@ -141,31 +141,31 @@ def test_the_map_takes_the_quantity_that_is_picked(chromium: Page, probe: Path, 
     assert {"rate", "tokens_0.05", "regime", "score_std", "pareto_k", "sink_mass"} <= set(names)
     pick.select_by_value("horizon")
     assert chromium.run("return document.querySelector('.cell').style.backgroundColor") != before
-    assert f"{document['heads'][0]['horizon']:.3g}" in chromium.run(f"return {label}")
+    assert f"{run.records[0].horizon:.3g}" in chromium.run(f"return {label}")
     pick.select_by_value("regime")
-    assert document["heads"][0]["regime"] in chromium.run(f"return {label}")
+    assert run.records[0].regime.value in chromium.run(f"return {label}")
     for name in names:
         pick.select_by_value(name)
     assert chromium.complaints() == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_click_on_a_head_shows_its_curve(chromium: Page, probe: Path, width: int, document: Any) -> None:
+def test_a_click_on_a_head_shows_its_curve(chromium: Page, probe: Path, width: int, run: ProbeRun) -> None:
     chromium.open(probe, width)
     before = chromium.curve()
     chromium.click(".cell[data-head='17']")
     assert chromium.text("#panel-title") == "Layer 1, head 5"
     assert chromium.curve() != before
-    assert chromium.text(".badge") == document["heads"][17]["regime"]
+    assert chromium.text(".badge") == run.records[17].regime.value
     chromium.run("document.querySelector('#panel figure details').open = true")
     chromium.run("document.querySelector('#panel figure details').dispatchEvent(new Event('toggle'))")
     cells = chromium.texts("#panel figure tbody td")
-    assert f"{document['heads'][17]['relative_output_error'][3]:.4g}" in cells
+    assert f"{run.records[17].curve.error[3]:.4g}" in cells
     chromium.run("document.querySelector('#rates .dot.pick').dispatchEvent(new Event('click', {bubbles: true}))")
     assert chromium.text("#panel-title") != "Layer 1, head 5"  # the views are linked
     chromium.click("button.jump")
-    worst = max(document["heads"], key=lambda head: float(head["relative_output_error"][-1]))
-    assert chromium.text("#panel-title") == f"Layer {worst['layer']}, head {worst['head']}"
+    worst = max(run.records, key=lambda head: float(head.curve.error[-1]))
+    assert chromium.text("#panel-title") == f"Layer {worst.layer}, head {worst.head}"
     assert chromium.complaints() == []
 
 
@@ -217,27 +217,27 @@ def test_keys_reach_everything_else(chromium: Page, probe: Path) -> None:
 def test_sliders_move_the_budgets(chromium: Page, probe: Path, width: int) -> None:
     chromium.open(probe, width)
     told, tiles = chromium.text("#own-budget"), chromium.texts("#budgets .tile b")
-    chromium.slide("error", 50)
-    assert chromium.text("#error-value") == "23%"
+    chromium.slide("error", 0)
+    assert chromium.text("#error-value") == f"{100 * ERRORS[0]:g}%"
     assert chromium.text("#own-budget") != told
     assert chromium.texts("#budgets .tile b") != tiles
     told = chromium.text("#own-budget")
-    chromium.slide("context", 3)
-    assert chromium.text("#context-value") == "2,048 tokens"
+    chromium.slide("context", 0)
+    assert chromium.text("#context-value") == f"{CONTEXTS[0]:,} tokens"
     assert chromium.text("#own-budget") != told
-    chromium.slide("context", 13)
+    chromium.slide("context", len(CONTEXTS) - 1)
     assert chromium.text("#context-value") == "endless"
     assert chromium.complaints() == []
 
 
-@pytest.mark.parametrize(("step", "error"), [(30, 0.05), (45, 0.16)])
-@pytest.mark.parametrize(("place", "context"), [(1, 512), (7, 32_768), (12, 1_048_576)])
-def test_budgets_in_the_page_are_those_of_the_plan(
-    chromium: Page, probe: Path, document: Any, step: int, error: float, place: int, context: int
+@pytest.mark.parametrize("error", [0.05, 0.2])
+@pytest.mark.parametrize("context", [CONTEXTS[0], CONTEXTS[-2]])
+def test_the_page_shows_the_budgets_and_intervals_it_was_given(
+    chromium: Page, probe: Path, run: ProbeRun, error: float, context: int
 ) -> None:
     chromium.open(probe)
-    chromium.slide("error", step)
-    chromium.slide("context", place)
+    chromium.slide("error", ERRORS.index(error))
+    chromium.slide("context", CONTEXTS.index(context))
     assert chromium.text("#error-value") == f"{100 * error:g}%"
     rows = chromium.run(
         "const d = document.querySelector('#budgets > .data-block details'); d.open = true;"
@@ -245,37 +245,16 @@ def test_budgets_in_the_page_are_those_of_the_plan(
         "return [...d.querySelectorAll('tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
     )
     assert len(rows) == 72
-    for row, head in zip(rows, document["heads"], strict=True):
-        planned = plan_head(head, error, context)
-        assert int(row[2].replace(",", "")) == pytest.approx(planned.keys.tokens, rel=2e-3, abs=1)
+    for row, head in zip(rows, run.records, strict=True):
+        planned = head.keys_for(error, context)
+        shown = [int(cell.replace(",", "")) for cell in row[2:5]]
+        assert shown == pytest.approx([planned.n, *planned.interval], rel=1e-4, abs=1)
         assert row[5] == planned.mark
     share = float(chromium.texts("#budgets .tile b")[0].rstrip("%")) / 100
-    assert share == pytest.approx(kept_share(document["heads"], error, context), rel=0.06)
+    assert share == pytest.approx(kept_share(run.records, error, context), rel=0.06)
 
 
-def test_a_budget_lies_within_its_range(chromium: Page, probe: Path) -> None:
-    """Also where the first size is the noisiest, so that the upper edge of the band falls faster than the lower one."""
-    chromium.open(probe)
-    curve = {"n": [1000, 2000, 4000], "error": [0.36, 0.3, 0.26], "stderr": [0.03, 0.01, 0.001]}
-    found = chromium.run("return budgetRange(arguments[0], 0.2, 32768)", curve)
-    assert found["low"] < found["tokens"] < found["high"]
-
-
-def test_temperatures_are_those_of_the_schedules(chromium: Page, probe: Path) -> None:
-    from limitlens.theory.scaling.laws import LocalPower
-    from limitlens.theory.schedules import logarithmic, yarn
-
-    chromium.open(probe)
-    chromium.slide("context", 7)
-    cells = chromium.texts("#schedules > .scroll tbody td")
-    factors = {cells[i]: float(cells[i + 1]) for i in range(0, len(cells), 2)}
-    law = LocalPower(1.0, 0.0)
-    assert factors["log n"] == pytest.approx(logarithmic(32_768, 256, 1.0, law), rel=1e-3)
-    assert factors["YaRN"] == pytest.approx(yarn(32_768, 256, 1.0, law), rel=1e-3)
-    assert sum(name.startswith("critical") for name in factors) == 2
-
-
-def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, document: Any) -> None:
+def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, run: ProbeRun) -> None:
     chromium.open(probe)
     chromium.run(
         "window.kept = [];"
@@ -291,14 +270,14 @@ def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, docume
     lines = text.strip().split("\r\n")
     assert len(lines) == 73
     assert lines[0].startswith("layer,head,Rate β of the error,")
-    assert float(lines[18].split(",")[2]) == pytest.approx(document["heads"][17]["rate"]["slope"], rel=1e-4)
+    assert float(lines[18].split(",")[2]) == pytest.approx(run.records[17].curve.rate.slope, rel=1e-4)
 
 
 def test_names_from_outside_run_nothing(chromium: Page, tmp_path: Path) -> None:
-    nasty = json.loads(to_json(probe_document(1, 2, model=NASTY)))
-    nasty["heads"][0]["regime_reason"] = NASTY
-    nasty["warnings"] = [NASTY]
-    chromium.open(write_report(record(nasty), tmp_path / "nasty.html"))
+    nasty = probe_case(1, 2, model=NASTY)
+    first = replace(nasty.records[0], regime_reason=NASTY)
+    nasty = replace(nasty, records=(first, *nasty.records[1:]), warnings=(NASTY,))
+    chromium.open(nasty.report(tmp_path / "nasty.html"))
     assert chromium.run("return window.hacked") is None
     assert "<script>window.hacked=1</script>" in chromium.text("h1")
     chromium.click(".cell[data-head='0']")
@@ -307,41 +286,47 @@ def test_names_from_outside_run_nothing(chromium: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_page_of_nothing_but_the_contract(chromium: Page, tmp_path: Path, width: int) -> None:
-    chromium.open(write_report(record(json.loads(to_json(bare_contract()))), tmp_path / "bare.html"), width)
+def test_a_page_with_little_known(chromium: Page, tmp_path: Path, width: int) -> None:
+    chromium.open(bare_probe().report(tmp_path / "bare.html"), width)
     for head in range(6):
         chromium.click(f".cell[data-head='{head}']")
     assert chromium.complaints() == []
     assert chromium.run("return document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_large_model_answers_at_once(chromium: Page, tmp_path: Path, width: int) -> None:
-    large = json.loads(to_json(probe_document(30, 32, intervals=False)))
-    chromium.open(write_report(record(large), tmp_path / "large.html"), width)
-    assert chromium.run("return document.querySelectorAll('.cell').length") == 960
-    assert chromium.run("return document.documentElement.scrollWidth") <= width
-    spent = chromium.run(
-        "const t = performance.now(); document.querySelectorAll('.cell')[500].click(); return performance.now() - t"
-    )
-    assert spent < 1500  # milliseconds, on a busy machine
-    assert chromium.complaints() == []
+def test_a_large_model_answers_at_once(chromium: Page, tmp_path: Path) -> None:
+    large = probe_case(30, 32).report(tmp_path / "large.html")
+    for width in WIDTHS:
+        chromium.open(large, width)
+        assert chromium.run("return document.querySelectorAll('.cell').length") == 960
+        assert chromium.run("return document.documentElement.scrollWidth") <= width
+        spent = chromium.run(
+            "const t = performance.now(); document.querySelectorAll('.cell')[500].click(); return performance.now() - t"
+        )
+        assert spent < 1500  # milliseconds, on a busy machine
+        assert chromium.complaints() == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_pages_of_studies_and_comparisons(chromium: Page, tmp_path: Path, width: int) -> None:
+def test_pages_of_other_results(chromium: Page, tmp_path: Path, width: int) -> None:
     import limitlens as ll
 
     curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [100, 300, 1000, 3000], replicates=20, queries=64)
-    chromium.open(write_report(curve, tmp_path / "study.html"), width)
+    chromium.open(curve.report(tmp_path / "study.html"), width)
     told = chromium.text("#own-budget")
-    chromium.slide("error", 40)
+    chromium.slide("error", 0)
     assert chromium.text("#own-budget") != told
-    assert chromium.complaints() == []
-    assert chromium.run("return document.documentElement.scrollWidth") <= width
-    runs = [record(json.loads(to_json(probe_document(3, 4, shift=shift)))) for shift in (0.0, 0.1)]
-    compared = record(compare_records(runs, ["a", "b"]), "compare")
-    chromium.open(write_report(json.loads(to_json(compared)), tmp_path / "compare.html"), width)
-    assert chromium.run("return document.querySelectorAll('tr.marked').length") > 0
-    assert chromium.complaints() == []
-    assert chromium.run("return document.documentElement.scrollWidth") <= width
+    cube = ll.sweep(ll.Cube(2), radii=[1, 2, 3], sizes=[50, 200], replicates=4, queries=32)
+    compared = compare(probe_case(3, 4), probe_case(3, 4, shift=0.1))
+    others = [
+        cube, compared, probe_case(2, 3).plan(0.1, 8192, trial=False),
+        ll.theory.summary(ll.Gaussian(0.0, 1.0), [[1.5]], 1e4),
+        ll.hardmax([100, 300, 1000], replicates=20), ll.tails(sizes=[100, 300, 1000], replicates=20),
+        ll.scaling(n=500, replicates=50), ll.scaling(heat=True, layers=20, n=200), ll.scaling(schedules="100:10000:3"),
+    ]  # fmt: skip
+    for place, result in enumerate(others):
+        chromium.open(result.report(tmp_path / f"{place}.html"), width)
+        assert chromium.complaints() == [], result.kind
+        assert chromium.run("return document.documentElement.scrollWidth") <= width, result.kind
+        if result is compared:
+            assert chromium.run("return document.querySelectorAll('tr.marked').length") > 0

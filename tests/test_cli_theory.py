@@ -9,12 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from limitlens.attention.head import Head
 from limitlens.cli.hardmax import hardmax
 from limitlens.cli.tails import tails
 from limitlens.cli.theory import theory
 from limitlens.errors import InputError
-from limitlens.measures import GaussianMixture, Sphere
-from limitlens.theory.summary import theory_document
+from limitlens.measures import Gaussian, GaussianMixture, Sphere
+from limitlens.theory import summary
 
 COMMANDS = typer.Typer()
 for command in (theory, hardmax, tails):
@@ -78,7 +79,7 @@ def test_theory_answers_at_every_horizon(horizon, dim):
 
 
 def test_theory_of_other_laws_claims_less():
-    document = theory_document(Sphere(3), 3 * np.eye(3), 1000)
+    document = summary(Sphere(3), 3 * np.eye(3), 1000).document()
     assert document["rates"]["rate_sharp"]["status"] == "heuristic"
     assert document["rates"]["rate_compact"] == {
         **document["rates"]["rate_compact"],
@@ -89,16 +90,38 @@ def test_theory_of_other_laws_claims_less():
     assert document["queries"][0]["rms_error_bound"]["predicted"] < np.inf
     assert any("Gaussian" in warning for warning in document["warnings"])
     mixture = GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], 1.0)
-    assert theory_document(mixture, [[0.3]], 1000)["queries"][0]["rms_error"]["predicted"] > 0
+    assert summary(mixture, 0.3, 1000).document()["queries"][0]["rms_error"]["predicted"] > 0
 
 
-def test_theory_warns_of_self_dominance_and_offers_the_flag():
-    from limitlens.measures import Gaussian
+def test_theory_warns_of_self_dominance_and_offers_the_flag(capsys):
+    from limitlens.cli.common import warn
 
     law = Gaussian(np.zeros(50), 1.0)
-    (message,) = theory_document(law, 0.3 * np.eye(50), 500)["warnings"]
-    assert "--mask-self" in message
-    assert theory_document(law, 0.3 * np.eye(50), 500, mask_self=True)["warnings"] == []
+    found = summary(law, 0.3 * np.eye(50), 500).warnings
+    assert len(found) == 1
+    assert "pass mask_self=True" in found[0]
+    warn(found, quiet=False)
+    assert "pass --mask-self" in capsys.readouterr().err
+    assert summary(law, 0.3 * np.eye(50), 500, mask_self=True).warnings == []
+
+
+def test_theory_of_a_head_counts_its_values():
+    law = Gaussian(0.0, 4.0)
+    plain = summary(law, 0.2, 1000).document()
+    scaled = summary(law, Head(0.2, V=3.0), 1000).document()
+    assert scaled["theory"] == plain["theory"]
+    for name in ("output", "mean", "averaged"):
+        assert scaled["curve"][name]["predicted"] == pytest.approx(3 * plain["curve"][name]["predicted"])
+    for name in ("covariance",):
+        assert scaled["curve"][name]["predicted"] == pytest.approx(9 * plain["curve"][name]["predicted"])
+    ratio = {"mean": 9, "covariance": 81}
+    for name, factor in ratio.items():
+        assert scaled["constants"][name]["predicted"] == pytest.approx(factor * plain["constants"][name]["predicted"])
+    assert scaled["curve"]["relative_output"]["predicted"] == pytest.approx(
+        plain["curve"]["relative_output"]["predicted"]
+    )
+    with pytest.raises(InputError, match="bias; expected"):
+        summary(law, Head.from_projections([[1.0]], [[1.0]], query_bias=[1.0]), 1000)
 
 
 def test_hardmax_prints_measured_beside_predicted_and_the_evidence(tmp_path):

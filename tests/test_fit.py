@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitlens.curves.complexity import tokens_for
 from limitlens.curves.fit import fit_rate, local_slopes
-from limitlens.errors import InputError
 
 SIZES = np.geomspace(1000, 30000, 8)
 
@@ -55,8 +53,12 @@ def test_exact_power_and_logarithmic_laws_are_told_apart():
     assert power.evidence > 10
     assert power.slope == pytest.approx(0.4, abs=0.01)
     assert power.constant == pytest.approx(3, rel=0.1)
-    log = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise)
+    vague = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise)
+    assert vague.evidence < 0
+    assert vague.law == "undecided"  # the evidence leans to the logarithm, and does not decide
+    log = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise**0.2)
     assert log.law == "log"
+    assert log.evidence < -10
     assert log.log_exponent == pytest.approx(0.5, abs=0.1)
 
 
@@ -68,11 +70,9 @@ def test_evidence_is_calibrated_on_correlated_sizes():
     assert 0.7 < np.mean(misfits) < 1.1
 
 
-def test_corrections_and_unusable_sizes():
+def test_unusable_sizes_are_left_out():
     rng = np.random.default_rng(4)
     errors = SIZES**-0.5 * np.exp(rng.normal(scale=0.01, size=(30, len(SIZES))))
-    factor = SIZES**0.1
-    assert fit_rate(SIZES, errors, correction=factor).slope == pytest.approx(0.4, abs=0.01)
     floored = np.maximum(errors, 0.01)
     usable = floored.mean(0) > 0.0105
     rate = fit_rate(SIZES, floored, usable=usable)
@@ -96,20 +96,3 @@ def test_local_slopes_see_a_bend():
     slopes, stderr = local_slopes(SIZES, bent * np.exp(rng.normal(scale=0.02, size=(100, len(SIZES)))))
     assert abs(slopes[0] - 0.2) < 4 * stderr[0]
     assert abs(slopes[-1] - 0.5) < 4 * stderr[-1]
-
-
-def test_tokens_for_an_error():
-    rng = np.random.default_rng(6)
-    sizes = np.geomspace(64, 4096, 7)
-    errors = 3 * sizes**-0.5 * np.exp(rng.normal(scale=0.1, size=(40, 7)) - 0.005)
-    inside = tokens_for(sizes, errors**2, 0.1)
-    assert inside.n == pytest.approx(900, rel=0.1)
-    assert inside.interval[0] <= 900 <= inside.interval[1]
-    assert not inside.extrapolated
-    beyond = tokens_for(sizes, errors**2, 0.03)
-    assert beyond.extrapolated
-    assert beyond.n == pytest.approx(10_000, rel=0.15)
-    assert tokens_for(sizes, errors**2, 0.001) is None
-    assert tokens_for(sizes, errors**2, 1.0).extrapolated
-    with pytest.raises(InputError, match="positive"):
-        tokens_for(sizes, errors**2, 0.0)

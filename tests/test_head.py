@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 import limitlens as ll
 from limitlens.attention.attend import attend_state
 from limitlens.attention.design import designed_head, random_rotation
-from limitlens.theory.reach import reach
+from limitlens.theory.spectrum import reach
 
 
 def dense(tokens, A, V, x, shift=0.0):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from limitlens.critical.heat import heat_flow, token_layer
 from limitlens.errors import InputError
-from limitlens.experiments.heat import heat_document, token_drift
 from limitlens.measures import GaussianMixture
-from limitlens.theory.scaling import (
+from limitlens.theory import (
     ZonalFlow,
     drift_to_noise,
     gaussian_flow,
@@ -104,10 +104,11 @@ def test_map_is_a_gradient_step_on_the_smoothed_density() -> None:
 
 @pytest.mark.parametrize(("dim", "beta", "n"), [(2, 200.0, 4000), (3, 20.0, 4000), (5, 10.0, 4000)])
 def test_tokens_drift_and_tremble_as_predicted(dim: int, beta: float, n: int) -> None:
-    found = token_drift(dim, beta, 0.5, n, np.random.default_rng(1), replicates=200)
-    assert abs(found.slope - 1) < 3.5 * found.stderr
-    assert abs(found.noise / found.predicted_noise - 1) < 3.5 * found.noise_stderr / found.noise + 0.02
-    assert found.drift == pytest.approx(rms_slope(0.5, dim) / beta, rel=0.15)
+    found = token_layer(dim, beta, 0.5, n, np.random.default_rng(1), replicates=200)
+    slope, noise, ratio = found.drift_slope, found.noise, found.drift_to_noise
+    assert abs(slope.measured - 1) < 3.5 * slope.stderr
+    assert abs(noise.measured / noise.predicted - 1) < 3.5 * noise.stderr / noise.measured + 0.02
+    assert ratio.measured * noise.measured == pytest.approx(rms_slope(0.5, dim) / beta, rel=0.15)
 
 
 def test_condition_for_the_flow_to_be_visible() -> None:
@@ -120,7 +121,7 @@ def test_condition_for_the_flow_to_be_visible() -> None:
 
 
 def test_document() -> None:
-    document = heat_document(n=2000, seed=1)
+    document = heat_flow(n=2000, seed=1).document()
     assert document["mode_1"]["predicted"] == pytest.approx(0.5 * math.exp(0.2))
     assert round(document["mode_1"]["measured"], 4) == 0.6107
     hot, cold = document["tokens"]
@@ -136,8 +137,8 @@ def test_document() -> None:
         (lambda: ZonalFlow(2, 10.0, 0), "degree is 0"),
         (lambda: ZonalFlow(2, 10.0, 1).layers([0.1, 0.1], 1), "2 coefficients"),
         (lambda: ZonalFlow(2, 10.0, 1).layers([1.5], 1), "lower the modes"),
-        (lambda: heat_document(amplitude=2.0), "amplitude is 2"),
-        (lambda: heat_document(layers=0), "layers is 0"),
+        (lambda: heat_flow(amplitude=2.0), "amplitude is 2"),
+        (lambda: heat_flow(layers=0), "layers is 0"),
     ],
 )
 def test_bad_input(act: object, words: str) -> None:

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from limitlens.critical.real_keys import median_exponent, real_keys
 from limitlens.errors import InputError
-from limitlens.experiments.real_keys import keys_document, median_exponent
 from limitlens.statistics.local_exponent import local_exponent, query_distances
-from limitlens.theory.scaling import critical_beta_asymptotic, uniform
+from limitlens.theory import critical_beta_asymptotic, uniform
 
 
 def sphere(rng: np.random.Generator, n: int, dim: int, ambient: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def test_sample_of_keys_at_its_critical_temperature() -> None:
     """The critical β estimated from a sample puts its weights where the limit says: fair quantiles over queries."""
     rng = np.random.default_rng(4)
     keys, queries = sphere(rng, 4000, 5, 12), sphere(rng, 60, 5, 12)
-    document = keys_document(queries, keys, seed=5)
+    document = real_keys(queries, keys, seed=5).document()
     assert document["median"]["exponent"] == pytest.approx(4, abs=0.4)
     assert document["median"]["critical_beta"] == pytest.approx(critical_beta_asymptotic(4000, uniform(5)), rel=0.2)
     quantiles = np.array([row["top_weight"]["quantile_in_limit"] for row in document["queries"]])
@@ -85,7 +85,7 @@ def test_sample_of_keys_at_its_critical_temperature() -> None:
 def test_five_keys_share_the_mass() -> None:
     rng = np.random.default_rng(8)
     keys, queries = sphere(rng, 1000, 64, 64), sphere(rng, 1, 64, 64)
-    found = keys_document(queries, keys, seed=0)["queries"][0]["five_key_beta"]["measured"]
+    found = real_keys(queries, keys, seed=0).queries[0].five_key_beta.measured
     weight = np.exp(found * (keys @ queries[0]))
     assert weight.sum() ** 2 / np.square(weight).sum() == pytest.approx(5, rel=1e-6)
 
@@ -110,7 +110,7 @@ def test_keys_of_any_length_can_be_projected() -> None:
         (lambda unit: local_exponent(np.ones(40)), "all equal"),
         (lambda unit: local_exponent(np.arange(1, 10)), "9 keys were given"),
         (lambda unit: local_exponent(np.arange(1, 10), 3), "neighbours is 3"),
-        (lambda unit: keys_document(unit[:0], unit), "no queries"),
+        (lambda unit: real_keys(unit[:0], unit), "no queries"),
     ],
 )
 def test_bad_input(act: object, words: str) -> None:

@@ -24,6 +24,7 @@ from limitlens.measures import (
     Sample,
     Sphere,
     VonMisesFisher,
+    as_measure,
 )
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -350,3 +351,54 @@ def test_bad_input_is_named_in_one_sentence(build: Callable[[], object], message
 
 def test_weights_are_made_exact() -> None:
     assert Discrete([[0.0], [1.0]], [0.5, 0.5 + 5e-7]).weights.sum() == pytest.approx(1, abs=1e-15)
+
+
+# --- A law of one's own ----------------------------------------------------------------------------------------------
+
+
+class Bare:
+    """A law stripped to what `as_measure` needs, answering in NumPy."""
+
+    def __init__(self, law: Measure) -> None:
+        self.law, self.dim = law, law.dim
+
+    def K(self, tilts: np.ndarray) -> np.ndarray:
+        return self.law.K(tilts)
+
+    def grad_K(self, tilts: np.ndarray) -> np.ndarray:
+        return self.law.grad_K(tilts)
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
+        return self.law.sample(shape, generator).numpy()
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e6])
+@every_case
+def test_a_law_of_ones_own_has_what_it_lacks(case: Case, scale: float) -> None:
+    law = case.measure.scaled(scale)
+    own = as_measure(Bare(law))
+    at = tilts(law.dim, (0.1, 1.0, 3.0)) / scale
+    np.testing.assert_allclose(own.K(at), law.K(at), rtol=1e-12)
+    np.testing.assert_allclose(own.mean, law.mean)
+    assert relative(own.covariance[None], law.covariance[None]) < 1e-8
+    assert relative(own.hess_K(at), law.hess_K(at)) < 1e-6
+    assert relative(own.scaled(-2.0).covariance[None], 4 * law.covariance[None]) < 1e-8
+    drawn = own.sample((2, 3), generator(0))
+    assert torch.equal(drawn, law.sample((2, 3), generator(0)))
+    assert torch.equal(own.scaled(2.0).sample(3, generator(0)), 2 * law.sample((3,), generator(0)))
+
+
+def test_a_law_of_ones_own_that_answers_wrongly_is_told() -> None:
+    class Wrong(Bare):
+        def K(self, tilts: np.ndarray) -> np.ndarray:
+            return self.law.K(tilts)[None]
+
+        def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
+            return np.zeros(shape)
+
+    own = as_measure(Wrong(Gaussian(np.zeros(2), 1.0)))
+    with pytest.raises(InputError, match="K gave the shape"):
+        own.K(np.ones((3, 2)))
+    with pytest.raises(InputError, match="sample gave the shape"):
+        own.sample((5,), generator(0))
+    assert repr(own) == "Wrong(dim=2)"

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from limitlens.errors import InputError
+from limitlens.heads import pilot as pilot_module
 from limitlens.heads import probe as probe_module
+from limitlens.heads.pilot import run_pilot
 from limitlens.heads.probe import probe
 from limitlens.heads.result import ProbeRun
 from limitlens.models import Captured, LoadedModel, Windows, capture, choose, open_corpus
+from limitlens.record import read_run
 from limitlens.sampling import placement as deck_module
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
@@ -112,7 +115,7 @@ class Dense:
 def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
     windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
     pilot, reserved = choose(windows.count, (0.05, 0.10), 3)
-    assert run.result["windows"]["reserved"] == reserved.tolist()
+    assert run.windows["reserved"] == reserved.tolist()
     assert {w for w, _ in run.states["query_places"].tolist()} <= set(pilot.tolist())
     captured: dict[int, Captured] = {}
     with torch.inference_mode(), capture(loaded.model, lambda c: captured.update({c.layer: c})):
@@ -120,10 +123,10 @@ def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
         loaded.model(input_ids=ids)
     rest = np.setdiff1d(np.arange(windows.count), np.concatenate((pilot, reserved)))
     order = np.random.default_rng(np.random.SeedSequence([3, 0x9001])).permutation(rest)
-    start, stop = run.result["pooled_positions"]
+    start, stop = run.pooled_positions
     batches = [order[i : i + 2 * BATCH] for i in range(0, len(order), 2 * BATCH)]
     places = [[(int(w), p) for w in batch for p in range(start, stop)] for batch in batches]
-    deck = Deck([len(block) for block in places], Cells(SIZES), run.result["replicates"], 3)
+    deck = Deck([len(block) for block in places], Cells(SIZES), run.replicates, 3)
     slots: dict[int, tuple[int, int]] = {}
     streams: dict[int, list[tuple[int, int]]] = {}
     for block, hand in zip(places, deck.hands(), strict=True):
@@ -174,10 +177,10 @@ def test_curves_and_reference_are_those_of_dense_attention(name: str, text: str,
     tokens = [place for replicate in found.cells for cell in replicate for place in cell]
     assert len(tokens) == len(set(tokens)) == REPLICATES * SIZES[-1]
     assert set(tokens) < set(found.pool)
-    assert run.result["tokens"] == len(found.pool)
-    assert len(run.result["heads"]) == LAYERS * TINY[name].query_heads
+    assert run.tokens == len(found.pool)
+    assert len(run.records) == LAYERS * TINY[name].query_heads
     for layer, head in ((0, 1), (1, 0), (LAYERS - 1, 3)):
-        record = run.result["heads"][layer * TINY[name].query_heads + head]
+        record = run.document()["heads"][layer * TINY[name].query_heads + head]
         assert (record["layer"], record["head"]) == (layer, head)
         reference, _ = found.attend(layer, head, found.pool)
         torch.testing.assert_close(run.states[f"layer{layer}.reference.output"][head], reference, rtol=1e-5, atol=2e-6)
@@ -195,7 +198,7 @@ def test_details_are_those_of_dense_attention(name: str, text: str, cells_as: st
     found = dense(loaded, text, run)
     whole = 1 if cells_as == "streamed" else deck_module.WHOLE_REPLICATES
     for layer, head in ((0, 2), (LAYERS - 1, 1)):
-        record = run.result["heads"][layer * 4 + head]
+        record = run.document()["heads"][layer * 4 + head]
         effective, top, entropy, hard = [], [], [], []
         groups = 4 // TINY[name].key_heads
         values = dict(zip(found.pool, found.rows(layer, "value", head // groups, found.pool), strict=True))
@@ -235,7 +238,7 @@ def test_predicted_errors_are_the_plug_in_variance(name: str, text: str) -> None
             gaps = (value - output[:, None]).square().sum(-1)
             errors.append(float((weights[:, : len(sample)].square() * gaps).sum(1).mean()))
             outputs.append(float(output.square().sum(1).mean()))
-        record = run.result["heads"][4 * layer + head]
+        record = run.document()["heads"][4 * layer + head]
         expected = np.sqrt(np.mean(errors) / np.mean(outputs))
         assert record["predicted_error"][-1] == pytest.approx(expected, rel=2e-5)
         ranks, weights = record["ordered_weights"]["rank"], record["ordered_weights"]["weight"]
@@ -251,7 +254,7 @@ def test_geometry_is_that_of_the_pooled_queries_and_keys(name: str, text: str) -
     found = dense(loaded, text, run)
     groups = 4 // TINY[name].key_heads
     for layer, head in ((0, 0), (1, 3)):
-        record = run.result["heads"][layer * 4 + head]
+        record = run.document()["heads"][layer * 4 + head]
         scale = found.captured[layer].scale
         query, key = (
             found.rows(layer, part, h, found.pool).numpy() for part, h in (("query", head), ("key", head // groups))
@@ -271,7 +274,7 @@ def test_one_sided_horizon_and_coupling_come_from_weights_and_hidden_states(text
     windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
     hidden: list[Tensor] = []
     used = np.setdiff1d(
-        np.arange(windows.count), [*run.states["query_places"][:, 0].tolist(), *run.result["windows"]["reserved"]]
+        np.arange(windows.count), [*run.states["query_places"][:, 0].tolist(), *run.document()["windows"]["reserved"]]
     )
     with (
         torch.inference_mode(),
@@ -279,7 +282,7 @@ def test_one_sided_horizon_and_coupling_come_from_weights_and_hidden_states(text
     ):
         for ids in windows.batches(64, used):
             loaded.model(input_ids=ids)
-    start, stop = run.result["pooled_positions"]
+    start, stop = run.pooled_positions
     rows = torch.cat([part[:, start:stop].flatten(0, 1) for part in hidden]).double().numpy()
     covariance = np.cov(rows.T, bias=True)
     block = loaded.model.h[1].attn.c_attn.weight.detach().double().numpy()
@@ -289,7 +292,7 @@ def test_one_sided_horizon_and_coupling_come_from_weights_and_hidden_states(text
         values, vectors = np.linalg.eigh(covariance)
         root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
         one_sided = np.linalg.norm(root @ A, 2)
-        record = run.result["heads"][4 + head]
+        record = run.document()["heads"][4 + head]
         # One hidden state in four enters the covariance: 800 of them, so 5% in a variance is one standard error.
         assert record["horizon_one_sided"] == pytest.approx(one_sided, rel=0.08)
         assert record["coupling"] == pytest.approx(values[-1] * one_sided**2, rel=0.2)
@@ -297,26 +300,26 @@ def test_one_sided_horizon_and_coupling_come_from_weights_and_hidden_states(text
 
 
 def test_what_cannot_be_had_is_null_with_a_reason(text: str) -> None:
-    heads = run_tiny(tiny("modernbert"), text).result["heads"]
+    heads = run_tiny(tiny("modernbert"), text).document()["heads"]
     assert all(head["horizon_one_sided"] is None and head["coupling"] is None for head in heads)
     assert "no query and key projections" in heads[0]["geometry_note"]
-    assert "before the rotary embedding" in run_tiny(tiny("llama"), text).result["heads"][0]["geometry_note"]
+    assert "before the rotary embedding" in run_tiny(tiny("llama"), text).document()["heads"][0]["geometry_note"]
     with pytest.raises(InputError, match="layer 0 of t5 adds a bias to its scores by relative position"):
         run_tiny(LoadedModel("t5", TINY["t5"].model(), tiny_tokenizer(special=True)), text)
 
 
 def test_layers_say_what_they_are(text: str) -> None:
-    result = run_tiny(tiny("gemma2"), text).result
+    result = run_tiny(tiny("gemma2"), text).document()
     assert [layer["sliding_window"] for layer in result["layers"]] == [6, None, 6]
     assert [layer["attention"] for layer in result["layers"]] == ["sliding window", "full", "sliding window"]
     assert [head["sink"] is None for head in result["heads"]] == [True] * 4 + [False] * 4 + [True] * 4
-    kinds = [head["sink"]["kind"] for head in run_tiny(tiny("gpt_oss"), text).result["heads"]]
+    kinds = [head["sink"]["kind"] for head in run_tiny(tiny("gpt_oss"), text).document()["heads"]]
     assert kinds == ["learned sink"] * 4 + ["first token and learned sink"] * 4 + ["learned sink"] * 4
 
 
 def test_a_sliding_window_longer_than_the_probe_s_is_kept_and_hides_no_sink(text: str) -> None:
     model = _of("Mistral", sliding_window=WINDOW + 9, **GROUPED)().eval()
-    result = run_tiny(LoadedModel("wide", model, tiny_tokenizer(special=False)), text).result
+    result = run_tiny(LoadedModel("wide", model, tiny_tokenizer(special=False)), text).document()
     assert {head["sliding_window"] for head in result["heads"]} == {WINDOW + 9}
     assert all(head["sink"]["kind"] == "first token" for head in result["heads"])
 
@@ -325,8 +328,8 @@ def test_a_sliding_window_longer_than_the_probe_s_is_kept_and_hides_no_sink(text
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss"])
 def test_a_probe_on_a_gpu_is_that_on_the_cpu(name: str, text: str) -> None:
     loaded = tiny(name)
-    here = run_tiny(loaded, text).result
-    there = run_tiny(replace(loaded, model=TINY[name].model().cuda()), text).result
+    here = run_tiny(loaded, text).document()
+    there = run_tiny(replace(loaded, model=TINY[name].model().cuda()), text).document()
     assert there["device"].startswith("cuda")
     for one, other in zip(here["heads"], there["heads"], strict=True):
         np.testing.assert_allclose(other["relative_output_error"], one["relative_output_error"], rtol=1e-4)
@@ -336,13 +339,13 @@ def test_a_probe_on_a_gpu_is_that_on_the_cpu(name: str, text: str) -> None:
 
 def test_queries_of_a_causal_model_come_after_every_pooled_key(text: str) -> None:
     run = run_tiny(tiny("llama"), text)
-    start, stop = run.result["pooled_positions"]
+    start, stop = run.pooled_positions
     positions = run.states["query_places"][:, 1]
     assert start == 1
     assert int(positions.min()) >= stop
     assert int(positions.max()) == WINDOW - 1
     encoder = run_tiny(tiny("bert"), text)
-    assert encoder.result["pooled_positions"] == [0, WINDOW]
+    assert encoder.pooled_positions == (0, WINDOW)
     assert len(set(encoder.states["query_places"][:, 1].tolist())) > WINDOW / 3
 
 
@@ -350,7 +353,7 @@ def test_the_sink_is_measured_against_the_rest(text: str) -> None:
     loaded = tiny("gpt2")
     run = run_tiny(loaded, text)
     found = dense(loaded, text, run)
-    record = run.result["heads"][5]
+    record = run.document()["heads"][5]
     _, weights = found.attend(1, 1, found.pool, weight=SIZES[1] / len(found.pool), atom=True)
     assert record["sink"]["share"][1] == pytest.approx(float(weights[:, -1].mean()), rel=1e-5)
     length = record["sink"]["dilution_length"]
@@ -366,7 +369,26 @@ def test_an_encoders_sink_mass_is_that_of_its_special_tokens(text: str) -> None:
     found = dense(loaded, text, run)
     special = torch.tensor([p in (0, WINDOW - 1) for _, p in found.pool])
     _, weights = found.attend(2, 3, found.pool)
-    assert run.result["heads"][11]["sink_mass"] == pytest.approx(float(weights[:, special].sum(1).mean()), rel=1e-5)
+    assert run.document()["heads"][11]["sink_mass"] == pytest.approx(float(weights[:, special].sum(1).mean()), rel=1e-5)
+
+
+def test_many_windows_share_clusters_and_no_window_is_in_two(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny("bert")
+    apart = run_tiny(loaded, text)
+    seen = len({window for window, _ in apart.states["query_places"].tolist()})
+    assert seen > 4
+    assert apart.records[0].curve.powers.shape[0] == seen
+    monkeypatch.setattr(pilot_module, "MOST_CLUSTERS", 4)
+    pilots = []
+    monkeypatch.setattr(
+        probe_module, "run_pilot", lambda *given, **known: pilots.append(run_pilot(*given, **known)) or pilots[0]
+    )
+    together = run_tiny(loaded, text)
+    assert together.records[0].curve.powers.shape[0] == 4
+    np.testing.assert_allclose(together.records[0].curve.error, apart.records[0].curve.error, rtol=1e-12)
+    pairs = set(zip(pilots[0].queries[:, 0].tolist(), pilots[0].layers[0].clusters.tolist(), strict=True))
+    assert len(pairs) == seen
+    assert {cluster for _, cluster in pairs} == {0, 1, 2, 3}
 
 
 def test_the_model_runs_once_over_the_corpus(text: str) -> None:
@@ -379,7 +401,7 @@ def test_the_model_runs_once_over_the_corpus(text: str) -> None:
     hook.remove()
     windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
     forwarded = sorted(tuple(row.tolist()) for ids in seen for row in ids)
-    reserved = set(run.result["windows"]["reserved"])
+    reserved = set(run.windows["reserved"])
     assert forwarded == sorted(tuple(windows[i].tolist()) for i in range(windows.count) if i not in reserved)
     assert len(reserved) == round(windows.count / 10)
 
@@ -394,9 +416,9 @@ def test_the_same_seed_gives_the_same_run_and_another_gives_another(text: str) -
 def test_as_many_replicates_as_the_pool_holds(text: str) -> None:
     run = run_tiny(tiny("bert"), text, replicates=50)
     pool = 255 * WINDOW
-    assert run.result["tokens"] == pool
-    assert run.result["replicates"] == pool // SIZES[-1]
-    assert run.result["replicates_asked"] == 50
+    assert run.tokens == pool
+    assert run.replicates == pool // SIZES[-1]
+    assert run.replicates_asked == 50
     with pytest.raises(InputError, match=r"largest size is 3,000 and 4,800 tokens leave 4,080 .* ask for about 7,059"):
         run_tiny(tiny("bert"), text, sizes=(10, 3000))
 
@@ -426,14 +448,17 @@ def test_an_interrupted_run_is_a_run_of_what_was_dealt(text: str) -> None:
             raise KeyboardInterrupt
 
     run = run_tiny(loaded, text, progress=stop)
-    result = run.result
+    result = run.document()
     assert result["interrupted"]
     assert "interrupted after" in result["warnings"][-1]
-    assert 0.4 < result["tokens"] / run_tiny(loaded, text).result["tokens"] < 0.8
+    assert 0.4 < result["tokens"] / run_tiny(loaded, text).tokens < 0.8
     assert all(a < b for a, b in zip(result["n"], SIZES, strict=True))
     error = np.array([head["without_sink"]["relative_output_error"] for head in result["heads"]])
     assert np.isfinite(error).all()
     assert (error[:, 0] > error[:, -1]).all()
+    dealt = run.replicate_errors["n"].to_numpy().reshape(12, REPLICATES, len(SIZES))
+    np.testing.assert_array_equal(np.rint(dealt.mean(1)), np.tile(result["n"], (12, 1)))
+    assert (dealt.min(1) < dealt.max(1)).any()
 
     def at_once(done: float, total: float) -> None:
         raise KeyboardInterrupt
@@ -446,10 +471,10 @@ def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
     run = run_tiny(tiny("llama"), text)
     folder = run.save(tmp_path / "run")
     assert {path.name for path in folder.iterdir()} == {
-        "run.json", "states.safetensors",
+        "run.json", "states.safetensors", "arrays.safetensors",
         *(f"{table}.{kind}" for table in ("heads", "layers", "curves", "replicates") for kind in ("csv", "parquet")),
     }  # fmt: skip
-    again = ProbeRun.load(folder)
+    again = ProbeRun.load(read_run(folder))
     assert again.document() == run.document()
     assert again.states.keys() == run.states.keys()
     assert all(torch.equal(again.states[name], run.states[name]) for name in run.states)
@@ -461,7 +486,7 @@ def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
     assert len(run.replicate_errors) == 12 * len(SIZES) * REPLICATES
     assert "<table" in run._repr_html_()
     with pytest.raises(InputError, match=r"holds no run\.json"):
-        ProbeRun.load(tmp_path)
+        ProbeRun.load(read_run(tmp_path))
 
 
 def test_every_head_has_what_the_contract_names(text: str) -> None:
@@ -502,7 +527,7 @@ def test_workers_keep_the_order_and_leave_torch_as_it_was(text: str) -> None:
         alone = run_tiny(tiny("llama"), text)
     finally:
         torch.set_num_threads(before)
-    for one, other in zip(spread.result["heads"], alone.result["heads"], strict=True):
+    for one, other in zip(spread.document()["heads"], alone.document()["heads"], strict=True):
         np.testing.assert_allclose(one["relative_output_error"], other["relative_output_error"], rtol=1e-6)
     with workers_for(torch.device("meta")) as workers:
         assert workers is one_after_another
@@ -515,6 +540,6 @@ def test_enormous_scores_neither_overflow_nor_vanish(scale: float, text: str) ->
         layer.attention.self.query.weight.mul_(scale)
     run = run_tiny(loaded, text)
     found = dense(loaded, text, run)
-    record = run.result["heads"][4]
+    record = run.document()["heads"][4]
     assert record["score_std"] > 10
     check_curves(found, 1, 0, record, atom=False)

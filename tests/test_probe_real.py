@@ -32,13 +32,13 @@ def test_a_small_run_of_a_real_encoder(minilm: LoadedModel) -> None:
     run = probe(minilm, tokens=16_000, sizes="64:1024:5", queries=64, seed=1)
     heads = run.heads
     assert len(heads) == 72
-    assert run.result["replicates"] == run.result["tokens"] // 1024 == 13
-    errors = np.array([head["relative_output_error"] for head in run.result["heads"]])
+    assert run.replicates == run.tokens // 1024 == 13
+    errors = np.array([head.curve.error for head in run.records])
     assert (errors[:, 0] > errors[:, -1]).all()
     assert 0.02 < errors[:, -1].min() < 0.2 < errors[:, -1].max() < 3
     assert 0 < heads.rate.min() < 0.35 < heads.rate.median() < 0.6
     # The scores of a wide head pick single tokens: the wider, the slower.
-    assert run.result["summary"]["rates"]["rank_correlation_score_std"] < -0.4
+    assert run.document()["summary"]["rates"]["rank_correlation_score_std"] < -0.4
     assert (heads.horizon**2 <= heads.coupling * 1.05).all()  # H² ≤ Ψ, the two from different subsets of the tokens
     assert heads.effective_tokens.between(1, 1024).all()
 
@@ -97,7 +97,7 @@ def test_errors_are_those_of_an_independent_computation(
         keys, values = key[20:].flatten(0, 1), value[20:].flatten(0, 1)
         expected += [dense_errors(queries[:, h], keys[:, h], values[:, h], generator) for h in range(12)]
     run = probe(minilm, TEXT, TOKENS, window=WINDOW, sizes=SIZES, queries=QUERIES, seed=0)
-    measured = np.array([head["relative_output_error"] for head in run.result["heads"]])
+    measured = np.array([head.curve.error for head in run.records])
     ratio = measured / np.array(expected)
     at = SIZES.index(1024)
     print("\nmedian over heads of |probe/dense - 1| at each n:", np.round(np.median(np.abs(ratio - 1), axis=0), 3))

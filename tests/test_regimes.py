@@ -82,9 +82,9 @@ def test_thresholds_are_arguments() -> None:
 
 
 def test_a_verdict_says_why_and_what_to_do() -> None:
-    document = classify(np.array([30.0, 60, 120]), np.array([64.0, 128, 256]), 0.05).document()
-    assert document["reason"] == "120 of 256 tokens share the mass, a number that grows like n^1.00"
-    assert document["remedy"] == Regime.AVERAGING.remedy
+    verdict = classify(np.array([30.0, 60, 120]), np.array([64.0, 128, 256]), 0.05)
+    assert verdict.reason == "120 of 256 tokens share the mass, a number that grows like n^1.00"
+    assert verdict.regime.remedy == Regime.AVERAGING.remedy
     assert len({regime.remedy for regime in Regime} | {regime.meaning for regime in Regime}) == 6
 
 

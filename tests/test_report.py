@@ -1,9 +1,11 @@
-"""The page of a run without a browser: what it says, how large it is, and what it refuses."""
+"""What a probe shows, without a browser: its sentences, its page, its figures, and the folders it refuses."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,24 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from limitlens.budgets.head_plan import plan_head, share
+from head_cases import SIZES, curve_of, head_record, probe_run
 from limitlens.cli import main
 from limitlens.errors import InputError
-from limitlens.record import FORMAT, read_run, to_json, write_run
-from limitlens.report import head_figures, notebook
-from limitlens.report.page import command_line, embedded, page, write_report
-from limitlens.report.parts import falling, join, short
-from limitlens.report.prose import CONTEXT, kept_share, notable, trust, verdict
-from report_cases import NASTY, bare_contract, probe_document, record
+from limitlens.heads.findings import CONTEXT, notable, trust, verdict
+from limitlens.heads.record import kept_share
+from limitlens.heads.regimes import Regime
+from limitlens.heads.result import STATES, ProbeRun
+from limitlens.loading import load
+from limitlens.record import ARRAYS, FORMAT, read_run, to_json
+from limitlens.report.page import page
+from limitlens.report.view import Table
+from limitlens.report.words import falling
+from limitlens.theory import rates
+from report_cases import NASTY, bare_probe, probe_case
 
-Run = dict[str, Any]
 
-
-def plain(document: Any) -> Any:
-    return json.loads(to_json(document))
-
-
-def data_of(html: str) -> Any:
+def data_of(run: ProbeRun | str) -> Any:
+    """The data of a page or of a run's page, as the scripts read it."""
+    html = run if isinstance(run, str) else page(run.view(), {})
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
     assert found is not None
     return json.loads(found[1])
@@ -55,21 +58,14 @@ class Words(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def probe() -> Run:
-    return plain(probe_document())
-
-
-@pytest.fixture(scope="module")
-def study() -> Any:
-    import limitlens as ll
-
-    return ll.study(ll.Gaussian(0.0, 1.0), ll.Head(1.5), [100, 300, 1000, 3000], replicates=20, queries=64, seed=1)
+def probe() -> ProbeRun:
+    return probe_case()
 
 
 def test_the_page_of_a_large_model_is_small_and_needs_no_network() -> None:
-    document = plain(probe_document(30, 32, groups=4, sink=True, intervals=False))
-    html = page(record(document))
-    assert len(html.encode()) < 1_500_000  # the promise is 5 MB
+    half, html = (page(probe_case(layers, 32, groups=4, sink=True).view(), {}) for layers in (1, 2))
+    a_head = (len(html.encode()) - len(half.encode())) / 32
+    assert len(html.encode()) + (960 - 64) * a_head < 1_500_000
     linked = [
         value
         for _, attributes in Words(html).tags
@@ -77,189 +73,218 @@ def test_the_page_of_a_large_model_is_small_and_needs_no_network() -> None:
         if name in ("src", "href", "data") and value
     ]
     assert all(value.startswith(("#", "data:")) for value in linked)
-    assert len(data_of(html)["heads"]["layer"]) == 960
-
-
-def test_only_the_scripts_of_the_page_may_run() -> None:
-    html = page(record(plain(bare_contract())))
-    script = re.findall(r"<script>(.*?)</script>", html, re.S)
-    assert len(script) == 1
-    import base64
-    import hashlib
-
-    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in html
-    assert "default-src 'none'" in html
+    assert len(data_of(html)["heads"]["layer"]) == 64
 
 
 def test_names_from_outside_are_shown_as_text() -> None:
-    document = plain(probe_document(1, 2, model=NASTY))
-    document["corpus"] = NASTY
-    document["warnings"] = [NASTY]
-    made = record(document)
-    made["arguments"]["model"] = NASTY
-    html = page(made)
+    run = probe_case(1, 2, model=NASTY, corpus=NASTY, warnings=(NASTY,))
+    html = page(run.view(), {"command": "probe", "arguments": {"model": NASTY}})
     parsed = Words(html)
     assert sum(tag == "script" for tag, _ in parsed.tags) == 2  # the data and the page's own
     visible = " ".join(NASTY.split())
     assert parsed.text.count(visible) >= 4  # title, verdict, warning, command
     assert "<script>window" not in html
+    assert "<script" not in run._repr_html_()
 
 
-def test_embedded_json_cannot_leave_its_element() -> None:
-    text = embedded({"name": "</script><!-- & \u2028 \u2029 ü", "number": 0.123456789, "bad": float("nan")})
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == {"name": "</script><!-- & \u2028 \u2029 ü", "number": 0.12346, "bad": None}
-
-
-def test_the_verdict_tells_what_the_numbers_say(probe: Run) -> None:
+def test_the_verdict_tells_what_the_numbers_say(probe: ProbeRun) -> None:
     measured, found, do = verdict(probe)
-    heads = probe["heads"]
     assert "72 attention heads" in measured
     assert "64 to 4,096" in measured
-    for name, word in (("averaging", "average"), ("selective", "select"), ("frozen", "frozen")):
-        count = sum(head["regime"] == name for head in heads)
+    for regime, word in ((Regime.AVERAGING, "average"), (Regime.SELECTIVE, "select"), (Regime.FROZEN, "frozen")):
+        count = sum(head.regime is regime for head in probe.records)
         assert count > 0
         assert re.search(rf"\b{count} (have )?{word}", found)
-    slowest = min(heads, key=lambda head: head["rate"]["slope"])
-    assert f"layer {slowest['layer']}, head {slowest['head']}" in found
-    assert falling(float(np.median([head["rate"]["slope"] for head in heads]))) in found
-    assert f"{kept_share(heads, 0.05):.0%}" in do
+    slopes = {head.name: head.curve.rate.slope for head in probe.records if head.curve.rate is not None}
+    assert min(slopes, key=lambda name: slopes[name]) in found
+    assert falling(float(np.median(list(slopes.values())))) in found
+    assert f"{kept_share(probe.records, 0.05, probe.window):.0%}" in do
     assert all(sentence.count(". ") == 0 and sentence.endswith(".") for sentence in (measured, found, do))
 
 
-def test_the_share_kept_is_that_of_a_plan() -> None:
-    heads = plain(probe_document(3, 8, groups=4, sink=True))["heads"]
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for head in heads:
-        groups.setdefault((head["layer"], head["kv_head"]), []).append(plan_head(head, 0.05, CONTEXT))
-    kept = [share(group).keys or 0 for group in groups.values()]
-    assert len(kept) == 6
-    assert kept_share(heads, 0.05) == pytest.approx(sum(kept) / (6 * CONTEXT))
-    assert kept_share(heads, 0.5) < kept_share(heads, 0.05)
+def test_a_context_is_one_that_the_model_can_have(probe: ProbeRun) -> None:
+    assert not probe.causal
+    assert "32,768" not in str(verdict(probe))
+    assert f"In its window of {probe.window} tokens" in verdict(probe)[2]
+    budget = data_of(probe)["budget"]
+    assert budget["contexts"] == [64, 128, 256, None]
+    assert budget["contexts"][budget["length"]] == probe.window
+    decoder = replace(probe_case(1, 3), causal=True)
+    assert f"In a context of {CONTEXT:,} tokens, random KV eviction" in verdict(decoder)[2]
+    assert data_of(decoder)["budget"]["contexts"][-3:] == [CONTEXT, 4 * CONTEXT, None]
 
 
-def test_notable_heads_are_extremes_and_distinct(probe: Run) -> None:
+def test_the_share_kept_is_that_of_the_neediest_heads() -> None:
+    run = probe_case(3, 8, groups=4, sink=True)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for head in run.records:
+        needed = head.keys_for(0.05, CONTEXT).n
+        groups.setdefault((head.layer, head.kv_head), []).append(CONTEXT if needed is None else needed)
+    assert len(groups) == 6
+    share = sum(max(group) for group in groups.values()) / (6 * CONTEXT)
+    assert kept_share(run.records, 0.05, CONTEXT) == pytest.approx(share)
+    assert kept_share(run.records, 0.5, CONTEXT) < kept_share(run.records, 0.05, CONTEXT)
+    budget = data_of(run)["budget"]
+    assert budget["share"][budget["wanted"]][budget["length"]] == pytest.approx(share, rel=1e-4)
+    assert budget["share"][0][-1] is None  # of endlessly many tokens no number is a share
+
+
+def test_the_budgets_of_a_page_are_those_of_the_heads() -> None:
+    run = probe_case(2, 4, groups=2, sink=True)
+    budget = data_of(run)["budget"]
+    assert len(budget["curves"]) == len(budget["answers"]["n"]) == 8
+    marks = ("measured", "extrapolated", "beyond", "not known")
+    for head, n, low, high, mark in zip(run.records, *budget["answers"].values(), strict=True):
+        for e, error in enumerate(budget["errors"]):
+            for c, context in enumerate(budget["contexts"]):
+                found = head.keys_for(error, context or np.inf)
+                assert marks[mark[e][c]] == found.mark
+                told = [n[e][c], low[e][c], high[e][c]]
+                expected = [found.n, *found.interval]
+                assert told == [None if v is None else pytest.approx(v, rel=1e-4) for v in expected]
+
+
+def test_keys_beside_a_sink_are_those_of_its_scaled_curve() -> None:
+    for head in probe_case(2, 6, groups=2, sink=True).records:
+        for error in (0.3, 0.05):
+            for context in (100, 512, 8192, 1e9, np.inf):
+                rest = max(context - 1, 1)
+                assert head.keys_for(error, context) == head.curve_in(rest).tokens_for(error, rest).plus(1)
+
+
+def test_notable_heads_are_extremes_and_distinct(probe: ProbeRun) -> None:
     picked = notable(probe)
-    assert len({(item.layer, item.head) for item in picked}) == len(picked)
+    assert len({item.head.place for item in picked}) == len(picked)
     assert 2 <= len(picked) <= 5
     for why, score in (
-        ("largest error left", lambda head: head["relative_output_error"][-1]),
-        ("slowest to converge", lambda head: -head["rate"]["slope"]),
+        ("largest error left", lambda head: head.curve.error[-1]),
+        ("slowest to converge", lambda head: -head.curve.rate.slope),
     ):
-        head = max(probe["heads"], key=score)
         (item,) = (item for item in picked if why in item.why)
-        assert (item.layer, item.head) == (head["layer"], head["head"])
+        assert item.head is max(probe.records, key=score)
+    data = data_of(probe)
+    first = data["jumps"][0]
+    assert probe.records[first["head"]] is picked[0].head
+    assert first["text"] == f"{picked[0].head.name}: {picked[0].why}"
+    assert data["first"] == first["head"]
 
 
-def test_trust_names_the_floor_and_every_bound(probe: Run) -> None:
+def test_a_head_whose_error_rises_is_not_among_the_fastest() -> None:
+    n = np.asarray(SIZES, dtype=float)
+    falls = [head_record(0, h, errors=0.9 * (n / 64) ** -0.3) for h in range(3)]
+    rises = head_record(0, 3, errors=0.01 * (n / 64) ** 0.1)  # the smallest error left, and still growing
+    run = probe_run([*falls, rises])
+    assert 3 not in set(run.fastest()["head"])
+    assert len(run.fastest()) == 3
+    assert all(item.head is not rises for item in notable(run) if "fastest" in item.why)
+    assert "in 1 head it still grows (most in layer 0, head 3)" in verdict(run)[1]
+    tables = [block for part in run.view().sections for block in part.blocks if isinstance(block, Table)]
+    (fastest,) = (table for table in tables if "fastest" in table.title)
+    assert {row[0] for row in fastest.rows} == {"0.0", "0.1", "0.2"}
+
+
+def test_trust_names_the_floor_and_every_bound(probe: ProbeRun) -> None:
     said = " ".join(trust(probe))
-    frozen = sum(head["regime"] == "frozen" for head in probe["heads"])
-    heavy = sum(head["pareto_k"] > 0.7 for head in probe["heads"])
+    frozen = sum(head.regime is Regime.FROZEN for head in probe.records)
+    heavy = sum((head.pareto_k or 0) > 0.7 for head in probe.records)
     assert frozen > 0
     assert f"{frozen} frozen head" in said
     assert heavy > 0
     assert f"{heavy} head" in said
     assert "2·10⁻⁷" in said
-    assert "A warning of the run." in Words(page(record(probe))).text
+    assert "The tokens of layers 1, 2, 3, 4 and 5 are heavier than Gaussian" in said
+    assert "A warning of the run." in Words(page(probe.view(), {})).text
+    assert "interrupted" not in said
+    assert "interrupted" in " ".join(trust(replace(probe, interrupted=True)))
 
 
-def test_what_the_contract_names_is_enough_for_a_page() -> None:
-    document = plain(bare_contract())
-    data = data_of(page(record(document)))
+def test_a_run_without_what_it_may_lack_has_a_page() -> None:
+    data = data_of(bare_probe())
     assert data["heads"]["rate"][1] is None
     keys = [quantity["key"] for quantity in data["quantities"]]
     assert {"rate", "tokens_0.05", "regime", "score_std", "pareto_k", "sink_mass"} <= set(keys)
     assert "local_dimension" not in keys  # no head has it
-    assert "hardmax_error" not in data["heads"]
 
 
 def test_beyond_is_not_the_same_as_not_known() -> None:
-    document = plain(bare_contract())
-    document["heads"][0]["tokens_for"]["0.05"] = None
-    document["heads"][1]["tokens_for"]["0.05"] = None
-    document["heads"][1]["relative_output_error"][2] = None
-    data = data_of(page(record(document)))
-    assert data["heads"]["tokens_0.05"][:2] == ["beyond", None]
+    n = np.asarray(SIZES, dtype=float)
+    flat = head_record(0, 0, errors=0.9 * (n / 64) ** -0.05)
+    data = data_of(probe_run([flat, bare_probe().records[1]]))
+    assert data["heads"]["tokens_0.05"] == ["beyond", None]
+    assert {row[0] for row in data["budget"]["answers"]["mark"][1]} == {3}
 
 
-def test_a_study_and_its_sweeps_have_pages(study: Any, tmp_path: Path) -> None:
-    curve = plain(study.document())
-    html = write_report(study, tmp_path / "study.html").read_text()
-    text = Words(html).text
-    assert "horizon 1.5" in text
-    assert falling(study.rate("output").slope) in text
-    data = data_of(html)
-    relative = np.asarray(curve["errors"]["output"]["value"]) / curve["scale"]["output"]
-    assert data["budget"]["curves"][0]["error"] == pytest.approx(relative.tolist(), rel=1e-4)
-    names = {series["name"] for series in data["figures"][0]["series"]}
-    assert {"mean", "covariance", "output", "output, predicted"} <= names
-    swept = {"horizons": [0.5, 1.5, 3.0], "studies": [curve, curve, curve]}
-    assert "Fitted rates over the horizon" in str(data_of(page({"result": swept}))["figures"])
-    growth = {"law": "exponential", "exponential_rate": 1.0, "polynomial_degree": 2.0, "evidence": 3.0}
-    constants = {"value": [1.0, 2.0, 4.0], "stderr": [0.1, 0.1, 0.2]}
-    grown = {
-        "radii": [1.0, 2.0, 3.0], "n": 3000, "studies": [curve] * 3,
-        "constants": dict.fromkeys(("uniform", "mean", "covariance"), constants),
-        "growth": dict.fromkeys(("uniform", "mean", "covariance"), growth),
-    }  # fmt: skip
-    assert "exponentially" in Words(page({"result": grown})).text
+def test_a_law_that_the_evidence_does_not_decide_is_undecided() -> None:
+    n, rng = np.asarray(SIZES, dtype=float), np.random.default_rng(0)
+    errors = 0.5 * (n / 64) ** -0.4
+    noisy = curve_of(np.square(errors * np.exp(rng.normal(0, 0.4, (20, len(n))))))
+    clear = head_record(0, 0, errors=errors)
+    assert noisy.rate is not None
+    assert abs(noisy.rate.evidence) < 10
+    assert data_of(probe_run([clear, head_record(0, 1, errors=noisy)]))["heads"]["law"] == ["power", "undecided"]
 
 
-def test_a_bar_never_reaches_zero_on_a_logarithmic_axis(study: Any) -> None:
-    document = plain(study.document())
-    document["errors"]["mean"]["stderr"] = [10.0] * 4
-    series = data_of(page({"result": document}))["figures"][0]["series"]
-    (mean,) = (entry for entry in series if entry["name"] == "mean")
-    assert min(mean["low"]) > 0
+def test_the_lines_beside_rates_of_rms_errors_are_those_of_rms_errors(probe: ProbeRun) -> None:
+    """A probe's errors are root mean squares over queries and replicates; 1/(1+2H²) is about one sample."""
+    axis = data_of(probe)["rate_axes"][0]
+    lines = {line["name"].split(":")[0]: line for line in axis["lines"]}
+    rms = lines["sharp, output (rms)"]
+    assert min(rms["x"]) < 1 < max(rms["x"])
+    np.testing.assert_allclose(rms["y"], [rates.rate_rms_output(h) for h in rms["x"]], rtol=2e-4)
+    moments = lines["sharp, moments"]
+    np.testing.assert_allclose(moments["y"], [rates.rate_sharp(h) for h in moments["x"]], rtol=2e-4)
+    assert max(abs(y - rates.rate_sharp_output(h)) for h, y in zip(rms["x"], rms["y"], strict=True)) > 0.02
+    drawing = probe.plot_rates()
+    drawn = {line.get_label().split(":")[0]: line for line in drawing.axes[0].get_lines()}
+    x, y = drawn["sharp, output (rms)"].get_data()
+    np.testing.assert_allclose(y, [rates.rate_rms_output(h) for h in x], rtol=1e-6)
 
 
-def test_scaling_limits_have_pages() -> None:
-    from limitlens.experiments.heat import heat_document
-    from limitlens.experiments.real_keys import keys_document
-    from limitlens.experiments.scaling import scaling_document
-    from limitlens.theory.scaling import critical_beta
-    from limitlens.theory.scaling.laws import named_law
-    from limitlens.theory.schedules import compare_schedules, schedules_document
-
-    law = named_law("uniform", 5)
-    document = scaling_document(law, 500, effective=1.0, replicates=50, seed=0)
-    document["inputs"].update(law="uniform", dim=5)
-    text = Words(page(record(plain(document), "scaling"))).text
-    assert "selective" in text
-    assert "n⁰·⁵⁰" in text  # 2/α with α = 4
-    steps = compare_schedules([100.0, 1000.0], critical_beta(100.0, law), law)
-    assert "critical schedule" in Words(page({"result": plain(schedules_document(steps, law))})).text
-    heat = heat_document(2, 200.0, 10, 0.5, n=200, seed=0)
-    assert "backward heat equation" in Words(page({"result": plain(heat)})).text
-    rng = np.random.default_rng(0)
-    keys = keys_document(rng.standard_normal((4, 5)), rng.standard_normal((800, 5)), normalise=True, seed=0)
-    assert "4 queries on 800 real keys" in Words(page({"result": plain(keys)})).text
-
-
-def test_hardmax_and_tails_have_pages() -> None:
-    from limitlens.experiments.hardmax import hardmax_line, softmax_line
-    from limitlens.experiments.heavy_tails import heavy_curve
-
-    sizes = (100, 300, 1000)
-    document = {
-        "inputs": {"measure": "gaussian", "dim": 1, "replicates": 50, "seed": 0},
-        "hardmax": hardmax_line(sizes, 50).document(),
-        "softmax": [softmax_line(0.5, sizes, 50, 0).document()],
-    }
-    assert "logarithm" in Words(page({"result": plain(document)})).text
-    tilts = [heavy_curve("laplace", tilt, sizes, replicates=20).document() for tilt in (0.4, 2.0)]
-    text = Words(page({"result": plain({"inputs": {"law": "laplace"}, "tilts": tilts})})).text
-    assert "At 1 of 2 tilts there is no infinite-token limit" in text
+def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
+    for kind in ("png", "pdf"):
+        probe.plot_rates(tmp_path / f"rates.{kind}")
+        probe.plot_map("regime", tmp_path / f"map.{kind}")
+        probe.plot_head(1, 2, tmp_path / f"head.{kind}")
+    assert (tmp_path / "rates.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    shown = np.asarray(probe.plot_map("horizon").axes[0].images[0].get_array())
+    assert shown[1, 2] == pytest.approx(probe.records[14].horizon)
+    regimes = np.asarray(probe.plot_map("regime").axes[0].images[0].get_array())
+    assert regimes[1, 2] == list(Regime).index(probe.records[14].regime)
+    assert np.asarray(probe.plot_map("tokens_for_0.1").axes[0].images[0].get_array()).shape == (6, 12)
+    with pytest.raises(InputError, match="has a number 'nonsense'; expected one of regime, "):
+        probe.plot_map("nonsense")
+    with pytest.raises(InputError, match=r"a file is given as path='map\.png'"):
+        probe.plot_map("map.png")
+    with pytest.raises(InputError, match="no layer 99"):
+        probe.plot_head(99, 0)
+    few = probe_run([head_record(0, 0, errors=np.array([0.5, 0.4]), sizes=(8, 16))])
+    with pytest.raises(InputError, match="fit rates"):
+        few.plot_rates()
 
 
-def test_a_plan_has_a_page() -> None:
-    from limitlens.budgets.plan import plan
+def test_a_terminal_and_a_notebook_show_the_heads(probe: ProbeRun) -> None:
+    text = str(probe)
+    for told in ("The 5 slowest heads", "The 5 fastest", "tokens for 10%", "the constant 1/2", *verdict(probe)[1:]):
+        assert told in text
+    worst = probe.slowest(1).iloc[0]
+    assert f"{worst.layer}.{worst['head']}" in text.split("The 5 fastest")[0]
+    shown = probe_case(2, 3)._repr_html_()
+    assert len(re.findall(r"<td[^>]*background", shown)) == 6  # the map of heads
+    assert "6 attention heads" in shown
+    assert len(repr(probe)) < 200
 
-    made = plan(plain(probe_document(2, 3)), 0.1, 8192, trial=False)
-    text = Words(page({"result": plain(made.document())})).text
-    assert f"{made.total['ratio']:.0%} of all KV entries" in text
-    assert "10% error" in text
+
+def test_a_saved_probe_shows_what_it_showed(tmp_path: Path) -> None:
+    for place, run in enumerate((probe_case(2, 3, sink=True, groups=3), bare_probe())):
+        folder = run.save(tmp_path / str(place))
+        again = ProbeRun.load(read_run(folder))
+        assert again.document() == run.document()
+        assert page(again.view(), {}) == page(run.view(), {})
+        assert str(again) == str(run)
+        for name, table in run.tables().items():
+            assert again.tables()[name].equals(table)
+        assert all(np.array_equal(array, run.arrays()[name], equal_nan=True) for name, array in again.arrays().items())
 
 
 def test_run_folders_that_are_none(tmp_path: Path) -> None:
@@ -275,9 +300,10 @@ def test_run_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_run(tmp_path)
     for other in (
-        {"command": "probe", "result": {}},
-        {"format": FORMAT + 1, "versions": {"limitlens": "9.9"}, "result": {}},
-        {"format": FORMAT, "result": 3},
+        {"kind": "probe", "result": {}},
+        {"format": FORMAT + 1, "kind": "probe", "versions": {"limitlens": "9.9"}, "result": {}},
+        {"format": FORMAT, "kind": "probe", "result": 3},
+        {"format": FORMAT, "result": {}},
         [1, 2],
     ):
         file.write_text(json.dumps(other))
@@ -288,23 +314,27 @@ def test_run_folders_that_are_none(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_runs_that_lack_what_a_page_needs() -> None:
-    document = plain(bare_contract())
-    del document["heads"][0]["relative_output_error"]
-    with pytest.raises(InputError, match=r"lacks what its report needs \(KeyError: 'relative_output_error'\)"):
-        page(record(document))
-    with pytest.raises(InputError, match="'doctor' has no report"):
-        page({"command": "doctor", "result": {"device": "cpu"}})
-    with pytest.raises(InputError, match="expected a run folder"):
-        write_report(3, "x.html")
-    with pytest.raises(InputError, match="no file was given"):
-        write_report(record(plain(bare_contract())))
+def test_probes_that_are_not_whole(tmp_path: Path) -> None:
+    folder = probe_case(1, 2, sink=True).save(tmp_path / "run")
+    whole = (folder / "run.json").read_text()
+    document = json.loads(whole)
+    del document["result"]["heads"][0]["hardmax_error"]
+    (folder / "run.json").write_text(to_json(document))
+    with pytest.raises(InputError, match=r"lacks what a probe needs .*'hardmax_error'"):
+        load(folder)
+    (folder / "run.json").write_text(whole)
+    for name, message in ((STATES, "has no states"), (ARRAYS, "is not whole")):
+        broken = Path(shutil.copytree(folder, tmp_path / name))
+        (broken / name).unlink()
+        with pytest.raises(InputError, match=message):
+            ProbeRun.load(read_run(broken))
+    (folder / STATES).write_bytes(b"broken")
+    with pytest.raises(InputError, match="cannot be read"):
+        len(ProbeRun.load(read_run(folder)).states)
 
 
-def test_the_command_writes_beside_its_run(tmp_path: Path, probe: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_run(folder, {key: value for key, value in record(probe).items() if key != "result"}, probe)
+def test_the_command_writes_beside_its_run(tmp_path: Path, probe: ProbeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = probe_case(1, 3).save(tmp_path / "run")
     with pytest.raises(SystemExit) as end:
         main(["report", str(folder), "--json"])
     assert end.value.code == 0
@@ -323,45 +353,3 @@ def test_the_command_writes_beside_its_run(tmp_path: Path, probe: Run, capsys: p
         said = capsys.readouterr().err
         assert said.startswith("limitlens: ")
         assert said.count("\n") == 1
-
-
-def test_the_command_line_can_be_typed_again() -> None:
-    made = {
-        "command": "probe",
-        "arguments": {"model": "a b", "tokens": 1e5, "window": None, "json": False, "mask_self": True, "seed": 3},
-    }
-    assert command_line(made) == "limitlens probe 'a b' --tokens 100000 --mask-self --seed 3"
-
-
-def test_numbers_are_written_for_people() -> None:
-    assert [short(v) for v in (0.0, 0.12345, 12345.6, 2.5e8, 1e-6, None, float("inf"))] == [
-        "0", "0.123", "12,346", "2.5·10⁸", "10⁻⁶", "–", "∞",
-    ]  # fmt: skip
-    assert falling(0.47) == "n⁻⁰·⁴⁷"
-    assert join(["a", "b", "c"]) == "a, b and c"
-
-
-def test_figures_for_papers(probe: Run, tmp_path: Path) -> None:
-    for kind in ("png", "pdf"):
-        head_figures.plot_rates(probe, str(tmp_path / f"rates.{kind}"))
-        head_figures.plot_map(probe, "regime", str(tmp_path / f"map.{kind}"))
-        head_figures.plot_head(probe, 1, 2, str(tmp_path / f"head.{kind}"))
-    assert (tmp_path / "rates.pdf").read_bytes().startswith(b"%PDF")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    figure = head_figures.plot_map(probe, "horizon")
-    shown = np.asarray(figure.axes[0].images[0].get_array())
-    assert shown[1, 2] == pytest.approx(probe["heads"][14]["horizon"])
-    with pytest.raises(InputError, match="has a number 'nonsense'"):
-        head_figures.plot_map(probe, "nonsense")
-    with pytest.raises(InputError, match="no layer 99"):
-        head_figures.plot_head(probe, 99, 0)
-    without = {"heads": [{**head, "rate": None} for head in probe["heads"]]}
-    with pytest.raises(InputError, match="fit rates"):
-        head_figures.plot_rates(without)
-
-
-def test_a_notebook_shows_the_sentences_and_every_head() -> None:
-    shown = notebook.probe_html(plain(probe_document(2, 3, model=NASTY)))
-    assert shown.count("<td") == 6
-    assert "<script" not in shown
-    assert "6 attention heads" in shown

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,171 +11,213 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from head_cases import SIZES, head_record, probe_run
 from limitlens.cli import main
-from limitlens.comparison import LEVEL, compare, compare_records
+from limitlens.comparison import LEVEL, Comparison, Value, _differences, compare
 from limitlens.errors import InputError
-from limitlens.record import to_json, write_run
+from limitlens.heads.regimes import Regime
+from limitlens.heads.result import ProbeRun
+from limitlens.record import read_run, to_json
 from limitlens.report.page import page
-from report_cases import NASTY, probe_document, record
+
+NASTY = "<script>window.hacked=1</script>\"'</title>&amp; 模型 \u2028 ]]>"
+N = np.asarray(SIZES, dtype=float)
+REGIMES = (Regime.AVERAGING, Regime.SELECTIVE, Regime.FROZEN)
 
 
-def plain(document: Any) -> Any:
-    return json.loads(to_json(document))
-
-
-def saved(folder: Path, result: dict[str, Any], command: str = "probe") -> Path:
-    folder.mkdir()
-    made = record(result, command)
-    write_run(folder, {key: value for key, value in made.items() if key != "result"}, result)
-    return folder
+def synthetic(layers: int = 3, heads: int = 4, *, shift: float = 0.0, seed: int = 0, **changes: Any) -> ProbeRun:
+    """Heads of many rates; `shift` is added to every rate, and leaves its standard error as it is."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for layer in range(layers):
+        for head in range(heads):
+            slope, constant = rng.uniform(0.3, 0.5), rng.uniform(1, 3)
+            errors = constant * (N / N[0]) ** -(slope + shift)
+            regime = REGIMES[(layer + head) % 3]
+            records.append(head_record(layer, head, errors=errors, horizon=rng.uniform(0.5, 2), regime=regime))
+    return probe_run(records, **changes)
 
 
 @pytest.fixture(scope="module")
-def probe() -> dict[str, Any]:
-    return plain(probe_document(3, 4))
+def probe() -> ProbeRun:
+    return synthetic()
 
 
-def test_a_run_agrees_with_itself(probe: dict[str, Any]) -> None:
-    found = compare_records([record(probe), record(probe)], ["a", "b"])
-    assert (found["matched"], found["unit"]) == (12, "head")
-    assert found["regimes"]["b"]["changed"] == 0
-    assert not any(row["exceeds"] for row in found["differences"])
-    assert all(row["difference"] in (0.0, None) for row in found["differences"])
-    rate = next(row for row in found["summary"] if row["quantity"] == "rate")
-    assert (rate["tested"]["b"], rate["marked"]["b"]) == (12, 0)
+def rows_of(found: Comparison, quantity: str) -> list[Any]:
+    return [row for row in found.differences if row.quantity == quantity]
 
 
-def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: dict[str, Any]) -> None:
-    moved = copy.deepcopy(probe)
-    for head in moved["heads"]:
-        head["rate"]["slope"] += 0.1  # ten standard errors of 0.01
-        head["horizon"] *= 3
-    moved["heads"][0]["regime"] = "frozen" if moved["heads"][0]["regime"] != "frozen" else "averaging"
-    found = compare_records([record(probe), record(moved)], ["a", "b"])
-    rates = [row for row in found["differences"] if row["quantity"] == "rate"]
-    assert all(row["exceeds"] for row in rates)
-    assert all(row["difference"] == pytest.approx(0.1) for row in rates)
-    assert all(row["difference_stderr"] == pytest.approx(0.01 * np.sqrt(2)) for row in rates)
-    assert all(row["exceeds"] is None for row in found["differences"] if row["quantity"] == "horizon")
-    assert found["regimes"]["b"]["changed"] == 1
+def test_a_run_agrees_with_itself(probe: ProbeRun) -> None:
+    found = compare(probe, probe)
+    document = found.document()
+    assert (document["matched"], document["unit"]) == (12, "head")
+    second = found.names[1]
+    assert document["regimes"][second]["changed"] == 0
+    assert not any(row.exceeds for row in found.differences)
+    assert all(row.difference in (0.0, None) for row in found.differences)
+    rate = next(row for row in document["summary"] if row["quantity"] == "rate")
+    assert (rate["tested"][second], rate["marked"][second]) == (12, 0)
 
 
-def test_the_border_is_welchs_t_shared_out_over_the_heads(probe: dict[str, Any]) -> None:
+def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: ProbeRun) -> None:
+    moved = synthetic(shift=0.1)  # many standard errors
+    records = [replace(head, horizon=3 * head.horizon) for head in moved.records]
+    records[0] = replace(records[0], regime=Regime.FROZEN)
+    assert probe.records[0].regime is Regime.AVERAGING
+    found = compare(probe, replace(moved, records=tuple(records)))
+    rates = rows_of(found, "rate")
+    stderr = [head.curve.rate.stderr for head in probe.records if head.curve.rate is not None]
+    assert all(row.exceeds for row in rates)
+    assert [row.difference for row in rates] == pytest.approx([0.1] * 12)
+    assert [row.difference_stderr for row in rates] == pytest.approx(np.sqrt(2) * np.array(stderr))
+    assert all(row.exceeds is None for row in rows_of(found, "horizon"))
+    assert found.regimes is not None
+    assert found.regimes[found.names[1]]["changed"] == 1
+
+
+def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
     """12 heads, 20 replicates each, equal errors: 38 degrees of freedom at 5%/12."""
     border = stats.t.ppf(1 - LEVEL / 12 / 2, 38) * 0.01 * np.sqrt(2)
+    first = {(f"head {i}", "rate"): Value(0.4, 0.01, 20) for i in range(12)}
     for factor, marked in ((0.99, False), (1.01, True)):
-        moved = copy.deepcopy(probe)
-        for head in moved["heads"]:
-            head["rate"]["slope"] += factor * border
-        found = compare_records([record(probe), record(moved)], ["a", "b"])
-        assert {row["exceeds"] for row in found["differences"] if row["quantity"] == "rate"} == {marked}
+        other = {place: Value(0.4 + factor * border, 0.01, 20) for place in first}
+        assert {row.exceeds for row in _differences([first, other], ["a", "b"])} == {marked}
 
 
-def test_chance_alone_marks_about_one_comparison_in_twenty(probe: dict[str, Any]) -> None:
+def test_chance_alone_marks_about_one_comparison_in_twenty() -> None:
     rng = np.random.default_rng(0)
     trials, wrong = 400, 0
-    bare = copy.deepcopy(probe)
-    for head in bare["heads"]:  # only the rates are at stake
-        head["relative_output_error_stderr"] = [None] * len(head["n"])
-        head["tokens_for"] = {}
     for _ in range(trials):
-        pair = [copy.deepcopy(bare), copy.deepcopy(bare)]
-        for result in pair:
-            for head in result["heads"]:
-                draws = rng.normal(0.4, 0.05, 20)
-                head["rate"] |= {"slope": draws.mean(), "stderr": draws.std(ddof=1) / np.sqrt(20)}
-        found = compare_records([record(result) for result in pair], ["a", "b"])
-        wrong += any(row["exceeds"] for row in found["differences"])
+        columns = []
+        for _ in range(2):
+            draws = rng.normal(0.4, 0.05, (12, 20))
+            measured = zip(draws.mean(1), draws.std(1, ddof=1) / np.sqrt(20), strict=True)
+            columns.append({(f"head {i}", "rate"): Value(*value, 20) for i, value in enumerate(measured)})
+        wrong += any(row.exceeds for row in _differences(columns, ["a", "b"]))
     assert stats.binomtest(wrong, trials, LEVEL).pvalue > 0.01
 
 
-def test_errors_are_compared_at_the_largest_size_in_common(probe: dict[str, Any]) -> None:
-    shorter = copy.deepcopy(probe)
-    for head in shorter["heads"]:
-        for name in ("n", "relative_output_error", "relative_output_error_stderr"):
-            head[name] = head[name][:-2]
-    found = compare_records([record(probe), record(shorter)], ["a", "b"])
-    quantities = {row["quantity"] for row in found["summary"]}
+def test_errors_are_compared_at_the_largest_size_in_common(probe: ProbeRun) -> None:
+    shorter = [
+        head_record(head.layer, head.head, errors=head.curve.error[:-2], effective_tokens=head.effective_tokens[:-2])
+        for head in probe.records
+    ]
+    found = compare(probe, probe_run(shorter))
+    quantities = {row["quantity"] for row in found.summary}
     assert "error at n = 1,024" in quantities
     assert not {"error at n = 512", "error at n = 4,096"} & quantities
 
 
-def test_two_models_are_compared_by_means_over_their_heads(probe: dict[str, Any]) -> None:
-    other = plain(probe_document(2, 8, model="another", shift=0.2))
-    found = compare_records([record(probe), record(other)], ["a", "b"])
-    assert not found["same_model"]
-    (rate,) = (row for row in found["differences"] if row["quantity"] == "rate")
-    slopes = [[head["rate"]["slope"] for head in result["heads"]] for result in (probe, other)]
+def test_two_models_are_compared_by_means_over_their_heads(probe: ProbeRun) -> None:
+    other = synthetic(2, 8, shift=0.2, model="another", model_sha256="9")
+    found = compare(probe, other)
+    assert not found.same_model
+    (rate,) = rows_of(found, "rate")
+    slopes = [[head.curve.rate.slope for head in run.records if head.curve.rate is not None] for run in (probe, other)]
     welch = stats.ttest_ind(slopes[1], slopes[0], equal_var=False)
-    assert rate["difference"] / rate["difference_stderr"] == pytest.approx(welch.statistic)
-    assert rate["exceeds"] is bool(welch.pvalue < LEVEL)
-    assert rate["exceeds"]
-    assert found["regimes"]["b"]["changed"] is None
-    assert "different models" in page(record(found, "compare"))
+    assert rate.difference / rate.difference_stderr == pytest.approx(welch.statistic)
+    assert rate.exceeds is bool(welch.pvalue < LEVEL)
+    assert rate.exceeds
+    assert found.regimes is not None
+    assert found.regimes[found.names[1]]["changed"] is None
+    assert "different models" in page(found.view(), found.made)
+    assert "mean, " in str(found)
 
 
-def test_runs_of_one_model_are_compared_where_they_meet(probe: dict[str, Any]) -> None:
-    found = compare_records([record(probe), record(plain(probe_document(2, 8)))], ["a", "b"])
-    assert found["matched"] == 8  # two layers of four heads
+def test_runs_of_one_model_are_compared_where_they_meet(probe: ProbeRun) -> None:
+    assert compare(probe, synthetic(2, 8)).matched == 8  # two layers of four heads
 
 
-def test_three_runs_are_each_held_against_the_first(probe: dict[str, Any]) -> None:
-    runs = [probe, plain(probe_document(3, 4, seed=1)), plain(probe_document(3, 4, shift=0.05))]
-    found = compare_records([record(run) for run in runs], ["a", "b", "c"])
-    rate = next(row for row in found["summary"] if row["quantity"] == "rate")
-    assert rate["tested"] == {"b": 12, "c": 12}
-    slopes = [head["rate"]["slope"] for head in runs[2]["heads"]]
-    assert rate["medians"]["c"] == pytest.approx(np.median(slopes))
+def test_three_runs_are_each_held_against_the_first(probe: ProbeRun) -> None:
+    runs = [probe, synthetic(seed=1), synthetic(shift=0.05)]
+    found = compare(*runs)
+    rate = next(row for row in found.summary if row["quantity"] == "rate")
+    assert rate["tested"] == dict.fromkeys(found.names[1:], 12)
+    slopes = [head.curve.rate.slope for head in runs[2].records if head.curve.rate is not None]
+    assert rate["medians"][found.names[2]] == pytest.approx(np.median(slopes))
 
 
-def test_studies_and_scaling_limits_are_compared() -> None:
+def test_studies_and_sweeps_are_compared() -> None:
     import limitlens as ll
+    from limitlens.experiments.sweeps import HorizonSweep
 
     curves = [
-        ll.study(ll.Gaussian(0.0, 1.0), ll.Head(h), [100, 300, 1000], replicates=40, queries=64, seed=s).document()
+        ll.study(ll.Gaussian(0.0, 1.0), ll.Head(h), [100, 300, 1000], replicates=40, queries=64, seed=s)
         for h, s in ((0.5, 0), (0.5, 1), (3.0, 0))
     ]
-    records = [record(plain(curve), "study") for curve in curves]
-    same, other = compare_records(records[:2], ["a", "b"]), compare_records(records[::2], ["a", "c"])
-    assert not any(row["exceeds"] for row in same["differences"])
-    marked = {(row["where"], row["quantity"]) for row in other["differences"] if row["exceeds"]}
+    same, other = compare(*curves[:2]), compare(*curves[::2])
+    assert not any(row.exceeds for row in same.differences)
+    marked = {(row.where, row.quantity) for row in other.differences if row.exceeds}
     assert {("output", "rate"), ("output", "error at n = 1,000")} <= marked
-    sweep = {"horizons": [0.5, 3.0], "studies": [plain(curves[0]), plain(curves[2])]}
-    swept = compare_records([record(sweep, "study"), record(sweep, "study")], ["a", "b"])
-    assert {"H = 0.5, output", "H = 3, mean"} <= {row["where"] for row in swept["differences"]}
-    scaling = {"inputs": {"replicates": 100}, "quantities": {"entropy": {"measured": 1.0, "stderr": 0.01}}}
-    further = {"inputs": {"replicates": 100}, "quantities": {"entropy": {"measured": 1.1, "stderr": 0.01}}}
-    found = compare_records([record(scaling, "scaling"), record(further, "scaling")], ["a", "b"])
-    assert found["differences"][0]["exceeds"] is True
+    assert [run["horizon"] for run in other.runs] == pytest.approx([0.5, 3.0])
+    sweep = HorizonSweep((0.5, 3.0), (curves[0], curves[2]))
+    swept = compare(sweep, sweep)
+    assert {"H = 0.5, output", "H = 3, mean"} <= {row.where for row in swept.differences}
+    assert swept.command == "study"
+    with pytest.raises(InputError, match="runs of study, horizons were given"):
+        compare(curves[0], sweep)
 
 
-def test_what_cannot_be_compared(probe: dict[str, Any], tmp_path: Path) -> None:
+def test_scaling_limits_are_compared() -> None:
+    import limitlens as ll
+
+    runs = [ll.scaling(dim=5, n=1000, theta=theta, replicates=400) for theta in (1.0, 3.0)]
+    found = compare(*runs)
+    assert found.unit == "number"
+    assert next(row for row in found.differences if row.where == "participation").exceeds is True
+    assert not any(row.exceeds for row in compare(runs[0], runs[0]).differences)
+
+
+def test_what_cannot_be_compared(probe: ProbeRun, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least two"):
-        compare([tmp_path])
-    with pytest.raises(InputError, match="runs of probe, study were given"):
-        compare_records([record(probe), record({"errors": {}}, "study")], ["a", "b"])
-    with pytest.raises(InputError, match="'hardmax' cannot be compared"):
-        compare_records([record({"hardmax": {}}, "hardmax")] * 2, ["a", "b"])
-    broken = copy.deepcopy(probe)
-    del broken["heads"][0]["n"]
-    with pytest.raises(InputError, match="lacks what a comparison needs"):
-        compare_records([record(probe), record(broken)], ["a", "b"])
-    empty: dict[str, Any] = {"inputs": {}, "quantities": {}}
+        compare(tmp_path)
+    plan = probe.plan(0.1, trial=False)
+    with pytest.raises(InputError, match="runs of probe, plan were given"):
+        compare(probe, plan)
+    with pytest.raises(InputError, match="'plan' cannot be compared"):
+        compare(plan, plan)
+    folder = probe.save(tmp_path / "broken")
+    stored = json.loads((folder / "run.json").read_text())
+    del stored["result"]["heads"][0]["n"]
+    (folder / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(InputError, match="lacks what a probe"):
+        compare(folder, folder)
+    elsewhere = probe_run([head_record(7, 0, errors=2 / np.sqrt(N))])
     with pytest.raises(InputError, match="nothing in common"):
-        compare_records([record(empty, "scaling")] * 2, ["a", "b"])
+        compare(probe, elsewhere)
 
 
-def test_the_page_says_what_differs(probe: dict[str, Any]) -> None:
-    moved = plain(probe_document(3, 4, shift=0.1))
-    html = page(record(compare_records([record(probe), record(moved)], ["docs", NASTY]), "compare"))
+def test_the_page_says_what_differs(probe: ProbeRun) -> None:
+    moved = synthetic(shift=0.1, corpus=NASTY)
+    found = compare(probe, moved)
+    html = page(found.view(), found.made)
     assert "rate in 12 of 12" in html
     assert "<script>window" not in html
-    same = page(record(compare_records([record(probe), record(probe)], ["a", "b"]), "compare"))
-    assert "No difference exceeds its error" in same
+    same = compare(probe, probe)
+    assert "No difference exceeds its error" in page(same.view(), same.made)
+    assert "No difference exceeds its error" in str(same)
+    assert "<table" in found._repr_html_()
+    assert "exceed their errors" in repr(found)
 
 
-def test_the_command(probe: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = saved(tmp_path / "a", probe), saved(tmp_path / "b", plain(probe_document(3, 4, shift=0.1)))
+def test_a_comparison_is_read_back_as_it_was(probe: ProbeRun, tmp_path: Path) -> None:
+    found = compare(probe, synthetic(shift=0.1))
+    back = Comparison.load(read_run(found.save(tmp_path)))
+    assert to_json(back.document()) == to_json(found.document())
+    assert to_json(back.view().__dict__) == to_json(found.view().__dict__)
+    assert len(back.table) == len(found.differences)
+
+
+def test_a_comparison_is_drawn_where_there_is_something_to_draw(probe: ProbeRun, tmp_path: Path) -> None:
+    compare(probe, synthetic(shift=0.1)).plot(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 0
+    few = synthetic(1, 2)
+    with pytest.raises(InputError, match="no quantity has 6 places"):
+        compare(few, few).plot()
+
+
+def test_the_command(probe: ProbeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = probe.save(tmp_path / "a"), synthetic(shift=0.1).save(tmp_path / "b")
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as end:
         main(["compare", str(first), str(second), "--out", str(out), "--json"])
@@ -196,10 +238,8 @@ def test_the_command(probe: dict[str, Any], tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_runs_of_one_name_are_told_apart(probe: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "y").mkdir()
-    folders = [saved(tmp_path / "x" / "run", probe), saved(tmp_path / "y" / "run", probe)]
-    names = [run["name"] for run in compare(folders)["runs"]]
-    assert len(set(names)) == 2
-    assert [run["name"] for run in compare([folders[0], folders[0]])["runs"]][1].endswith("(2)")
+def test_runs_of_one_name_are_told_apart(probe: ProbeRun, tmp_path: Path) -> None:
+    folders = [probe.save(tmp_path / parent / "run") for parent in ("x", "y")]
+    assert len(set(compare(*folders).names)) == 2
+    assert compare(folders[0], folders[0]).names[1].endswith("(2)")
+    assert compare(probe, synthetic(corpus="code")).names == ["a model on a text", "a model on code"]

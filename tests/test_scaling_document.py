@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from limitlens.cli import main
-from limitlens.experiments.scaling import ambient_document, scaling_document
-from limitlens.report.scaling_figures import plot_heat, plot_regimes, plot_schedules
-from limitlens.theory.scaling import VonMisesFisherGap, critical_beta, subsphere, uniform
-from limitlens.theory.schedules import compare_schedules
+from limitlens.critical.heat import HeatFlow, heat_flow
+from limitlens.critical.real_keys import RealKeys
+from limitlens.critical.regimes_picture import draw_regimes
+from limitlens.critical.scaling import scaling
+from limitlens.critical.scaling_limits import ScalingLimits, ambient, scaling_limits
+from limitlens.critical.schedules import Schedules, follow_schedules
+from limitlens.errors import InputError
+from limitlens.record import plain, read_run, to_json
+from limitlens.theory import VonMisesFisherGap, critical_beta, subsphere, uniform
+
+
+def scaling_document(*arguments: Any, **options: Any) -> dict[str, Any]:
+    return scaling_limits(*arguments, **options).document()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -46,7 +56,7 @@ def test_the_command_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_averaging_side() -> None:
-    document = scaling_document(uniform(5), 10_000, effective=200.0, replicates=1000, seed=1)
+    document = scaling_document(uniform(5), 10_000, theta=200.0, replicates=1000, seed=1)
     side = document["averaging"]
     assert side["applies"]
     assert not document["collapse"]["applies"]
@@ -60,7 +70,7 @@ def test_averaging_side() -> None:
 
 
 def test_collapse_side() -> None:
-    document = scaling_document(uniform(3), 10_000, effective=0.01, replicates=4000, seed=2)
+    document = scaling_document(uniform(3), 10_000, theta=0.01, replicates=4000, seed=2)
     side = document["collapse"]
     assert side["applies"]
     assert document["regime"] == "frozen"
@@ -70,12 +80,12 @@ def test_collapse_side() -> None:
 
 def test_circle_has_no_collapse_formula_but_exact_values() -> None:
     document = scaling_document(uniform(2), 1000, beta=1e8, replicates=200)
-    assert "one_minus_top_weight" not in document["collapse"]
+    assert document["collapse"]["one_minus_top_weight"] is None
     assert z(document["quantities"]["top_weight"], "exact") < 4
 
 
 def test_off_axis_law_at_ten_billion_keys() -> None:
-    document = scaling_document(VonMisesFisherGap(5, 3.0, 0.5), 10**10, effective=1.0, replicates=1000, seed=3)
+    document = scaling_document(VonMisesFisherGap(5, 3.0, 0.5), 10**10, theta=1.0, replicates=1000, seed=3)
     assert document["method"] == "nearest keys"
     assert document["replaced_mass"] < 1e-9
     assert "output_tangential" not in document["laws"]
@@ -84,7 +94,7 @@ def test_off_axis_law_at_ten_billion_keys() -> None:
 
 def test_limit_is_far_away_in_high_dimension() -> None:
     """θ = 1 in dimension 64 averages over ten thousand keys; the exact values say so and the document warns."""
-    document = scaling_document(uniform(64), 100_000, effective=1.0, replicates=100)
+    document = scaling_document(uniform(64), 100_000, theta=1.0, replicates=100)
     shared = document["quantities"]["participation"]
     assert shared["exact"] / shared["predicted"] > 1e5
     assert z(shared, "exact") < 3.5
@@ -93,9 +103,9 @@ def test_limit_is_far_away_in_high_dimension() -> None:
 
 
 def test_subsphere_against_its_ambient_scale() -> None:
-    ambient = ambient_document(subsphere(9, 4), 9, 10_000, replicates=300)
-    assert ambient["theta"]["predicted"] == pytest.approx(61.6, abs=0.05)
-    assert z(ambient["participation"], "predicted") < 3.5
+    around = ambient(subsphere(9, 4), 9, 10_000, replicates=300)
+    assert around.theta.predicted == pytest.approx(61.6, abs=0.05)
+    assert z(plain(around.participation), "predicted") < 3.5
 
 
 def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +119,7 @@ def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--schedules", "4096:65536:2", "--dim", "9")
     assert "yarn" in out
     code, out, _ = run(capsys, "--heat", "--n", "500")
-    assert "grows to 0.610671 (backward heat at t = 0.2: 0.610701)" in out
+    assert "grew to 0.610671, where the backward heat equation at t = 0.2 says 0.610701" in out
 
 
 def test_real_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,18 +159,42 @@ def test_run_folder_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_figures_show_what_they_say() -> None:
-    regimes = plot_regimes(uniform(3), 1000)
+    regimes = draw_regimes(uniform(3), 1000)
     upper, lower = regimes.subfigs
     assert [axes.get_title(loc="center").split(": ")[1] for axes in upper.axes] == ["averages", "selects", "collapses"]
     (limit,) = (line for line in lower.axes[1].get_lines() if line.get_label() == "limit")
     falling = np.log(limit.get_xdata())[::-1]
     assert np.interp(0.0, falling, limit.get_ydata()[::-1]) == pytest.approx(0.4385, abs=5e-3)
-    steps = compare_schedules([1e3, 1e4], 20.0, uniform(5))
-    assert len(plot_schedules(steps).axes) == 3
-    from limitlens.experiments.heat import heat_document
-
-    heat = plot_heat(heat_document(n=500))
+    assert len(follow_schedules([1e3, 1e4], uniform(5), beta=20.0).plot().axes) == 3
+    heat = heat_flow(n=500).plot()
     assert heat.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(0.5 * np.exp(0.2))
+
+
+def test_saved_results_are_read_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    found: dict[Any, Any] = {
+        ScalingLimits: scaling(law="subsphere", dim=6, sub=3, n=500, replicates=30),
+        Schedules: scaling(schedules=[100.0, 1000.0], law="vmf"),
+        HeatFlow: scaling(heat=True, layers=10, n=200, beta=200.0),
+        RealKeys: scaling(keys=rng.standard_normal((800, 5)), queries=rng.standard_normal((4, 5)), normalise=True),
+    }
+    for kind, made in found.items():
+        assert type(made) is kind
+        made.save(tmp_path / made.kind)
+        read = kind.load(read_run(tmp_path / made.kind))
+        assert to_json(read.document()) == to_json(made.document())
+        assert read.view() == made.view()
+        assert len(repr(read)) < 200
+        assert read.plot() is not None
+    assert "ambient sphere" in str(found[ScalingLimits])
+    assert "4 queries on 800 real keys" in str(found[RealKeys])
+    assert "n⁰·⁵⁰" in scaling(n=500, replicates=20).view().verdict[2]  # 2/α with α = 4
+
+
+def test_a_law_nobody_can_name_is_told_when_read_back(tmp_path: Path) -> None:
+    scaling_limits(uniform(3), 500, theta=1.0, replicates=20, name="my own", dim=3).save(tmp_path)
+    with pytest.raises(InputError, match="the law is 'my own'; expected uniform"):
+        ScalingLimits.load(read_run(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +208,7 @@ def test_figures_show_what_they_say() -> None:
         (["--n", "1"], "n is 1"),
         (["--n", "2.5"], "whole number"),
         (["--n", "nan"], "n is nan"),
-        (["--theta", "1", "--beta", "2"], "both --theta and --beta"),
+        (["--theta", "1", "--beta", "2"], "both theta and beta"),
         (["--theta", "20000"], "less than n"),
         (["--law", "cauchy"], "'cauchy'"),
         (["--replicates", "1"], "replicates is 1"),

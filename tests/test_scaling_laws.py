@@ -13,7 +13,7 @@ from scipy import special, stats
 from limitlens.errors import InputError
 from limitlens.measures import Sphere, VonMisesFisher
 from limitlens.measures.radial import radial_K, radial_mean, radial_variance
-from limitlens.theory.scaling import (
+from limitlens.theory import (
     GapLaw,
     LocalPower,
     PowerGap,

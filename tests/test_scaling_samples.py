@@ -7,16 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
+from limitlens.critical.weight_samples import MOST_DRAWN, WeightSample, sample_direct, sample_ordered, sample_weights
 from limitlens.errors import InputError
-from limitlens.experiments.weight_samples import (
-    MOST_DRAWN,
-    WeightSample,
-    sample_direct,
-    sample_ordered,
-    sample_weights,
-)
 from limitlens.measures import VonMisesFisher
-from limitlens.theory.scaling import (
+from limitlens.theory import (
     KeyPoints,
     Points,
     PoissonPoints,

@@ -11,7 +11,7 @@ from scipy import integrate, special, stats
 
 from limitlens.errors import InputError
 from limitlens.measures.radial import radial_K
-from limitlens.theory.scaling import (
+from limitlens.theory import (
     KeyPoints,
     Points,
     PoissonPoints,

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from limitlens.critical.schedules import follow_schedules
 from limitlens.errors import InputError
-from limitlens.theory.scaling import LocalPower, critical_beta, uniform
-from limitlens.theory.schedules import SCHEDULES, compare_schedules, schedules_document
+from limitlens.theory import LocalPower, critical_beta, uniform
+from limitlens.theory.schedules import SCHEDULES, compare_schedules
 
 SIZES = [4096.0 * 16**step for step in range(4)]
 
@@ -51,8 +52,8 @@ def test_a_head_known_by_its_exponent_alone() -> None:
     assert estimated["critical"][1].beta == pytest.approx(beta * 16 ** (2 / 4), rel=1e-12)
     for name in SCHEDULES:
         assert estimated[name][1].sharing_keys == pytest.approx(exact[name][1].sharing_keys, rel=2e-3)
-    assert schedules_document(estimated, local)["status"] == "heuristic"
-    assert schedules_document(exact, law)["status"] == "verified"
+    assert follow_schedules([1e8, 1.6e9], local, beta=beta).document()["status"] == "heuristic"
+    assert follow_schedules([1e8, 1.6e9], law, beta=beta).document()["status"] == "verified"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from limitlens.attention.kernels import cpu, reference, state_of
-from limitlens.attention.state import Detail, State, merge_all
+from limitlens.attention.kernels import cpu, reference, state_of, state_of_scores
+from limitlens.attention.state import Detail, Peak, State, merge_all
 
 TOP = 3
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -131,3 +131,54 @@ def test_states_with_and_without_detail_do_not_merge():
         state_of(query, query, query, top=1).merge(state_of(query, query, query))
     with pytest.raises(ValueError, match="no detail"):
         _ = state_of(query, query, query).entropy
+
+
+@given(problems())
+@settings(deadline=None, max_examples=50)
+def test_a_stack_of_states_has_the_union_of_its_sets(problem: tuple[torch.Tensor, ...]) -> None:
+    parts = pieces(problem)
+    whole = merge_all(parts)
+    assert_same(State.stack(parts).union(), whole)
+    bare = [State(part.count, part.lse, part.output) for part in parts]
+    assert_same(State.stack(bare).union(), State(whole.count, whole.lse, whole.output))
+    assert_same(State.stack(parts)[1 % len(parts)], parts[1 % len(parts)])
+
+
+@given(problems())
+@settings(deadline=None, max_examples=50)
+def test_scores_that_were_formed_give_the_same_state_and_the_same_peak(problem: tuple[torch.Tensor, ...]) -> None:
+    query, key, value, mask, cuts = problem
+    scores = query @ key.T + mask
+    state = state_of(query, key, value, bias=mask, top=TOP, kernel=reference.attend)
+    assert_same(state_of_scores(scores, value, top=TOP), state)
+    blocks = [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
+    parts = [Peak.of(scores[:, a:b], value[a:b]) for a, b in blocks]
+    peak = parts[0]
+    for part in parts[1:]:
+        peak = peak.merge(part)
+    assert_close(peak.score, state.detail.top_scores[:, 0], **EXACT)
+    if scores.flatten().unique().numel() == scores.numel():  # without ties there is one winner
+        assert_close(peak.value, state.hardmax, **EXACT)
+
+
+def test_a_thinned_set_weighs_less_and_says_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, other = (torch.randn(n, 3, generator=generator).double() for n in (4, 50, 50, 20))
+    state, rest = state_of(query, key, value), state_of(query, other, other)
+    thin = state.thinned(torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert thin.count.tolist() == [50, 25]
+    assert_close(thin.output, state.output.expand(2, -1, -1))
+    weights = torch.softmax(torch.stack((state.lse + torch.log(torch.tensor(0.5).double()), rest.lse)), 0)
+    mixed = weights[0][:, None] * state.output + weights[1][:, None] * rest.output
+    assert_close(thin.merge(rest).output[1], mixed, **EXACT)
+
+
+def test_the_spread_about_any_centre_is_the_sum_over_tokens() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(n, 3, generator=generator).double() for n in (4, 30, 30))
+    centre = torch.randn(4, 3, generator=generator).double()
+    state = state_of(query, key, value, top=1)
+    weights = torch.softmax(query @ key.T, -1)
+    direct = (weights.square()[..., None] * (value - centre[:, None]).square()).sum(1)
+    assert_close(state.spread(centre), direct, **EXACT)
+    assert_close(state.spread(state.output), state.variance, **EXACT)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
+from limitlens.attention.device import choose_device
 from limitlens.curves.estimators import TokenSums, replicate_errors
 from limitlens.curves.reference import reference_for
 from limitlens.curves.uniform import uniform_errors
 from limitlens.errors import InputError
 from limitlens.experiments import study as study_module
-from limitlens.experiments.study import choose_device
+from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep, sweep
 from limitlens.measures.named import NAMES, named_measure
+from limitlens.record import plain, read_run
+from limitlens.report.view import Figure, Table, Widget
 from limitlens.sampling.cells import Cells
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
 
@@ -90,10 +95,7 @@ def test_two_halves_measure_the_noise_of_the_queries():
 def test_central_limit_constants(horizon):
     """n Var of the mean and covariance errors at n = 1e5; `make soak` has the replicates to see them within 5%."""
     curve = ll.study(LINE, ll.Head(horizon), [100_000], replicates=600, queries=96, seed=7)
-    predicted = {
-        "mean": mean_error_variance_1d(horizon),
-        "covariance": covariance_error_variance_1d(horizon),
-    }
+    predicted = {"mean": mean_error_variance_1d(horizon), "covariance": covariance_error_variance_1d(horizon)}
     for name, value in predicted.items():
         squared = 100_000 * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])
         stderr = squared.std() / np.sqrt(len(squared))
@@ -138,13 +140,13 @@ def test_predicted_curves_lie_on_the_measured_ones():
 
 def test_warnings_say_when_slopes_are_not_rates():
     own = ll.study(ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20)
-    assert any("--mask-self" in warning for warning in own.warnings)
+    assert any("mask_self=True" in warning for warning in own.warnings)
     masked = ll.study(
         ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20, mask_self=True
     )
-    assert not any("--mask-self" in warning for warning in masked.warnings)
+    assert not any("mask_self" in warning for warning in masked.warnings)
     assert any("pre-asymptotic" in warning for warning in masked.warnings)
-    assert ll.study(LINE, ll.Head(0.5), [50, 100], replicates=2).warnings == []
+    assert ll.study(LINE, ll.Head(0.5), [50, 100], replicates=2).warnings == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,7 +181,7 @@ def test_a_sample_is_compared_with_attention_over_all_of_it():
     for name in ("mean", "output"):
         # The pool is itself a sample of 2,000: its spread, and so its errors, are known to a few percent.
         assert_allclose(curve.error(name), law.error(name), rtol=0.15)
-    assert curve.warnings == []
+    assert curve.warnings == ()
     frozen = ll.study(ll.Sample(tokens), ll.Head(3 * np.eye(2)), [100, 400], replicates=2)
     assert any("lower bounds" in warning for warning in frozen.warnings)
     assert curve.reference_factor[-1] == pytest.approx(np.sqrt(0.2))
@@ -275,12 +277,16 @@ def test_results_print_themselves(tmp_path):
     curve = ll.study(LINE, ll.Head(0.5), [10, 20, 40, 80], replicates=10)
     assert "mean" in str(curve)
     assert "<table" in curve._repr_html_()
+    assert len(repr(curve)) < 250
+    assert curve == curve
+    assert (curve == ll.study(LINE, ll.Head(0.5), [10, 20, 40, 80], replicates=10)) is False
     assert set(curve.table["error"]) == {"mean", "covariance", "covariance_operator", "output"}
     assert len(curve.replicate_table) == 4 * 10 * 4
     curve.plot(str(tmp_path / "curve.pdf"))
     assert (tmp_path / "curve.pdf").stat().st_size > 1000
-    with pytest.raises(ll.InputError, match="no error 'median'"):
-        curve.rate("median")
+    for ask in (curve.rate, curve.error, curve.stderr, curve.local_slopes, curve.asymptotic_rate):
+        with pytest.raises(ll.InputError, match="no error 'median'"):
+            ask("median")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +298,12 @@ def test_results_print_themselves(tmp_path):
         (lambda: ll.study(LINE, ll.Head(np.eye(2)), [10]), "dimension"),
         (lambda: ll.study(LINE, ll.Head(1.0), [1, 2], mask_self=True), "self is masked"),
         (lambda: ll.study(LINE, ll.Head(1.0), [10], radius=-1.0, replicates=2), "radius is -1"),
+        (lambda: ll.study(LINE, ll.Head(1.0), [5, 4, 3]), "sizes are 5, 4, 3; expected increasing"),
+        (lambda: ll.study(LINE, ll.Head(1.0), "5,4,3"), "sizes are 5, 4, 3; expected increasing"),
+        (lambda: sweep(LINE), "neither horizons nor radii"),
+        (lambda: sweep(LINE, horizons=[1], radii=[1, 2, 3]), "both horizons and radii"),
+        (lambda: sweep(LINE, horizons=[]), "no horizon was given"),
+        (lambda: sweep(ll.Cube(1), radii=[1, 2, 3], radius=2), "both radius and radii"),
         (lambda: choose_device("tpu"), "expected auto, cpu or cuda"),
         (lambda: named_measure("gauss", 1), "expected one of"),
         (lambda: named_measure("sphere", 0), "dimension is 0"),
@@ -313,7 +325,9 @@ def test_a_sample_is_no_limit_of_itself():
 def test_a_head_that_sees_nothing_or_everything_at_once_is_studied_in_silence(recwarn):
     flat = ll.study(LINE, ll.Head(0.0), [50, 100, 200], replicates=4)
     assert flat.scale[0] == 0
-    assert flat.tokens_for(0.1) is None
+    assert flat.tokens_for(0.1).why == "the limit is 0, so there is no relative error"
+    assert "the limit is 0" in str(flat)
+    assert "budget" not in flat.view().data
     far = ll.study(LINE, ll.Head(1e5), [50, 100, 200], replicates=4, queries=32)
     assert far.predicted == {}
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
@@ -325,5 +339,152 @@ def test_a_law_is_named_only_where_the_evidence_decides():
     curve = ll.study(LINE, ll.Head(0.5), [100, 200, 400], replicates=6, queries=32)
     rate = curve.rate("mean")
     assert abs(rate.evidence) < 10
-    assert rate.verdict == "undecided"
+    assert rate.law == "undecided"
     assert "undecided" in str(curve)
+
+
+def blocks(view, kind):
+    return [block for section in view.sections for block in section.blocks if isinstance(block, kind)]
+
+
+def test_bounded_tokens_tend_to_one_half_on_page_and_terminal_alike():
+    cube = ll.Cube(2)
+    curve = ll.study(cube, ll.designed_head(cube.covariance, 2.0), [50, 100, 200], replicates=10, queries=32)
+    assert curve.theory["rate_sharp"] == pytest.approx(0.2)
+    assert curve.document()["asymptotic"] == dict.fromkeys(curve.names, 0.5)
+    (rates,) = (table for table in blocks(curve.view(), Table) if table.title == "rates")
+    assert [row[rates.columns.index("asymptotic")] for row in rates.rows] == [0.5] * 3
+    slopes = next(figure for figure in blocks(curve.view(), Figure) if figure.title == "Local slopes")
+    assert [guide.y for guide in slopes.guides] == [0.5]
+    assert "the exponents tend to 0.5 for the moments and 0.5 for the output" in curve.view().verdict[1]
+    free = ll.study(LINE, ll.Head(2.0), [50, 100, 200], replicates=10, queries=32, radius=1.0)
+    assert free.asymptotic_rate("mean") == pytest.approx(0.2)
+    assert free.asymptotic_rate() == pytest.approx(free.theory["rate_rms_output"])
+    assert free.asymptotic_rate("uniform") == 0.5
+
+
+def results():
+    common = {"sizes": [50, 100, 200], "replicates": 6, "queries": 16}
+    return [
+        ll.study(LINE, ll.Head(1.2), radius=1.0, mask_self=True, **common),
+        ll.study(ll.Sample(np.random.default_rng(0).normal(size=(400, 2))), ll.Head(0.3 * np.eye(2)), **common),
+        sweep(LINE, horizons=[0.5, 2.0], **common),
+        sweep(ll.Cube(2), radii=[1, 2, 3], **common),
+    ]
+
+
+def test_results_come_back_from_their_folder_as_they_were(tmp_path):
+    for number, result in enumerate(results()):
+        folder = result.save(tmp_path / str(number))
+        run = read_run(folder)
+        assert run.kind == result.kind
+        again = type(result).load(run)
+        assert again.document().keys() == result.document().keys()
+        assert plain(again.document()) == plain(result.document())
+        assert repr(again.view()) == repr(result.view())
+        assert repr(again) == repr(result)
+        assert again.table.equals(result.table)
+        assert len(repr(result)) < 250
+        page = result.report(tmp_path / f"{number}.html").read_text()
+        assert result.view().title in page
+        assert result.view().title in str(result)
+
+
+def test_pages_carry_the_answers_of_their_curves():
+    curve, _, swept, grown = results()
+    budget = curve.view().data["budget"]
+    place = budget["errors"].index(0.1)
+    assert budget["answers"]["n"][0][place][-1] == curve.tokens_for(0.1).n
+    assert budget["answers"]["n"][0][place][0] == curve.tokens_for(0.1, budget["contexts"][0]).n
+    assert budget["curves"][0]["error"] == pytest.approx(curve.error("output") / curve.scale[0])
+    assert [entry["x"] for entry in swept.view().data["budget"]["curves"]] == [0.5, 2.0]
+    assert blocks(swept.view(), Widget) == [Widget("budgets")]
+    assert blocks(grown.view(), Widget) == []
+    assert json.loads(json.dumps(plain(swept.view().data)))
+
+
+def test_every_horizon_is_drawn_with_a_look_of_its_own():
+    (one,) = sweep(LINE, horizons=[1.0], sizes=[10, 20, 40], replicates=3, queries=8).curves
+    for count in (8, 12, 24, 40):
+        swept = HorizonSweep(tuple(np.geomspace(0.1, 10, count)), (one,) * count)
+        (figure,) = (figure for figure in blocks(swept.view(), Figure) if figure.title.startswith("Output error"))
+        looks = {(series.colour, series.dash) for series in figure.series}
+        assert len(looks) == len(figure.series) == min(count, 24)
+        assert bool(figure.note) == (count > 24)
+
+
+def test_a_sweep_is_its_studies_and_hands_every_option_on(monkeypatch):
+    common = {"sizes": [20, 40], "replicates": 4, "queries": 16, "seed": 3}
+    horizons = sweep(LINE, horizons=[0.5, 1.5], mask_self=True, radius=1.0, **common)
+    alone = ll.study(LINE, ll.Head(1.5), mask_self=True, radius=1.0, **common)
+    assert isinstance(horizons, HorizonSweep)
+    assert_allclose(horizons.curves[1].error("output"), alone.error("output"))
+    assert "uniform" in horizons.curves[0].names
+    assert len(horizons.table) == 2 * len(alone.table)
+    cube = ll.Cube(2)
+    masked, plainly = (sweep(cube, radii=[1, 2, 3], mask_self=mask, **common) for mask in (True, False))
+    assert isinstance(masked, RadiusSweep)
+    assert all(curve.mask_self for curve in masked.curves)
+    assert not np.allclose(masked.curves[2].error("output"), plainly.curves[2].error("output"))
+    head = ll.designed_head(cube.covariance, 1.0, seed=3)
+    assert ll.radius_sweep(cube, head, [1, 2, 3], **common).document()["growth"] == plainly.document()["growth"]
+    for swept in ({"horizons": [1.0]}, {"radii": [1, 2, 3]}):
+        with pytest.raises(ll.InputError, match="expected auto, cpu or cuda"):
+            sweep(cube, device="tpu", **swept, **common)
+
+
+@pytest.mark.parametrize(("finished", "kept"), [(1, 1), (1.5, 2), (1.9, 2)])
+def test_an_interrupted_sweep_keeps_the_studies_finished(monkeypatch, finished, kept):
+    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+
+    def stop(done, total):
+        if done > finished:
+            raise KeyboardInterrupt
+
+    options = {"sizes": [10, 20, 40], "replicates": 4, "queries": 8, "progress": stop}
+    for swept in (sweep(LINE, horizons=[0.5, 1, 2], **options), sweep(ll.Cube(2), radii=[1, 2, 3], **options)):
+        assert swept.interrupted
+        assert len(swept.curves) == kept
+        assert any("interrupted" in note for note in swept.view().trust)
+        assert str(swept)
+        assert plain(swept.document())["interrupted"]
+    assert swept.growth("mean") is None
+    with pytest.raises(KeyboardInterrupt):
+        sweep(LINE, horizons=[0.5, 1], **{**options, "progress": lambda done, total: stop(9, total)})
+
+
+def test_the_command_speaks_flags_and_refuses_what_it_would_ignore(capsys, tmp_path):
+    from limitlens.cli import main
+
+    def told(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main(["study", *arguments])
+        return stopped.value.code, *capsys.readouterr()
+
+    small = ("--sizes", "20,40,80", "--replicates", "3")
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).normal(size=(200, 2)))
+    for option in (("--dim", "2"), ("--measure", "gaussian")):
+        code, _, err = told("--sample", str(tmp_path / "tokens.npy"), *option, *small)
+        assert code == 2
+        assert f"both --sample and {option[0]} were given" in err
+    code, _, err = told("--sizes", "5,4,3")
+    assert code == 2
+    assert "increasing" in err
+    code, _, err = told("--dim", "40", "--horizon", "0.9", "--measure", "gaussian", "--radius", "1:2:3", *small)
+    assert code == 2
+    assert "unbounded" in err
+    arguments = ("--measure", "cube", "--dim", "2", "--radius", "1:2:3", "--mask-self", *small)
+    code, _, _ = told(*arguments, "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert all(curve.mask_self for curve in RadiusSweep.load(read_run(tmp_path / "run")).curves)
+
+
+def test_warnings_of_the_command_name_its_flags(capsys):
+    from limitlens.cli.common import warn
+
+    curve = ll.study(ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20)
+    for result in (curve, HorizonSweep((1.0,), (curve,))):
+        warn(result.warnings, quiet=False)
+        told = capsys.readouterr().err
+        assert "--mask-self" in told
+        assert "mask_self" not in told

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from limitlens.errors import InputError
 from limitlens.experiments.gaussian_grid import grid_errors
-from limitlens.theory import constants, influence, rates, validity
+from limitlens.theory import constants, rates, token_influence, validity
 from limitlens.theory.prediction import Status
-from limitlens.theory.reach import horizon_from_covariances, mean_tilt, reach, reach_from_projections, reach_per_head
+from limitlens.theory.spectrum import horizon_from_covariances, mean_tilt, reach, reach_from_projections, reach_per_head
 
 
 def random_head(seed, dim=12, head_dim=4):
@@ -84,8 +84,8 @@ def test_exponents_are_ordered(horizon):
 def test_constants_are_the_variances_of_the_influence_functions(horizon, sign):
     y = np.linspace(-14, 14, 20001)
     weight = np.exp(-(y**2) / 2) * (y[1] - y[0]) / np.sqrt(2 * np.pi)
-    h = influence.influence([[1.0]], [[sign * horizon]], y[:, None])[:, 0]
-    g = influence.variance_influence_1d(horizon, y)
+    h = token_influence.influence([[1.0]], [[sign * horizon]], y[:, None])[:, 0]
+    g = token_influence.variance_influence_1d(horizon, y)
     assert weight @ h == pytest.approx(0, abs=1e-12)
     assert weight @ g == pytest.approx(0, abs=1e-10)
     assert weight @ h**2 == pytest.approx(constants.mean_error_variance_1d(sign * horizon), rel=1e-6)
@@ -108,7 +108,7 @@ def test_matrix_constant_is_the_covariance_of_the_vector_influence():
     grid = np.linspace(-9, 9, 601)
     y = np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
     weight = np.exp(-np.sum(y**2, axis=1) / 2) * (grid[1] - grid[0]) ** 2 / (2 * np.pi)
-    h = influence.influence(np.eye(2), A, y)
+    h = token_influence.influence(np.eye(2), A, y)
     assert (weight * h.T) @ h == pytest.approx(constants.mean_error_covariance(np.eye(2), A), rel=1e-6)
 
 
@@ -139,7 +139,10 @@ def test_sharp_exponent_in_simulation(horizon, measured, sizes):
 def test_sharp_law_has_the_local_slopes_of_the_influence_law():
     n = np.array([1e9, 1e10, 1e13, 1e14])
     for horizon in (1.5, 2.0):
-        for moment, predicted in (("mean", influence.mean_error_1d), ("covariance", influence.variance_error_1d)):
+        for moment, predicted in (
+            ("mean", token_influence.mean_error_1d),
+            ("covariance", token_influence.variance_error_1d),
+        ):
             error, law = predicted(horizon, n), rates.sharp_law(horizon, moment)
             for first in (0, 2):
                 slope = np.log(error[first] / error[first + 1]) / np.log(10)
@@ -153,7 +156,7 @@ def test_sharp_law_has_the_local_slopes_of_the_influence_law():
 def test_critical_horizon_pays_a_power_of_the_logarithm():
     # n · error² ≈ 3 + L³/(12√(2π)), L = √(2 ln n): the variance of h cut at L. The power (ln n)^{3/4} is its slow end.
     n = np.array([1e4, 1e8, 1e14])
-    error = influence.mean_error_1d(1.0, n)
+    error = token_influence.mean_error_1d(1.0, n)
     variance = 3 + np.sqrt(2 * np.log(n)) ** 3 / (12 * np.sqrt(2 * np.pi))
     ratio = error * np.sqrt(n) / np.sqrt(variance)
     assert ratio[1] / ratio[0] == pytest.approx(1, abs=0.05)
@@ -164,13 +167,13 @@ def test_influence_predicts_the_mean_error_within_five_percent_to_half_and_ten_t
     for horizon, n, tolerance in ((0.5, 10**3, 0.05), (0.5, 10**5, 0.05), (-0.5, 10**4, 0.05), (1.0, 10**4, 0.1)):
         measured = np.abs(grid_errors(horizon, n, 6000, seed=4).mean)
         assert measured.std() / np.sqrt(6000) / measured.mean() < 0.012
-        ratio = influence.mean_error_1d(horizon, [n])[0] / measured.mean()
+        ratio = token_influence.mean_error_1d(horizon, [n])[0] / measured.mean()
         assert abs(ratio - 1) < tolerance
 
 
 def test_influence_beyond_one_overpredicts_but_less_than_the_three_piece_law():
     measured = np.abs(grid_errors(1.5, 10**5, 2000, seed=5).mean).mean()
-    ratio = influence.mean_error_1d(1.5, [10**5])[0] / measured
+    ratio = token_influence.mean_error_1d(1.5, [10**5])[0] / measured
     assert 1.1 < ratio < 1.5
     from limitlens.theory.curve import averaged_error_1d
 
@@ -181,12 +184,12 @@ def test_expected_absolute_mean_of_known_laws():
     x = np.linspace(-40, 40, 16001)
     normal = np.exp(-(x**2) / 2) * (x[1] - x[0]) / np.sqrt(2 * np.pi)
     n = np.array([1, 2, 5, 10**6])
-    assert influence.expected_absolute_mean(x, normal, n) == pytest.approx(np.sqrt(2 / np.pi / n), rel=1e-4)
+    assert token_influence.expected_absolute_mean(x, normal, n) == pytest.approx(np.sqrt(2 / np.pi / n), rel=1e-4)
     laplace = np.exp(-np.abs(x)) / np.exp(-np.abs(x)).sum()
-    assert influence.expected_absolute_mean(x, laplace, [2]) == pytest.approx([0.75], rel=1e-4)
+    assert token_influence.expected_absolute_mean(x, laplace, [2]) == pytest.approx([0.75], rel=1e-4)
     skewed = np.where(x > 0, np.exp(-x), 0) / np.where(x > 0, np.exp(-x), 0).sum()  # exponential, then centred
     centred = x - skewed @ x
-    assert influence.expected_absolute_mean(centred, skewed, [1]) == pytest.approx([2 / np.e], rel=2e-3)
+    assert token_influence.expected_absolute_mean(centred, skewed, [1]) == pytest.approx([2 / np.e], rel=2e-3)
 
 
 def test_a_token_wins_its_own_softmax_exactly_when_predicted():
@@ -204,7 +207,7 @@ def test_a_token_wins_its_own_softmax_exactly_when_predicted():
     strong = reach(np.eye(dim), 0.3 * np.eye(dim))
     assert validity.self_dominates(strong, n)
     (message,) = validity.warnings(strong, n)
-    assert "--mask-self" in message
+    assert "mask_self=True" in message
     assert validity.warnings(strong, n, mask_self=True) == []
 
 
@@ -234,9 +237,9 @@ def test_pre_asymptotic_slopes_are_not_the_exponent():
         lambda: reach_per_head(np.eye(3), [np.ones((2, 3))], []),
         lambda: constants.mean_error_covariance([[1.0]], [[1.0]]),
         lambda: constants.mean_error_variance_1d(1.2),
-        lambda: influence.mean_error_1d(5.0, [100]),
-        lambda: influence.mean_error_1d(0.5, [0]),
-        lambda: influence.influence(np.eye(2), np.eye(2), np.ones(3)),
+        lambda: token_influence.mean_error_1d(5.0, [100]),
+        lambda: token_influence.mean_error_1d(0.5, [0]),
+        lambda: token_influence.influence(np.eye(2), np.eye(2), np.ones(3)),
         lambda: grid_errors(1.0, 1, 10, 0),
         lambda: grid_errors(100.0, 1000, 10, 0),
     ],

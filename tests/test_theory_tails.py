@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
-from limitlens.experiments.heavy_tails import heavy_curve
+from limitlens.experiments.heavy_tails import HeavyTails, heavy_curve
+from limitlens.experiments.heavy_tails import tails as show_tails
 from limitlens.statistics import tails
 from limitlens.statistics.tails import Verdict
 from limitlens.theory import heavy
@@ -187,15 +188,29 @@ def test_gaussian_tokens_keep_their_limit():
     document = found.document()
     assert document["existence"] == Existence.NORMAL.value
     assert document["n"] == [1000, 100_000]
-    assert list(found.table()["n"]) == [1000, 100_000]
+    assert list(found.table["n"]) == [1000, 100_000]
 
 
 def test_heavy_figure(tmp_path):
-    from limitlens.report.tail_figures import plot_heavy
-
-    curves = [heavy_curve("laplace", t, (100, 1000), replicates=20) for t in (0.4, 2.0)]
-    plot_heavy(curves, str(tmp_path / "tails.png"))
+    show_tails(tilts=[0.4, 2.0], sizes=(100, 1000), replicates=20).plot(tmp_path / "tails.png")
     assert (tmp_path / "tails.png").stat().st_size > 5000
+
+
+def test_saved_results_are_read_back(tmp_path):
+    from limitlens.record import read_run, to_json
+
+    found = {
+        HeavyTails: show_tails(law="student", tilts=[1.0], sizes=(100, 1000), replicates=20),
+        tails.TailReport: show_tails(np.random.default_rng(0).laplace(size=(2000, 3))),
+    }
+    for kind, made in found.items():
+        assert type(made) is kind
+        made.save(tmp_path / made.kind)
+        read = kind.load(read_run(tmp_path / made.kind))
+        assert to_json(read.document()) == to_json(made.document())
+        assert read.view() == made.view()
+        assert len(repr(read)) < 200
+    assert "At 1 of 1 tilt there is no infinite-token limit" in str(found[HeavyTails])
 
 
 @pytest.mark.parametrize(

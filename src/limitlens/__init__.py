@@ -9,84 +9,74 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from limitlens.attention.attend import attend, limit
-    from limitlens.attention.design import designed_head
-    from limitlens.attention.head import Head
-    from limitlens.attention.state import State
-    from limitlens.budgets.plan import Plan
-    from limitlens.errors import InputError
-    from limitlens.experiments.study import study
-    from limitlens.experiments.study_result import Curve
-    from limitlens.experiments.sweeps import radius_sweep
-    from limitlens.heads.probe import probe
-    from limitlens.heads.result import ProbeRun
-    from limitlens.measures import (
-        Ball,
-        Cube,
-        Discrete,
-        Gaussian,
-        GaussianMixture,
-        Measure,
-        Sample,
-        Sphere,
-        VonMisesFisher,
-    )
+    from limitlens import theory as theory
+    from limitlens.attention.attend import attend as attend
+    from limitlens.attention.design import designed_head as designed_head
+    from limitlens.attention.head import Head as Head
+    from limitlens.attention.limit import limit as limit
+    from limitlens.attention.state import State as State
+    from limitlens.budgets.plan import Plan as Plan
+    from limitlens.budgets.plan import plan as plan
+    from limitlens.comparison import compare as compare
+    from limitlens.critical.scaling import scaling as scaling
+    from limitlens.curves.error_curve import ErrorCurve as ErrorCurve
+    from limitlens.curves.error_curve import TokensFor as TokensFor
+    from limitlens.curves.fit import Rate as Rate
+    from limitlens.errors import InputError as InputError
+    from limitlens.experiments.hardmax import hardmax as hardmax
+    from limitlens.experiments.heavy_tails import tails as tails
+    from limitlens.experiments.study import study as study
+    from limitlens.experiments.study_result import Curve as Curve
+    from limitlens.experiments.sweeps import radius_sweep as radius_sweep
+    from limitlens.experiments.sweeps import sweep as sweep
+    from limitlens.heads.probe import probe as probe
+    from limitlens.heads.record import HeadRecord as HeadRecord
+    from limitlens.heads.regimes import Regime as Regime
+    from limitlens.heads.result import ProbeRun as ProbeRun
+    from limitlens.loading import load as load
+    from limitlens.measures import *  # noqa: F403
+
+    __version__: str
 
 _ROOMS = {
-    "limitlens.attention.attend": ("attend", "limit"),
-    "limitlens.attention.head": ("Head",),
-    "limitlens.attention.state": ("State",),
-    "limitlens.attention.design": ("designed_head",),
-    "limitlens.experiments.study_result": ("Curve",),
-    "limitlens.experiments.study": ("study",),
-    "limitlens.experiments.sweeps": ("radius_sweep",),
-    "limitlens.budgets.plan": ("Plan",),
-    "limitlens.heads.probe": ("probe",),
-    "limitlens.heads.result": ("ProbeRun",),
-    "limitlens.errors": ("InputError",),
-    "limitlens.measures": (
-        "Ball",
-        "Cube",
-        "Discrete",
-        "Gaussian",
-        "GaussianMixture",
-        "Measure",
-        "Sample",
-        "Sphere",
-        "VonMisesFisher",
-    ),
+    "attention.attend": "attend",
+    "attention.design": "designed_head",
+    "attention.head": "Head",
+    "attention.limit": "limit",
+    "attention.state": "State",
+    "budgets.plan": "Plan plan",
+    "comparison": "compare",
+    "critical.scaling": "scaling",
+    "curves.error_curve": "ErrorCurve TokensFor",
+    "curves.fit": "Rate",
+    "errors": "InputError",
+    "experiments.hardmax": "hardmax",
+    "experiments.heavy_tails": "tails",
+    "experiments.study": "study",
+    "experiments.study_result": "Curve",
+    "experiments.sweeps": "radius_sweep sweep",
+    "heads.probe": "probe",
+    "heads.record": "HeadRecord",
+    "heads.regimes": "Regime",
+    "heads.result": "ProbeRun",
+    "loading": "load",
+    "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
-__all__ = [
-    "Ball",
-    "Cube",
-    "Curve",
-    "Discrete",
-    "Gaussian",
-    "GaussianMixture",
-    "Head",
-    "InputError",
-    "Measure",
-    "Plan",
-    "ProbeRun",
-    "Sample",
-    "Sphere",
-    "State",
-    "VonMisesFisher",
-    "attend",
-    "designed_head",
-    "limit",
-    "probe",
-    "radius_sweep",
-    "study",
-]
+__all__ = sorted([*_HOME, "__version__", "theory"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("limitlens")
+    if name == "theory":
+        return import_module("limitlens.theory")
     if name not in _HOME:
         raise AttributeError(f"module 'limitlens' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"limitlens.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,176 +10,240 @@ over their heads, with the spread over heads as the error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from scipy import special
 
+from limitlens import results
 from limitlens.errors import InputError
-from limitlens.record import read_run
+from limitlens.heads.regimes import Regime
+from limitlens.loading import load
+from limitlens.record import plain
+from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
+from limitlens.report.words import join, plural, short
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
+
+    from limitlens.curves.error_curve import ErrorCurve
+    from limitlens.heads.result import ProbeRun
+    from limitlens.results import Result
 
 LEVEL = 0.05
+WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called
 WORDS = {
-    "horizon": "horizon",
-    "score_std": "score spread",
-    "mean_tilt": "mean tilt",
-    "sink_mass": "mass on the sink",
+    "horizon": "horizon", "score_std": "score spread", "mean_tilt": "mean tilt", "sink_mass": "mass on the sink",
     "pareto_k": "tail k̂",
-}
-WORDS_AT_LARGEST = {"top_weight": "largest weight", "entropy": "entropy"}  # measured at the largest n alone
+}  # fmt: skip
 AT = " at n = "  # between a quantity and the n it was measured at
+LISTED, SHOWN = 400, 12  # differences that a page and a terminal list; the folder's table has them all
+PLACES, PICTURES = 6, 3  # places from which on a quantity is worth a picture, and pictures at most
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number with its standard error and the replicates behind it, each None where not known."""
+    """A finite number with its standard error and the replicates behind it, each None where not known."""
 
-    value: float | None
+    value: float | None = None
     stderr: float | None = None
     replicates: int | None = None
 
 
+Column = dict[tuple[str, str], Value]  # of a run: place and quantity
+
+
 @dataclass(frozen=True)
-class Item:
-    """One thing that runs have in common: where it is, what is measured, and the runs' values."""
+class Difference:
+    """One quantity at one place in the first run and in a later one; `exceeds` is None where an error is not known."""
 
     where: str
     quantity: str
-    values: tuple[Value, ...]
+    run: str
+    first: float | None
+    first_stderr: float | None
+    value: float | None
+    stderr: float | None
+    difference: float | None
+    difference_stderr: float | None
+    exceeds: bool | None
+
+    @property
+    def in_errors(self) -> float | None:
+        """The difference in standard errors, where they are known."""
+        difference, error = self.difference, self.difference_stderr
+        return difference / error if difference is not None and error else None
 
 
-def compare(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """The comparison of two or more run folders as a JSON-ready document.
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Two or more runs, each against the first."""
 
-    `runs` describes them; `summary` has one row per quantity (medians over places, how many differences are marked);
-    `differences` one row per place, quantity and later run.
-    """
-    if len(folders) < 2:
-        raise InputError(f"{len(folders)} run was given; expected at least two to compare, so name another run folder")
-    records = [read_run(folder) for folder in folders]
-    return compare_records(records, _names([Path(folder) for folder in folders]))
+    kind: ClassVar[str] = "comparison"
+    command: str  # which makes such runs
+    unit: str  # what they have in common: head, error, number or model average
+    runs: tuple[Mapping[str, Any], ...]  # what each run is, its `name` first
+    same_model: bool  # they are probes, all of one model
+    regimes: Mapping[str, Any] | None  # of probes: heads of each regime by run, and how many are not as in the first
+    differences: tuple[Difference, ...]  # one for each place, quantity and later run
+    level: float = LEVEL
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The runs by name."""
+        return [run["name"] for run in self.runs]
+
+    @property
+    def matched(self) -> int:
+        """Places that the runs have in common."""
+        return len({row.where for row in self.differences})
+
+    @cached_property
+    def ranked(self) -> list[Difference]:
+        """The differences, those that exceed their errors first, the clearest before the others."""
+
+        def clear(row: Difference) -> tuple[bool, float]:
+            return bool(row.exceeds), -1.0 if row.difference is None else abs(row.in_errors or 0.0)
+
+        return sorted(self.differences, key=clear, reverse=True)
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per quantity: medians over places, and how many differences were tested and are marked."""
+        first, *others = self.names
+        rows = []
+        for quantity in dict.fromkeys(row.quantity for row in self.differences):
+            mine = [row for row in self.differences if row.quantity == quantity]
+            runs = {name: [row for row in mine if row.run == name] for name in others}
+            values = {first: [row.first for row in runs[others[0]]]}
+            values |= {name: [row.value for row in own] for name, own in runs.items()}
+            known = {name: [value for value in found if value is not None] for name, found in values.items()}
+            medians = {name: median(found) if found else None for name, found in known.items()}
+            marked = {name: sum(row.exceeds is True for row in own) for name, own in runs.items()}
+            tested = {name: sum(row.exceeds is not None for row in own) for name, own in runs.items()}
+            counts = {"places": len(values[first]), "medians": medians, "marked": marked, "tested": tested}
+            rows.append({"quantity": quantity, **counts})
+        return rows
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per difference."""
+        import pandas as pd
+
+        return pd.DataFrame(plain(self.differences))
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as a JSON document."""
+        return {**plain(self), "matched": self.matched, "summary": self.summary}
+
+    def view(self) -> View:
+        """What it shows."""
+        return _view(self)
+
+    def plot(self, path: str | Path | None = None) -> Drawing:
+        """The later runs against the first, for quantities with several places and known errors."""
+        figures = _figures(self)
+        if not figures:
+            raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
+        return results.plot(figures, path)
+
+    def __repr__(self) -> str:
+        marked = sum(bool(row.exceeds) for row in self.differences)
+        found = f"{marked} of {len(self.differences)} differences exceed their errors"
+        return f"<Comparison of {join(self.names)}: {plural(self.matched, self.unit)} in common, {found}>"
+
+    tables, arrays, load = results.table_as("differences"), results.no_arrays, classmethod(results.load)
+    save, report = results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
 
 
-def compare_records(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """The comparison of the contents of run.json files."""
-    results = [record["result"] for record in records]
-    commands = [str(record.get("command")) for record in records]
-    if len(set(commands)) > 1:
-        raise InputError(
-            f"runs of {', '.join(dict.fromkeys(commands))} were given; expected runs of one command, so leave out some"
-        )
-    reader = _reader(results)
-    if len({"studies" in result for result in results}) > 1:
-        raise InputError("a single study and a sweep were given; expected runs of one kind, so leave out some")
-    if reader is None:
-        raise InputError(f"runs of {commands[0]!r} cannot be compared; expected probes, studies or scaling limits")
-    try:
-        columns = [reader(result) for result in results]
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError(
-            f"a run lacks what a comparison needs ({type(error).__name__}: {error}); "
-            "expected whole runs of this version, so run them again"
-        ) from None
-    items = _matched(columns)
-    if not items:
+def compare(*runs: Result | str | Path) -> Comparison:
+    """Two or more runs of one kind, each against the first: folders, or results of `probe`, `study` or `scaling`."""
+    if len(runs) < 2:
+        raise InputError(f"{plural(len(runs), 'run')} was given; expected at least two to compare, so name another run")
+    found: list[Any] = [load(run) if isinstance(run, str | Path) else run for run in runs]
+    kinds = list(dict.fromkeys(run.kind for run in found))
+    if len(kinds) > 1:
+        raise InputError(f"runs of {', '.join(kinds)} were given; expected runs of one kind, so leave out some")
+    if kinds[0] not in _READERS:
+        raise InputError(f"runs of {kinds[0]!r} cannot be compared; expected probes, studies or scaling limits")
+    command, unit, read = _READERS[kinds[0]]
+    models = [run.model_sha256 or run.model for run in found] if kinds == ["probe"] else []
+    if len(set(models)) > 1:
+        unit, read = "model average", _model_means
+    names = _names(runs)
+    differences = tuple(_differences([read(run) for run in found], names))
+    if not differences:
         raise InputError("the runs have nothing in common to compare; expected the same sizes, errors or quantities")
-    differences = _differences(items, names)
-    return {
-        "command": commands[0],
-        "level": LEVEL,
-        "runs": [{"name": name, **_described(result)} for name, result in zip(names, results, strict=True)],
-        "unit": UNITS[reader],
-        "matched": len({item.where for item in items}),
-        "regimes": _regimes(results, names) if reader in (_probe, _models) else None,
-        "same_model": reader is _probe,
-        "summary": _summary(items, differences, names),
-        "differences": differences,
-    }
+    described = tuple({"name": name, **_described(run)} for name, run in zip(names, found, strict=True))
+    regimes = _regimes(found, names, models) if models else None
+    return Comparison(command, unit, described, len(set(models)) == 1, regimes, differences)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Folder names, with their parents where names alone are not distinct."""
-    short = [path.resolve().name for path in paths]
-    if len(set(short)) == len(short):
-        return short
-    long = [str(path) for path in paths]
-    return long if len(set(long)) == len(long) else [f"{name} ({i})" for i, name in enumerate(long, 1)]
+def _names(runs: Sequence[Any]) -> list[str]:
+    """Names of folders, with their parents where names alone are not distinct; else what a result is about."""
+
+    def name(run: Any, whole: bool) -> str:
+        if isinstance(run, str | Path):
+            return str(run) if whole else Path(run).resolve().name
+        return f"{run.model} on {run.corpus}" if run.kind == "probe" else str(run.kind)
+
+    brief, long = ([name(run, whole) for run in runs] for whole in (False, True))
+    numbered = [f"{name} ({i})" for i, name in enumerate(long, 1)]
+    return next(names for names in (brief, long, numbered) if len(set(names)) == len(names))
 
 
-def _described(result: Mapping[str, Any]) -> dict[str, Any]:
+def _described(run: Any) -> dict[str, Any]:
     keys = ("model", "corpus", "measure", "window", "tokens", "device", "seed")
-    found = {key: result[key] for key in keys if result.get(key) is not None}
-    inputs = result.get("inputs")
-    if isinstance(inputs, Mapping):
+    found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
+    if run.kind == "study":
+        found["horizon"] = run.theory["horizon"]
+    elif run.kind == "scaling":
+        inputs = run.document()["inputs"]
         found |= {key: inputs[key] for key in ("law", "dim", "n", "beta", "theta") if key in inputs}
-    if isinstance(result.get("theory"), Mapping):
-        found["horizon"] = result["theory"]["horizon"]
     return found
 
 
-Column = dict[tuple[str, str], Value]
-
-
-def _reader(results: Sequence[Mapping[str, Any]]) -> Any:
-    result = results[0]
-    if "heads" in result and "model" in result:
-        return _probe if len({_model(result) for result in results}) == 1 else _models
-    if "errors" in result:
-        return _study
-    if "studies" in result:
-        return _sweep
-    if "quantities" in result:
-        return _scaling
-    return None
-
-
-def _regimes(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
     """Heads of each regime per run, and how many heads of a later run are of another regime than in the first."""
-    of = [{(head["layer"], head["head"]): head.get("regime") for head in result["heads"]} for result in results]
     found = {}
-    for name, result, regimes in zip(names, results, of, strict=True):
-        same = _model(results[0]) == _model(result)
-        counts = {word: list(regimes.values()).count(word) for word in ("averaging", "selective", "frozen")}
-        changed = sum(regimes[key] != of[0][key] for key in regimes if key in of[0]) if same else None
-        found[name] = {**counts, "changed": changed}
+    of = [{head.place: head.regime for head in run.records} for run in runs]
+    for name, model, own in zip(names, models, of, strict=True):
+        counts = {regime.value: list(own.values()).count(regime) for regime in Regime}
+        changed = sum(own[place] is not of[0][place] for place in own if place in of[0])
+        found[name] = {**counts, "changed": changed if model == models[0] else None}
     return found
 
 
-def _probe(result: Mapping[str, Any]) -> Column:
+def _probe(run: ProbeRun) -> Column:
     found: Column = {}
-    count = result.get("replicates")
-    for head in result["heads"]:
-        where = f"layer {head['layer']}, head {head['head']}"
-        rate = head.get("rate") or {}
-        found[where, "rate"] = Value(rate.get("slope"), rate.get("stderr"), count)
-        errors, stderr = head["relative_output_error"], head["relative_output_error_stderr"]
-        for n, error, spread in zip(head["n"], errors, stderr, strict=True):
-            found[where, f"error{AT}{n:,}"] = Value(error, spread, count)
-        for n, effective in zip(head["n"], head.get("effective_tokens") or [], strict=False):
-            found[where, f"effective tokens{AT}{n:,}"] = Value(effective)
-        for name, word in WORDS_AT_LARGEST.items():
-            found[where, f"{word}{AT}{head['n'][-1]:,}"] = Value(head.get(name))
-        found[where, "tokens for 5%"] = _tokens(head)
-        for name, word in WORDS.items():
-            found[where, word] = Value(head.get(name))
+    for head in run.records:
+        where, last = head.name, f"{AT}{head.sizes[-1]:,}"
+        found |= _curve(where, head.curve, run.replicates)
+        for n, tokens in zip(head.sizes, head.effective_tokens, strict=True):
+            found[where, f"effective tokens{AT}{n:,}"] = Value(plain(tokens))
+        known = head.curve.tokens_for(WANTED)  # its standard error is read off its 95% interval
+        low, high = known.interval
+        spread = None if low is None or high is None else (high - low) / (2 * 1.96)
+        found[where, TOKENS] = Value() if known.document() is None else Value(known.n, spread)
+        for name, word in {"top_weight": f"largest weight{last}", "entropy": f"entropy{last}", **WORDS}.items():
+            found[where, word] = Value(plain(getattr(head, name)))
     return found
 
 
-def _model(result: Mapping[str, Any]) -> Any:
-    """What tells a model from another."""
-    return result.get("model_sha256") or result.get("model")
-
-
-def _models(result: Mapping[str, Any]) -> Column:
+def _model_means(run: ProbeRun) -> Column:
     """A model whose heads have no counterpart in another: means over its heads, their spread as the error."""
-    heads: dict[str, list[float]] = {}
-    for (_, quantity), value in _probe(result).items():
-        if value.value is not None:
-            heads.setdefault(quantity, []).append(value.value)
-    heads.pop("tokens for 5%", None)  # known only for the quick heads, so that its mean says nothing
+    heads: dict[str, list[float]] = defaultdict(list)
+    for (_, quantity), value in _probe(run).items():
+        if value.value is not None and quantity != TOKENS:  # known only for the quick heads: its mean says nothing
+            heads[quantity].append(value.value)
     return {
         ("all heads", name): Value(mean(found), stdev(found) / math.sqrt(len(found)), len(found))
         for name, found in heads.items()
@@ -187,123 +251,159 @@ def _models(result: Mapping[str, Any]) -> Column:
     }
 
 
-def _tokens(head: Mapping[str, Any]) -> Value:
-    """n(5%), its standard error read off its 95% interval."""
-    known = (head.get("tokens_for") or {}).get("0.05")
-    if not known:
-        return Value(None)
-    low, high = known["interval"]
-    return Value(known["n"], None if low is None or high is None else (high - low) / (2 * 1.96))
-
-
-def _study(result: Mapping[str, Any], prefix: str = "") -> Column:
+def _study(run: Any) -> Column:
+    """The error curves of a study, or of every study of a sweep."""
+    studies = [("", run)]
+    if run.kind != "study":
+        name, grid = ("H", run.horizons) if run.kind == "horizons" else ("R", run.radii)
+        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(grid, run.curves, strict=False)]
     found: Column = {}
-    count = result["replicates"][0]
-    for name, entry in result["errors"].items():
-        rate = result["rates"].get(name) or {}
-        where = f"{prefix}{name}"
-        found[where, "rate"] = Value(rate.get("slope"), rate.get("stderr"), count)
-        for n, value, stderr in zip(result["n"], entry["value"], entry["stderr"], strict=True):
-            found[where, f"error{AT}{n:,}"] = Value(value, stderr, count)
+    for prefix, study in studies:
+        for name in study.names:
+            found |= _curve(f"{prefix}{name}", study.errors[name], study.replicates)
     return found
 
 
-def _sweep(result: Mapping[str, Any]) -> Column:
-    name, grid = ("H", result["horizons"]) if "horizons" in result else ("R", result["radii"])
-    found: Column = {}
-    for value, study in zip(grid, result["studies"], strict=False):
-        found |= _study(study, f"{name} = {value:.4g}, ")
+def _curve(where: str, curve: ErrorCurve, count: int) -> Column:
+    """The rate of an error curve, and its errors."""
+    rate = curve.rate
+    found = {(where, "rate"): Value() if rate is None else Value(plain(rate.slope), plain(rate.stderr), count)}
+    for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
+        found[where, f"error{AT}{n:,}"] = Value(plain(error), plain(stderr), count)
     return found
 
 
-def _scaling(result: Mapping[str, Any]) -> Column:
-    count = result["inputs"].get("replicates")
-    return {
-        (name, "measured"): Value(row.get("measured"), row.get("stderr"), count)
-        for name, row in result["quantities"].items()
-    }
+def _scaling(run: Any) -> Column:
+    found, count = run.quantities.items(), run.inputs["replicates"]
+    return {(name, "measured"): Value(plain(one.measured), plain(one.stderr), count) for name, one in found}
 
 
-UNITS = {_probe: "head", _models: "model average", _study: "error", _sweep: "error", _scaling: "number"}
+# By kind: its command, what is matched, how to read it.
+_READERS: dict[str, tuple[str, str, Callable[[Any], Column]]] = {
+    "probe": ("probe", "head", _probe),
+    "study": ("study", "error", _study),
+    "horizons": ("study", "error", _study),
+    "radii": ("study", "error", _study),
+    "scaling": ("scaling", "number", _scaling),
+}
 
 
-def _matched(columns: Sequence[Column]) -> list[Item]:
+def _differences(columns: Sequence[Column], names: Sequence[str]) -> list[Difference]:
     """What every run has, in the order of the first; of what depends on n only the largest n they share."""
     shared = [key for key in columns[0] if all(key in column for column in columns)]
     last = {(where, quantity.split(AT)[0]): quantity for where, quantity in shared}
-    kept = [(where, quantity) for where, quantity in shared if last[where, quantity.split(AT)[0]] == quantity]
-    items = [Item(*key, tuple(column[key] for column in columns)) for key in kept]
-    return [item for item in items if any(value.value is not None for value in item.values)]
+    pairs = [
+        (key, name, columns[0][key], column[key], *_difference(columns[0][key], column[key]))
+        for key in shared
+        if last[key[0], key[1].split(AT)[0]] == key[1] and any(column[key].value is not None for column in columns)
+        for name, column in zip(names[1:], columns[1:], strict=True)
+    ]
+    tested = Counter(quantity for (_, quantity), *_, spread, _ in pairs if spread is not None)
+    rows = []
+    for key, name, a, b, difference, spread, freedom in pairs:
+        exceeds = None
+        if difference is not None and spread is not None:
+            exceeds = bool(abs(difference) > special.stdtrit(freedom, 1 - LEVEL / tested[key[1]] / 2) * spread)
+        rows.append(Difference(*key, name, a.value, a.stderr, b.value, b.stderr, difference, spread, exceeds))
+    return rows
 
 
-def _differences(items: Sequence[Item], names: Sequence[str]) -> list[dict[str, Any]]:
-    tested: dict[str, int] = {}
-    for item in items:
-        first = item.values[0]
-        tested[item.quantity] = tested.get(item.quantity, 0) + sum(
-            _error(first, value) is not None for value in item.values[1:]
+def _difference(a: Value, b: Value) -> tuple[float | None, float | None, float]:
+    """b − a, its standard error, and the degrees of freedom of that (Welch); None for what is not known."""
+    difference = None if a.value is None or b.value is None else b.value - a.value
+    if difference is None or a.stderr is None or b.stderr is None:
+        return difference, None, math.inf
+    total, shares = a.stderr**2 + b.stderr**2, 0.0
+    if a.replicates and b.replicates and min(a.replicates, b.replicates) > 1:
+        shares = a.stderr**4 / (a.replicates - 1) + b.stderr**4 / (b.replicates - 1)
+    return difference, math.sqrt(total), total**2 / shares if shares > 0 else math.inf
+
+
+def _view(found: Comparison) -> View:
+    first, in_common, top = found.names[0], plural(found.matched, found.unit), found.ranked[0]
+    keys = list(dict.fromkeys(key for run in found.runs for key in run if key != "name"))
+    about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in found.runs])]
+    trust = [
+        f"A difference is marked when it exceeds what chance explains at the level {found.level:.0%}, shared out over "
+        "all comparisons of its quantity; quantities without a standard error are never marked."
+    ]
+    if found.regimes:
+        columns = ("run", *(regime.value for regime in Regime), f"other than in {first}")
+        about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
+        if not found.same_model:
+            trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+    if len(found.ranked) > LISTED:
+        trust.append(f"The {LISTED} clearest of {len(found.ranked):,} differences are listed; the saved table has all.")
+    verdict = "No difference exceeds its error: on these measurements the runs agree."
+    advice = "More replicates or more tokens would be needed to tell them apart."
+    if top.exceeds:
+        marked = {row["quantity"]: (sum(row["marked"].values()), sum(row["tested"].values())) for row in found.summary}
+        counts = [f"{quantity} in {some} of {tested}" for quantity, (some, tested) in marked.items() if some]
+        number = sum(some for some, _ in marked.values())
+        exceed = f"{number} differences exceed their errors" if number > 1 else "One difference exceeds its error"
+        verdict, change = f"{exceed}: {join(counts)}.", f"goes from {short(top.first)} to {short(top.value)}"
+        advice = f"Look first at {top.where}: its {top.quantity} {change} in {top.run}."
+    measured = f"{join(found.names)} were laid side by side on {in_common}, and every difference to {first} was held "
+    return View(
+        title=" against ".join(found.names),
+        subtitle=f"{plural(len(found.runs), 'run')} of limitlens {found.command} · {in_common} in common",
+        verdict=(f"{measured}against its standard error.", verdict, advice),
+        sections=[
+            Section("The runs", "", about),
+            Section("Quantity by quantity", f"Each against {first}.", (_summary_table(found), Row(_figures(found)))),
+            Section("Place by place", "Differences that exceed their errors stand first.", [_differences_table(found)]),
+        ],
+        trust=trust,
+    )
+
+
+def _summary_table(found: Comparison) -> Table:
+    middle, others = "mean" if found.regimes and not found.same_model else "median", found.names[1:]
+    rows = []
+    for row in found.summary:
+        marked, tested = row["marked"], row["tested"]
+        differ = [f"{marked[name]} of {tested[name]}" if tested[name] else None for name in others]
+        rows.append([row["quantity"], *row["medians"].values(), *differ])
+    columns = ["quantity", *(f"{middle}, {name}" for name in found.names), *(f"differ, {name}" for name in others)]
+    return Table("summary", columns, rows)
+
+
+def _differences_table(found: Comparison) -> Table:
+    values = (f"in {found.names[0]}", "in run", "difference", "difference / error", "verdict")
+    words = {True: "exceeds its error", False: "", None: "no error known"}
+    listed = found.ranked[:LISTED]
+    rows = [
+        (
+            *(row.where, row.quantity, row.run),
+            *(Measured(row.first, row.first_stderr), Measured(row.value, row.stderr)),
+            *(Measured(row.difference, row.difference_stderr), row.in_errors, words[row.exceeds]),
         )
-    rows = []
-    for item in items:
-        first = item.values[0]
-        for name, value in zip(names[1:], item.values[1:], strict=True):
-            known = first.value is not None and value.value is not None
-            difference = value.value - first.value if known else None  # type: ignore[operator]
-            error = _error(first, value)
-            row: dict[str, Any] = {
-                "where": item.where,
-                "quantity": item.quantity,
-                "run": name,
-                "first": first.value,
-                "first_stderr": first.stderr,
-                "value": value.value,
-                "stderr": value.stderr,
-                "difference": difference,
-                "difference_stderr": None if error is None else error[0],
-                "exceeds": None,
-            }
-            if error is not None and difference is not None:
-                spread, freedom = error
-                row["exceeds"] = bool(abs(difference) > _quantile(LEVEL / tested[item.quantity], freedom) * spread)
-            rows.append(row)
-    return rows
+        for row in listed
+    ]
+    marked = frozenset(i for i, row in enumerate(listed) if row.exceeds)
+    return Table("differences", ("where", "quantity", "run", *values), rows, marked=marked, shown=SHOWN)
 
 
-def _error(a: Value, b: Value) -> tuple[float, float] | None:
-    """Standard error of a difference and its degrees of freedom (Welch); None where an error is not known."""
-    if a.value is None or b.value is None or a.stderr is None or b.stderr is None:
-        return None
-    squares = (a.stderr**2, b.stderr**2)
-    total = sum(squares)
-    if total == 0:
-        return 0.0, math.inf
-    counts = (a.replicates, b.replicates)
-    if any(count is None or count < 2 for count in counts):
-        return math.sqrt(total), math.inf
-    shares = sum(square**2 / (count - 1) for square, count in zip(squares, counts, strict=True) if count is not None)
-    return math.sqrt(total), total**2 / shares if shares > 0 else math.inf
+def _figures(found: Comparison) -> list[Figure]:
+    """The later runs against the first, for quantities with several places and known errors."""
+    drawn = [row["quantity"] for row in found.summary if row["places"] >= PLACES and any(row["tested"].values())]
+    return [_scatter(found, quantity) for quantity in drawn[:PICTURES]]
 
 
-def _quantile(level: float, freedom: float) -> float:
-    """Two-sided quantile of Student's t, of the normal law for infinitely many degrees of freedom."""
-    upper = 1 - level / 2
-    return float(special.ndtri(upper) if math.isinf(freedom) else special.stdtrit(freedom, upper))
-
-
-def _summary(
-    items: Sequence[Item], differences: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    quantities = list(dict.fromkeys(item.quantity for item in items))
-    rows = []
-    for quantity in quantities:
-        own = [item for item in items if item.quantity == quantity]
-        row: dict[str, Any] = {"quantity": quantity, "places": len(own), "medians": {}, "marked": {}, "tested": {}}
-        for i, name in enumerate(names):
-            known = [value for item in own if (value := item.values[i].value) is not None]
-            row["medians"][name] = median(known) if known else None
-        for name in names[1:]:
-            verdicts = [d["exceeds"] for d in differences if d["quantity"] == quantity and d["run"] == name]
-            row["tested"][name] = sum(verdict is not None for verdict in verdicts)
-            row["marked"][name] = sum(verdict is True for verdict in verdicts)
-        rows.append(row)
-    return rows
+def _scatter(found: Comparison, quantity: str) -> Figure:
+    first, *others = found.names
+    tested = [row for row in found.differences if row.quantity == quantity and row.exceeds is not None]
+    values = [value for row in tested for value in (row.first, row.value) if value is not None]
+    ends = [min(values), max(values)]
+    series = [line("equal", ends, ends, "ink", "dashed")]
+    for i, name in enumerate(others):
+        looks: tuple[tuple[str, Colour], ...] = (("within errors", "grey"), ("exceeds its error", SHADES[i % 6]))
+        for exceeds, (label, colour) in enumerate(looks):
+            own = [row for row in tested if row.run == name and row.exceeds == exceeds]
+            labels = [f"{row.where}\n{short(row.first)} → {short(row.value)}" for row in own]
+            across, up = [row.first for row in own], [row.value for row in own]
+            series += [points(f"{name}: {label}", across, up, colour, labels=labels)] if own else []
+    log = ends[0] > 0 and ends[1] > 5 * ends[0]
+    where = others[0] if len(others) == 1 else "the others"
+    axes = (Axis(f"{quantity} in {first}", log), Axis(f"{quantity} in {where}", log))
+    return Figure(quantity.capitalize(), *axes, series, height=380)

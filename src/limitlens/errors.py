@@ -5,12 +5,14 @@ A message is one sentence: what was given, what was expected, what to do. The co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[float, float], None]  # told (done, total), in any unit
 
 
 class InputError(ValueError):
@@ -39,15 +41,22 @@ def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] |
     return array
 
 
+def check_number(
+    name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = float("inf")
+) -> float:
+    """`value` as a float in [low, below), or (low, below) where not `closed`; else say what was `expected`."""
+    if not (low < value < below or (closed and value == low)):
+        raise InputError(f"{name} is {value:g}; expected {expected}")
+    return float(value)
+
+
 def check_covariance(name: str, covariance: Array) -> Array:
     """Return a symmetric positive semi-definite (d, d) `covariance`, or raise an `InputError`."""
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
         raise InputError(f"{name} has shape {covariance.shape}; expected a square matrix (dim, dim)")
     scale = float(np.abs(covariance).max(initial=0.0))
     if not np.allclose(covariance, covariance.T, rtol=1e-8, atol=1e-12 * max(scale, 1e-300)):
-        raise InputError(
-            f"{name} is not symmetric; expected a covariance matrix, so pass (S + S.T) / 2 if that is meant"
-        )
+        raise InputError(f"{name} is not symmetric; expected a covariance matrix, so pass (S + S.T) / 2 if you mean it")
     symmetric = (covariance + covariance.T) / 2
     smallest = float(np.linalg.eigvalsh(symmetric)[0]) if symmetric.size else 0.0
     if smallest < -1e-10 * max(scale, 1e-300):

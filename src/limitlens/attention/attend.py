@@ -1,4 +1,4 @@
-"""The two sides of every comparison: attention over n tokens, and over infinitely many."""
+"""Attention over n tokens, block by block; `limit` is the other side of every comparison."""
 
 from __future__ import annotations
 
@@ -11,17 +11,8 @@ from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError
-from limitlens.measures.base import Measure
 
 BLOCK = 8192  # tokens attended at a time: enough to fill the cores, little enough to stay in cache
-
-
-def limit(measure: Measure, head: Head, x: Any) -> Array:
-    """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v)."""
-    if measure.dim != head.dim:
-        raise InputError(f"the measure has dimension {measure.dim} and the head {head.dim}; expected the same")
-    mean = measure.grad_K(head.tilts(x))
-    return mean if head.value_map is None else np.asarray(mean @ head.value_map.T + head.value_bias)
 
 
 def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int = BLOCK) -> Array:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 
 if TYPE_CHECKING:
     import torch
@@ -17,18 +17,10 @@ class Head:
 
     The score of token y for query x is <y, A x>, so attention over a law of tokens sees a query only through its tilt
     t = A x. Its value for token y is V y. Both are kept factored: A = Wkᵀ Wq is never formed when the head dimension k
-    is smaller than d.
+    is smaller than d (`Head.from_projections`).
 
-    Parameters
-    ----------
-    A : (d, d) array or scalar
-        The score matrix, 1/√k included. A scalar means that multiple of the identity (of V's dimension, else d = 1).
-    V : (v, d) array, optional
-        The value matrix; the identity when left out.
-
-    See Also
-    --------
-    Head.from_projections : from the matrices of a trained layer.
+    The score matrix A (d, d) holds the 1/√k; a scalar means that multiple of the identity (of V's dimension, else
+    d = 1). The value matrix V (v, d) is the identity when left out.
     """
 
     def __init__(self, A: Any, V: Any = None) -> None:
@@ -55,24 +47,15 @@ class Head:
     ) -> Head:
         """The head of projections q = Wq x + query_bias, k = Wk y, v = Wv y + value_bias, scores <q, k>/√head_dim.
 
-        Parameters
-        ----------
-        Wq, Wk : (k, d) arrays
-            Rows are output features, as in `torch.nn.Linear.weight`.
-        Wv : (v, d) array, optional
-            The identity when left out.
-        query_bias : (k,) array, optional
-            Shifts every tilt by Wkᵀ query_bias/√k. A key bias adds the same number to all scores of a query and cancels
-            in the softmax, so there is no argument for it.
-        head_dim : int, optional
-            The k of 1/√k; the number of rows of Wq when left out.
+        Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear.weight`; Wv is the identity and
+        head_dim the number of rows when left out. A query bias (k,) shifts every tilt by Wkᵀ query_bias/√k. A key bias
+        adds the same number to all scores of a query and cancels in the softmax, so there is no argument for it.
         """
         query, key = as_array("Wq", Wq, ndim=2), as_array("Wk", Wk, ndim=2)
         if query.shape[0] != key.shape[0]:
             raise InputError(f"Wq has {query.shape[0]} rows and Wk {key.shape[0]}; expected the same head dimension")
-        width = query.shape[0] if head_dim is None else int(head_dim)
-        if width < 1:
-            raise InputError(f"head_dim is {width}; expected a positive integer, such as the number of rows of Wq")
+        rows = len(query) if head_dim is None else int(head_dim)
+        width = check_number("head_dim", rows, "a positive integer, such as the number of rows of Wq", low=1)
         head = cls.__new__(cls)
         head._set(
             query_map=query / np.sqrt(width),
@@ -92,17 +75,14 @@ class Head:
         value_bias: Array | None = None,
     ) -> None:
         self.query_map, self.key_map, self.value_map = query_map, key_map, value_map
-        self.dim = query_map.shape[1]
-        self.key_dim = query_map.shape[0]
+        self.key_dim, self.dim = query_map.shape
         self.value_dim = self.dim if value_map is None else value_map.shape[0]
         self.query_bias = np.zeros(self.key_dim) if query_bias is None else query_bias
         self.value_bias = np.zeros(self.value_dim) if value_bias is None else value_bias
         for name, matrix in (("the key map", key_map), ("the value map", value_map)):
             if matrix is not None and matrix.shape[1] != self.dim:
-                raise InputError(
-                    f"{name} takes tokens of dimension {matrix.shape[1]} and the query map of dimension {self.dim}; "
-                    "expected the same"
-                )
+                given = f"{name} takes tokens of dimension {matrix.shape[1]} and the query map of dimension {self.dim}"
+                raise InputError(f"{given}; expected the same")
         for name, bias, size in (("query", self.query_bias, self.key_dim), ("value", self.value_bias, self.value_dim)):
             if bias.shape != (size,):
                 raise InputError(f"the {name} bias has shape {bias.shape}; expected ({size},)")

@@ -12,7 +12,7 @@ travel with `lse`, those weighted by e^{2 score} with `lse2`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 
@@ -22,31 +22,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Detail:
-    """What diagnostics need beyond the output; it merges like the state it belongs to.
+    """What diagnostics need beyond the output; it merges like the state it belongs to."""
 
-    Attributes
-    ----------
-    score : (..., m)
-        Mean score under the attention weights.
-    lse2 : (..., m)
-        Log-sum-exp of twice the scores.
-    mean2, square2 : (..., m, v)
-        Means of v and of v² under weights proportional to e^{2 score}.
-    top_scores : (..., m, k)
-        The k largest scores, descending, padded with −inf.
-    top_value : (..., m, v)
-        Mean value over the tokens with the largest score: the output of hardmax attention, softmax at temperature 0.
-    ties : (..., m)
-        How many tokens have that score.
-    """
-
-    score: Tensor
-    lse2: Tensor
-    mean2: Tensor
+    score: Tensor  # (..., m): mean score under the attention weights
+    lse2: Tensor  # (..., m): log-sum-exp of twice the scores
+    mean2: Tensor  # (..., m, v): means of v and of v² under weights proportional to e^{2 score}
     square2: Tensor
-    top_scores: Tensor
-    top_value: Tensor
-    ties: Tensor
+    top_scores: Tensor  # (..., m, k): the k largest scores, descending, padded with −inf
+    top_value: Tensor  # (..., m, v): mean value over the tokens with the largest score, the output of hardmax attention
+    ties: Tensor  # (..., m): how many tokens have that score
 
 
 @dataclass(frozen=True)
@@ -54,33 +38,16 @@ class State:
     """Softmax attention of m queries over a set of tokens, ready to merge with another set.
 
     Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
-
-    Attributes
-    ----------
-    count : (...)
-        Number of tokens in the set.
-    lse : (..., m)
-        Log-sum-exp of the scores; −inf for the empty set.
-    output : (..., m, v)
-        Attention output; 0 for the empty set.
-    detail : Detail, optional
-        Everything else the diagnostics need.
     """
 
-    count: Tensor
-    lse: Tensor
-    output: Tensor
-    detail: Detail | None = None
+    count: Tensor  # (...): number of tokens in the set
+    lse: Tensor  # (..., m): log-sum-exp of the scores; −inf for the empty set
+    output: Tensor  # (..., m, v): attention output; 0 for the empty set
+    detail: Detail | None = None  # everything else the diagnostics need
 
     @classmethod
     def empty(
-        cls,
-        batch: tuple[int, ...],
-        queries: int,
-        value_dim: int,
-        *,
-        top: int = 0,
-        device: str | torch.device = "cpu",
+        cls, batch: tuple[int, ...], queries: int, value_dim: int, *, top: int = 0, device: str | torch.device = "cpu"
     ) -> State:
         """The identity of `merge`: attention over no tokens. With `top` > 0 it carries a `Detail` of `top` scores."""
 
@@ -120,6 +87,31 @@ class State:
             )
         return State(self.count + other.count, lse, output, detail)
 
+    @classmethod
+    def stack(cls, states: Sequence[State]) -> State:
+        """States of one shape along a new first batch axis."""
+        parts = [state.tensors() for state in states]
+        return cls.of({name: torch.stack([part[name] for part in parts]) for name in parts[0]})
+
+    def union(self) -> State:
+        """The union of the disjoint sets along the first batch axis, not all of them empty."""
+        if self.detail is not None:
+            return reduce(State.merge, (self[i] for i in range(len(self.lse))))
+        shares = torch.softmax(self.lse, 0)
+        return State(self.count.sum(0), self.lse.logsumexp(0), torch.einsum("r...m,r...mv->...mv", shares, self.output))
+
+    def thinned(self, share: Tensor) -> State:
+        """The set as if it held each of these shares of its tokens, (shares, ...): weights fall, the output stays."""
+        shift = share.log().reshape(-1, *(1,) * self.lse.ndim)
+        counts = (share.reshape(-1, *(1,) * self.count.ndim) * self.count).round().to(self.count.dtype)
+        return State(counts, self.lse + shift, self.output.expand(len(share), *self.output.shape))
+
+    def spread(self, centre: Tensor) -> Tensor:
+        """Σ w² (v − centre)² per coordinate, (..., m, v): about the output it is the plug-in variance."""
+        detail = self._detail
+        square = detail.square2 - 2 * centre * detail.mean2 + centre**2
+        return square.clamp_min(0) * torch.exp(detail.lse2 - 2 * _finite(self.lse))[..., None]
+
     @property
     def effective_sample_size(self) -> Tensor:
         """1/Σw², the number of equal weights that would spread the output as much, 0 over no tokens: (..., m)."""
@@ -128,9 +120,7 @@ class State:
     @property
     def variance(self) -> Tensor:
         """Plug-in variance of the output, Σ w² (v − output)² per coordinate: (..., m, v)."""
-        detail = self._detail
-        spread = detail.square2 - 2 * self.output * detail.mean2 + self.output**2
-        return spread.clamp_min(0) * torch.exp(detail.lse2 - 2 * _finite(self.lse))[..., None]
+        return self.spread(self.output)
 
     @property
     def entropy(self) -> Tensor:
@@ -172,6 +162,30 @@ class State:
         if "detail.score" in tensors:
             detail = Detail(*(tensors[f"detail.{f.name}"] for f in fields(Detail)))
         return cls(tensors["count"], tensors["lse"], tensors["output"], detail)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest score of each query and its value: hardmax attention alone, mergeable like a state.
+
+    A `Detail` holds the same beside everything else; where only the argmax is asked for, no exponential is needed.
+    """
+
+    score: Tensor  # (..., m)
+    value: Tensor  # (..., m, v)
+
+    @classmethod
+    def of(cls, scores: Tensor, value: Tensor) -> Peak:
+        """The peak of scores (..., m, n ≥ 1) over values (..., n, v); the first token wins a tie."""
+        score, place = scores.max(-1)
+        return cls(score, value.gather(-2, place[..., None].expand(*place.shape, value.shape[-1])))
+
+    def merge(self, other: Peak) -> Peak:
+        """The peak over the union of two sets of tokens."""
+        better = other.score > self.score
+        return Peak(
+            torch.where(better, other.score, self.score), torch.where(better[..., None], other.value, self.value)
+        )
 
 
 def merge_all(states: Iterable[State]) -> State:

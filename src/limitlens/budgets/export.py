@@ -23,16 +23,12 @@ FORMAT, VERSION = "limitlens-kv-budgets", 1
 def budgets_document(plan: Plan) -> dict[str, Any]:
     """The budgets as JSON; a layer without heads, and a number that is not known, is null."""
     layers = max(shared.layer for shared in plan.key_value_heads) + 1
-    rows: list[list[Any]] = [[] for _ in range(layers)]
-    for shared in plan.key_value_heads:
-        rows[shared.layer].append(shared)
+    rows = [[shared for shared in plan.key_value_heads if shared.layer == layer] for layer in range(layers)]
     dropped = {layer["layer"]: None if layer["ratio"] is None else 1 - layer["ratio"] for layer in plan.layers}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": plan.run["model"],
-        "error": plan.error,
-        "context": plan.context,
+        **{name: getattr(plan, name) for name in ("model", "error", "context")},
         "budgets": [[shared.keys for shared in row] or None for row in rows],
         "ratios": [[shared.ratio for shared in row] or None for row in rows],
         "marks": [[shared.mark for shared in row] or None for row in rows],
@@ -44,26 +40,13 @@ def budgets_table(plan: Plan) -> pd.DataFrame:
     """One row per key/value head: layer, kv_head, budget, ratio, compression_ratio, decided_by, mark."""
     import pandas as pd
 
-    rows = [
-        {
-            "layer": shared.layer,
-            "kv_head": shared.kv_head,
-            "budget": shared.keys,
-            "ratio": shared.ratio,
-            "compression_ratio": None if shared.ratio is None else 1 - shared.ratio,
-            "decided_by": shared.decided_by,
-            "mark": shared.mark,
-        }
-        for shared in plan.key_value_heads
-    ]
-    return pd.DataFrame(rows).astype({"budget": "Int64"})
+    table = pd.DataFrame([shared.document() for shared in plan.key_value_heads]).rename(columns={"keys": "budget"})
+    table.insert(4, "compression_ratio", 1 - table["ratio"].astype(float))
+    return table.astype({"budget": "Int64"})
 
 
-def write_budgets(plan: Plan, folder: str | Path) -> list[Path]:
-    """Write both files into a folder and return their paths."""
-    path = open_folder(folder)
-    text, table = to_json(budgets_document(plan)), budgets_table(plan)
-    files = [path / "kv_budgets.json", path / "kv_budgets.csv"]
-    write_whole(files[0], lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
-    write_whole(files[1], lambda partial: table.to_csv(partial, index=False))
-    return files
+def write_budgets(plan: Plan, folder: str | Path) -> None:
+    """Write both files into a folder."""
+    path, text, table = open_folder(folder), to_json(budgets_document(plan)), budgets_table(plan)
+    write_whole(path / "kv_budgets.json", lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
+    write_whole(path / "kv_budgets.csv", lambda partial: table.to_csv(partial, index=False))

@@ -6,40 +6,43 @@ and the windows that the probe reserved check it (`trial`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from limitlens import results
+from limitlens.budgets.export import write_budgets
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
-from limitlens.budgets.temperature import Temperatures, temperatures
-from limitlens.errors import InputError
+from limitlens.budgets.view import WORDS, plan_view
+from limitlens.errors import InputError, Progress
+from limitlens.heads.result import ProbeRun
+from limitlens.record import Run, plain, read_run, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from limitlens.budgets.trial import HeadTrial
-    from limitlens.heads.result import ProbeRun
     from limitlens.models import LoadedModel
 
-NEEDED = ("model", "corpus", "tokens_asked", "window", "windows", "seed", "heads")
-NEEDED_OF_HEADS = ("layer", "head", "kv_head", "n", "relative_output_error", "relative_output_error_stderr", "regime")
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """KV entries per head for an error, what they gave on the reserved windows, and temperatures where known."""
+    """KV entries per head for an error, and what they gave on the reserved windows."""
 
-    run: dict[str, Any] = field(repr=False)
-    error: float
-    context: int | None
-    heads: tuple[HeadPlan, ...] = field(repr=False)
-    trials: tuple[HeadTrial, ...] = field(repr=False, default=())
-    temperatures: Temperatures | None = field(repr=False, default=None)
+    kind: ClassVar[str] = "plan"
+    model: str  # what was probed: the model and the text as they were named, and the tokens in a window
+    corpus: str
+    window: int
+    error: float  # relative output error that each head may make
+    context: int | None  # tokens in the context; None: endlessly many
+    heads: tuple[HeadPlan, ...]
+    trials: tuple[HeadTrial, ...] = ()  # empty where the plan was not tried
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def key_value_heads(self) -> tuple[SharedPlan, ...]:
@@ -49,40 +52,29 @@ class Plan:
     @property
     def total(self) -> dict[str, Any]:
         """KV entries of the whole model against those without a plan; null where a budget is not known."""
-        return _total(self.key_value_heads)
+        total = _total(self.key_value_heads)
+        return {**total, "share": total["ratio"]}
 
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The same for each layer."""
-        indices = sorted({shared.layer for shared in self.key_value_heads})
-        return [
-            {"layer": index, **_total([shared for shared in self.key_value_heads if shared.layer == index])}
-            for index in indices
-        ]
+        groups = groupby(self.key_value_heads, lambda shared: shared.layer)
+        return [{"layer": layer, **_total(list(group))} for layer, group in groups]
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know before acting on the plan."""
-        marks = [head.mark for head in self.heads]
-        beyond, extrapolated = marks.count("beyond"), marks.count("extrapolated")
-        bound = sum(head.lower_bound for head in self.heads)
-        notes = [
-            f"budgets are for keys drawn at random from the law of windows of {self.run['window']:,} tokens; "
-            "a longer context has other positions, which only a probe with longer windows sees"
-        ]
-        if beyond:
-            whole = "their keys are all kept" if self.context else "no number is given"
-            notes.append(f"{beyond} heads need more than ten times the largest n measured: {whole}")
-        if extrapolated:
-            notes.append(f"{extrapolated} budgets lie outside the sizes measured and are extrapolated")
-        if bound:
-            notes.append(f"{bound} heads are frozen: their errors, and so their budgets, are lower bounds")
-        if self.temperatures is None:
-            notes.append(
-                "no temperatures: they need a second probe of this model with another window length, "
-                "because the number of pooled tokens is not the length of a context"
-            )
-        return notes
+        heads = self.heads
+        counts = {
+            "beyond": sum(head.keys.beyond and not head.keys.why for head in heads),
+            "unknown": sum(bool(head.keys.why) for head in heads),
+            "extrapolated": sum(head.mark == "extrapolated" for head in heads),
+            "bound": sum(head.lower_bound for head in heads),
+        }
+        whole = "their keys are all kept" if self.context else "no number is given"
+        known = {"whole": whole, "why": "; ".join(sorted({head.keys.why for head in heads if head.keys.why}))}
+        said, positions = WORDS["notes"], WORDS["notes"]["positions"].format(window=self.window)
+        return [positions, *(said[name].format(count=count, **known) for name, count in counts.items() if count)]
 
     def trial_summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Measured errors over heads (median, 10% and 90% quantiles) by setting and way of choosing keys."""
@@ -90,19 +82,16 @@ class Plan:
         for trial in self.trials:
             for name, error in trial.errors.items():
                 found.setdefault(trial.setting, {}).setdefault(name, []).append(error.measured)
-        return {
-            setting: {
-                name: dict(
-                    zip(("low", "median", "high"), map(float, np.nanquantile(values, (0.1, 0.5, 0.9))), strict=True)
-                )
-                for name, values in ways.items()
-            }
-            for setting, ways in found.items()
-        }
+
+        def quantiles(errors: list[float]) -> dict[str, float]:
+            ends = np.nanquantile(errors, (0.1, 0.5, 0.9)).tolist()
+            return dict(zip(("low", "median", "high"), ends, strict=True))
+
+        return {setting: {name: quantiles(errors) for name, errors in ways.items()} for setting, ways in found.items()}
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per head: its budget, what it gave on the reserved windows, its temperature factor."""
+        """One row per head: its budget and what it gave on the reserved windows."""
         import pandas as pd
 
         tried: dict[tuple[int, int], dict[str, float]] = {}
@@ -110,228 +99,112 @@ class Plan:
             cells = tried.setdefault((trial.layer, trial.head), {})
             cells[f"{trial.setting}_keys"] = trial.keys
             for name, error in trial.errors.items():
-                cells[f"{trial.setting}_{name}"] = error.measured
-                cells[f"{trial.setting}_{name}_stderr"] = error.stderr
-        heated = {} if self.temperatures is None else {(h.layer, h.head): h.factor for h in self.temperatures.heads}
+                column = f"{trial.setting}_{name}"
+                cells |= {column: error.measured, f"{column}_stderr": error.stderr}
         rows = []
         for head in self.heads:
-            row: dict[str, Any] = {
-                "layer": head.layer,
-                "head": head.head,
-                "kv_head": head.kv_head,
-                "regime": head.regime.value,
-                "rate": head.rate,
-                "keys": head.keys.tokens,
-                "keys_low": head.keys.interval[0],
-                "keys_high": head.keys.interval[1],
-                "context": head.context,
-                "ratio": head.ratio,
-                "mark": head.mark,
-                "lower_bound": head.lower_bound,
-                **tried.get((head.layer, head.head), {}),
-            }
-            if self.temperatures is not None:
-                row["temperature_factor"] = heated.get((head.layer, head.head))
-            rows.append(row)
+            row = {name: getattr(head, name) for name in ("layer", "head", "kv_head")}
+            row |= {"regime": head.regime.value, "rate": head.rate}
+            row |= zip(("keys", "keys_low", "keys_high"), (head.keys.n, *head.keys.interval), strict=True)
+            row |= {name: getattr(head, name) for name in ("context", "ratio", "mark", "lower_bound")}
+            rows.append(row | tried.get(head.place, {}))
         return pd.DataFrame(rows)
 
     def document(self) -> dict[str, Any]:
         """The plan as a JSON document."""
+        tried = {"heads": plain(self.trials), "summary": self.trial_summary()}
+        inputs = ("model", "corpus", "window", "error", "context")
         return {
-            "inputs": {
-                "model": self.run["model"],
-                "corpus": self.run["corpus"],
-                "window": self.run["window"],
-                "error": self.error,
-                "context": self.context,
-            },
-            "heads": [
-                {
-                    "layer": head.layer,
-                    "head": head.head,
-                    "kv_head": head.kv_head,
-                    "regime": head.regime.value,
-                    "remedy": head.regime.remedy,
-                    "keys": {
-                        "predicted": head.keys.tokens,
-                        "interval": list(head.keys.interval),
-                        "ratio": head.ratio,
-                        "extrapolated": head.keys.extrapolated,
-                        "beyond": head.keys.beyond,
-                        "lower_bound": head.lower_bound,
-                        "status": head.status.value,
-                    },
-                    "context": head.context,
-                }
-                for head in self.heads
-            ],
-            "key_value_heads": [
-                {
-                    "layer": shared.layer,
-                    "kv_head": shared.kv_head,
-                    "keys": shared.keys,
-                    "ratio": shared.ratio,
-                    "decided_by": shared.decided_by,
-                    "mark": shared.mark,
-                }
-                for shared in self.key_value_heads
-            ],
+            "inputs": {name: getattr(self, name) for name in inputs},
+            "heads": [head.document() for head in self.heads],
+            "key_value_heads": [shared.document() for shared in self.key_value_heads],
             "layers": self.layers,
             "total": self.total,
-            "trial": {"heads": [trial.document() for trial in self.trials], "summary": self.trial_summary()}
-            if self.trials
-            else None,
-            "temperature": None if self.temperatures is None else self.temperatures.document(),
+            "trial": tried if self.trials else None,
             "notes": self.notes,
         }
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write the budgets as `kv_budgets.json` and `kv_budgets.csv`; see `limitlens.budgets.export`."""
-        from limitlens.budgets.export import write_budgets
+    @classmethod
+    def load(cls, run: Run) -> Plan:
+        """The plan that a run folder holds."""
+        from limitlens.budgets.trial import HeadTrial
 
-        return write_budgets(self, folder)
+        trials = typed(tuple[HeadTrial, ...], (run.document["trial"] or {"heads": ()})["heads"])
+        heads = typed(tuple[HeadPlan, ...], run.document["heads"])
+        return cls(**run.document["inputs"], heads=heads, trials=trials, made=run.made)
 
-    def __str__(self) -> str:
-        from limitlens.budgets.plan_words import summary
+    def save(self, folder: str | Path) -> Path:
+        """Write run.json, tables and the budgets for other programs (`limitlens.budgets.export`) into a folder."""
+        write_budgets(self, folder)
+        return results.save(self, folder)
 
-        return "\n".join(summary(self))
+    def __repr__(self) -> str:
+        where = "an endless context" if self.context is None else f"{self.context:,} tokens"
+        share = self.total["share"]
+        kept = "" if share is None else f", {share:.1%} of KV entries kept"
+        return f"<Plan for {self.model}: error {self.error:g} in {where}, {len(self.heads)} heads{kept}>"
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        from limitlens.budgets.plan_words import summary
-
-        lines = "<br>".join(escape(line) for line in summary(self))
-        return f"<p>{lines}</p>{self.table.to_html(index=False, float_format='{:.4g}'.format)}"
+    arrays, tables, view = results.no_arrays, results.table_as("heads"), plan_view
+    report, plot = results.report, results.draw
+    __str__, _repr_html_ = results.text, results.html
 
 
 def plan(
-    run: ProbeRun | Mapping[str, Any] | str | Path,
-    error: float = 0.05,
-    context: int | None = None,
-    *,
-    second: ProbeRun | Mapping[str, Any] | str | Path | None = None,
-    trial: bool = True,
-    model: LoadedModel | None = None,
-    device: str = "auto",
-    seed: int | None = None,
-    progress: Callable[[float, float], None] | None = None,
-) -> Plan:
-    """KV entries per head for a relative output error.
+    run: ProbeRun | str | Path, error: float = 0.05, context: int | None = None,
+    *, trial: bool = True, model: LoadedModel | None = None, device: str = "auto", seed: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:  # fmt: skip
+    """KV entries per head of a probe (or of its folder) for a relative output error.
 
-    Parameters
-    ----------
-    run : ProbeRun, its document, or its folder
-    error : float
-        Relative output error that each head may make.
-    context : int, optional
-        Tokens in the context; endless when left out, and then no ratios are given.
-    second : like run, optional
-        A probe of the same model with another window length: temperatures are given then.
-    trial : bool
-        Try the budgets on the windows that the probe reserved, with the model that it names.
-    model : LoadedModel, optional
-        That model, where it is loaded already.
-    seed : int, optional
-        Of the draws of the trial; the probe's when left out.
+    A context that is not given is endless, and then no ratios are. A trial runs the model that the probe names, or
+    `model` where that is loaded already, on the windows that the probe reserved; `seed` is that of its draws, the
+    probe's when left out.
     """
-    document = read(run)
+    probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
         raise InputError(f"the context is {context} tokens; expected at least 2, such as 32768")
-    heads = tuple(plan_head(head, error, context) for head in document["heads"])
-    heated = None if second is None else temperatures(document, read(second), context)
-    found: tuple[HeadTrial, ...] = ()
-    if trial:
-        draws = document["seed"] if seed is None else seed
-        found = _try(document, error, context, model, device, draws, progress or (lambda done, total: None))
-    return Plan(document, error, context, heads, found, heated)
-
-
-def read(run: ProbeRun | Mapping[str, Any] | str | Path) -> dict[str, Any]:
-    """The document of a run, given as an object, as a document, or by its folder; an `InputError` if it is none."""
-    name, version = "the run", "another version"
-    if isinstance(run, str | Path):
-        name = repr(str(run))
-        record = _read_record(Path(run), name)
-        version = str(record.get("versions", {}).get("limitlens", version))
-        found = record.get("result")
-    else:
-        found = run if isinstance(run, Mapping) else run.document()
-    if not isinstance(found, Mapping):
-        found = {}
-    heads = found.get("heads") or [{}]
-    missing = [key for key in NEEDED if key not in found] + [key for key in NEEDED_OF_HEADS if key not in heads[0]]
-    if missing:
-        raise InputError(
-            f"{name} lacks {', '.join(missing)}; expected what this version of `limitlens probe` writes, and it was "
-            f"written by {version}, so probe again"
-        )
-    return dict(found)
-
-
-def _read_record(folder: Path, name: str) -> dict[str, Any]:
-    """run.json of a folder, as far as it is one."""
-    hint = "give the folder that `limitlens probe --out` wrote"
-    try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        what = "holds no run.json (a probe writes it last)" if folder.is_dir() else "is no folder"
-        raise InputError(f"{name} {what}; {hint}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"run.json in {name} could not be read ({error}); {hint}") from None
-    if not isinstance(record, dict) or record.get("command") != "probe":
-        raise InputError(f"{name} is not the folder of a probe; {hint}")
-    return record
+    heads = tuple(plan_head(head, error, context) for head in probed.records)
+    made = Plan(probed.model, probed.corpus, probed.window, error, context, heads)
+    if not trial:
+        return made
+    draws = probed.seed if seed is None else seed
+    return replace(made, trials=_try(made, probed, model, device, draws, progress or (lambda done, total: None)))
 
 
 def _try(
-    document: Mapping[str, Any],
-    error: float,
-    context: int | None,
-    model: LoadedModel | None,
-    device: str,
-    seed: int,
-    progress: Callable[[float, float], None],
+    made: Plan, run: ProbeRun, model: LoadedModel | None, device: str, seed: int, progress: Progress
 ) -> tuple[HeadTrial, ...]:
     """The plan on the windows that the probe reserved."""
+    from limitlens.attention.device import choose_device
     from limitlens.budgets.trial import run_trial
-    from limitlens.experiments.study import choose_device
     from limitlens.models import Windows, load, open_corpus
 
     @cache  # every layer asks for the same contexts
     def budgets(tokens: int) -> dict[tuple[int, int], int]:
-        planned = (plan_head(head, error, tokens) for head in document["heads"])
-        return {(head.layer, head.head): head.keys.tokens or tokens for head in planned}
+        planned = (plan_head(head, made.error, tokens) for head in run.records)
+        return {head.place: head.keys.n or tokens for head in planned}
 
     try:
-        loaded = model or load(document["model"], device=choose_device(device))
-        corpus = open_corpus(document["corpus"])
-        windows = Windows(loaded, corpus, length=document["window"], tokens=document["tokens_asked"])
+        loaded = model or load(run.model, device=choose_device(device))
+        windows = Windows(loaded, open_corpus(run.corpus), length=run.window, tokens=run.tokens_asked)
     except InputError as problem:
         raise InputError(f"the plan cannot be tried: {problem}; or plan without a trial") from None
-    for what, now, then in (
-        ("model", loaded.sha256, document.get("model_sha256")),
-        ("corpus", windows.sha256, document.get("corpus_sha256")),
+    for what, name, now, then in (
+        ("model", run.model, loaded.sha256, run.model_sha256),
+        ("corpus", run.corpus, windows.sha256, run.corpus_sha256),
     ):
         if now != then:
             raise InputError(
-                f"the {what} {document[what]!r} is not what was probed (its digest differs); "
+                f"the {what} {name!r} is not what was probed (its digest differs); "
                 "probe it again, or plan without a trial"
             )
-    reserved = np.asarray(document["windows"]["reserved"], dtype=np.intp)
-    found = run_trial(loaded, windows, reserved, budgets, context=context, seed=seed, report=progress)
-    return tuple(found)
+    reserved = np.asarray(run.windows["reserved"], dtype=np.intp)
+    return tuple(run_trial(loaded, windows, reserved, budgets, context=made.context, seed=seed, report=progress))
 
 
-def _total(shared: tuple[SharedPlan, ...] | list[SharedPlan]) -> dict[str, Any]:
-    """Entries kept and entries there are, summed over key/value heads."""
-    kept = [head.keys for head in shared]
-    there = [head.context for head in shared]
-    entries = None if None in kept else sum(keys for keys in kept if keys is not None)
-    context = None if None in there else sum(keys for keys in there if keys is not None)
-    return {
-        "key_value_heads": len(shared),
-        "entries": entries,
-        "entries_without_plan": context,
-        "ratio": None if entries is None or not context else entries / context,
-    }
+def _total(shared: Sequence[SharedPlan]) -> dict[str, Any]:
+    """Entries kept and entries there are, summed over key/value heads; None where one is not known."""
+    counts = ([getattr(head, name) for head in shared] for name in ("keys", "context"))
+    kept, there = (None if None in found else sum(found) for found in counts)
+    ratio = None if kept is None or not there else kept / there
+    return {"key_value_heads": len(shared), "entries": kept, "entries_without_plan": there, "ratio": ratio}

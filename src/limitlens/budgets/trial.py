@@ -6,14 +6,10 @@ pool     the tokens of the other windows, as the probe pools them, with the firs
          the model is causal, and no more of them than a sliding window holds: this checks the budgets themselves;
 window   the query's own window, as the model attends to it: this checks whether pooled tokens stand for a real context.
 
-Each head keeps its own budget for a context of that many tokens, chosen in several ways:
-
-random      drawn without replacement, the same for all queries of a draw; beside a sink, which is always kept, n keys
-            that stand for C have log(C/n) added to their scores, so that the sink keeps the share it had;
-unweighted  the same keys without that: plain eviction, which lets the sink grow (only where there is a sink);
-recent      the first tokens and those nearest to the query (only in a window: pooled tokens have no order);
-top         those with the largest weights, for each query anew: an oracle that keeps the most mass, though nothing
-            proves that it has the smallest error.
+Each head keeps its own budget for a context of that many tokens, chosen in each way that `limitlens.keys` has; those
+that ask for an order of tokens only in a window. Beside a sink, which is always kept, n random keys that stand for C
+have log(C/n) added to their scores, so that the sink keeps the share it had; "unweighted" are the same keys without
+that: plain eviction, which lets the sink grow.
 
 The error is the relative output error of the probe: root mean square, over queries and draws, of |kept − full| over
 that of |full|. Standard errors come from the draws and from leaving out one query window at a time.
@@ -23,8 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,18 +29,18 @@ from torch import Tensor
 from limitlens.attention.kernels import state_of
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
-from limitlens.errors import Array, InputError
-from limitlens.heads.pilot import Layer, Pilot, run_pilot, scores_of
+from limitlens.errors import Array, InputError, Progress
+from limitlens.heads.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
+from limitlens.keys import CHOICES, Sight, keep
 from limitlens.models import Captured, LoadedModel, Windows, capture
 
 DRAWS = 8  # random choices of the kept keys
 QUERIES = 128  # queries of a head
 ASKING = 4  # one window in so many asks, the others answer
 TOKENS = 1 << 14  # reserved tokens that are run at most, all at once: a layer is tried while it is at hand
-SINKS = 4  # first tokens that `recent` keeps, as the usual rule of sinks and a sliding window does
 BATCH = 16
+WAYS = {name: choice.words for name, choice in CHOICES.items()} | {"unweighted": "random keys, the sink not balanced"}
 
-Report = Callable[[float, float], None]
 Budgets = Callable[[int], Mapping[tuple[int, int], int]]  # keys that (layer, head) keeps in a context of so many tokens
 
 
@@ -59,51 +54,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class HeadTrial:
-    """What one head's budget gives in one context.
-
-    Attributes
-    ----------
-    setting : str
-        "pool" or "window".
-    context, keys : int
-        Tokens there are, and how many of them are kept.
-    errors : name -> Measured
-        By how the kept ones are chosen.
-    """
+    """What one head's budget gives in one context."""
 
     layer: int
     head: int
-    setting: str
-    context: int
+    setting: str  # "pool" or "window"
+    context: int  # tokens there are, and how many of them are kept
     keys: int
-    errors: dict[str, Measured]
-
-    def document(self) -> dict[str, Any]:
-        """The trial as JSON."""
-        return asdict(self)
+    errors: Mapping[str, Measured]  # by how the kept ones are chosen
 
 
 def run_trial(
-    loaded: LoadedModel,
-    windows: Windows,
-    reserved: NDArray[np.intp],
-    budgets: Budgets,
-    *,
-    context: int | None = None,
-    seed: int = 0,
-    report: Report = lambda done, total: None,
-) -> list[HeadTrial]:
-    """Try budgets on the reserved windows.
-
-    Parameters
-    ----------
-    loaded, windows, reserved
-        The model, the windows of the probe, and the indices of those it left out.
-    budgets : callable
-        Keys each (layer, head) keeps, from the number of tokens in the context.
-    context : int, optional
-        Tokens of the pooled context; all that are reserved when left out or when there are no more.
-    """
+    loaded: LoadedModel, windows: Windows, reserved: NDArray[np.intp], budgets: Budgets,
+    *, context: int | None = None, seed: int = 0, report: Progress = lambda done, total: None,
+) -> list[HeadTrial]:  # fmt: skip
+    """Try budgets on the windows `reserved` by a probe; the pooled context has `context` tokens, or all there are."""
     if len(reserved) < 3:
         raise InputError(
             f"the probe reserved {len(reserved)} windows; a trial needs at least 3, so probe more tokens or skip it"
@@ -123,15 +88,9 @@ class _Trial:
     """Tries each layer's budgets while the layer is captured, so that no more than one is ever held."""
 
     def __init__(
-        self,
-        pilot: Pilot,
-        chosen: NDArray[np.intp],
-        asking: NDArray[np.intp],
-        budgets: Budgets,
-        context: int | None,
-        seed: int,
-        report: Report,
-    ) -> None:
+        self, pilot: Pilot, chosen: NDArray[np.intp], asking: NDArray[np.intp], budgets: Budgets,
+        context: int | None, seed: int, report: Progress,
+    ) -> None:  # fmt: skip
         self.pilot, self.budgets, self.context, self.report = pilot, budgets, context, report
         self.generator = torch.Generator().manual_seed(seed)
         self.answering = torch.as_tensor(np.flatnonzero(~np.isin(chosen, asking)))
@@ -151,10 +110,8 @@ class _Trial:
         """The pooled tokens of the answering windows as the context of every query."""
         places = slice(self.pilot.positions.start, self.pilot.positions.stop)
         rows = self.answering.to(captured.key.device)
-        keys, values = (
-            tensor[rows][:, :, places].transpose(0, 1).flatten(1, 2).float()
-            for tensor in (captured.key, captured.value)
-        )
+        tokens = (captured.key[rows][:, :, places], captured.value[rows][:, :, places])
+        keys, values = (tensor.transpose(0, 1).flatten(1, 2).float() for tensor in tokens)
         atoms = 0 if layer.first is None else 1
         bounds = (None if self.context is None else max(self.context - atoms, 1), layer.traits.sliding_window)
         size = min([keys.shape[1], *(bound for bound in bounds if bound is not None)])
@@ -162,6 +119,7 @@ class _Trial:
         contexts = torch.rand(DRAWS, keys.shape[1], generator=self.generator).argsort(1)[:, :size].to(keys.device)
         everything = torch.arange(size, device=keys.device)[None] if size == keys.shape[1] else contexts
         kept = self.budgets(size + atoms)
+        settled = [name for name, choice in CHOICES.items() if name != "random" and not choice.ordered]
         shared, groups, queries, _ = layer.query.shape
         for head in range(shared * groups):
             pair, group = divmod(head, groups)
@@ -169,22 +127,24 @@ class _Trial:
             count = min(max(kept[layer.index, head] - atoms, 1), size)
             subset = contexts[:, :count]
             drawn = state_of(query, key[subset], value[subset], kernel=layer.kernel)
-            one = everything[0]  # the oracle chooses in one context
-            scores = scores_of(query, key[one], layer.traits.softcap)
-            best = scores.topk(count, -1, sorted=False).indices
+            one = everything[0]  # what is not random chooses in one context
+            sight = Sight(scores_of(query, key[one], layer.traits.softcap))
             states = {
                 "full": state_of(query, key[everything], value[everything], kernel=layer.kernel),
                 "random": State(drawn.count, drawn.lse + math.log(size / count), drawn.output),
-                "top": _state(scores, torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True), value[one]),
             }
+            for name in settled:
+                (priority,) = CHOICES[name].priority(sight, 1, self.generator)
+                states[name] = _state(sight.scores, keep(priority, count), value[one])
             if layer.atom is not None:
                 states["unweighted"] = drawn
                 part = slice(group * queries, (group + 1) * queries)
                 atom = State(layer.atom.count[pair], layer.atom.lse[pair, part], layer.atom.output[pair, part])
                 states = {name: atom.merge(state) for name, state in states.items()}
             full = states.pop("full").output
-            errors = {name: self._error(state.output, full) for name, state in states.items() if name != "top"}
-            errors["top"] = self._error(states["top"].output, full[0])
+            errors = {
+                name: self._error(state.output, full[0] if name in settled else full) for name, state in states.items()
+            }
             self.found.append(HeadTrial(layer.index, head, "pool", size + atoms, count + atoms, errors))
 
     def _window(self, layer: Layer, captured: Captured) -> None:
@@ -200,17 +160,21 @@ class _Trial:
             mine = torch.as_tensor(np.flatnonzero(self.rows == row))
             position = self.positions[mine].to(device)
             key, value = captured.key[row].float()[:, None], captured.value[row].float()[:, None]
-            scores = scores_of(layer.query[:, :, mine.to(device)], key, layer.traits.softcap)
+            query = layer.query[:, :, mine.to(device)]
+            scores = scores_of(query, key, layer.traits.softcap)
             seen = _seen(captured, int(row), position)
-            keeps = self._choices(scores, seen, position, counts, sink)
+            sight = Sight(scores, seen, position, sink)
+            keeps = {"full": seen.expand_as(scores)[None]}
+            for name, choice in CHOICES.items():
+                keeps[name] = keep(choice.priority(sight, DRAWS, self.generator), counts, seen)
             offset = torch.zeros_like(scores)
             if layer.atom is not None:
                 keeps["unweighted"] = keeps["random"]
                 others = (seen.sum(-1, keepdim=True) - sink).clamp_min(1)
                 offset[..., sink:] = torch.log(others / torch.minimum(counts - sink, others))
-            for name, keep in keeps.items():  # one draw at a time: together they would be the largest array of all
+            for name, kept_keys in keeps.items():  # one draw at a time: together they would be the largest array of all
                 weighted = scores + offset if name == "random" else scores
-                drawn = [_output(captured, weighted, choice, value) for choice in keep]
+                drawn = [_output(captured, query, weighted, mask, value) for mask in kept_keys]
                 outputs.setdefault(name, []).append(torch.stack(drawn))
         joined = {name: torch.cat(parts, -2).flatten(1, 2) for name, parts in outputs.items()}
         full = joined.pop("full")[0]
@@ -218,19 +182,6 @@ class _Trial:
             errors = {name: self._error(output[:, head], full[head]) for name, output in joined.items()}
             count = int(counts.flatten()[head])
             self.found.append(HeadTrial(layer.index, head, "window", length, count, errors))
-
-    def _choices(self, scores: Tensor, seen: Tensor, position: Tensor, counts: Tensor, sink: int) -> dict[str, Tensor]:
-        """The keys of a window that each way keeps, (draws, Hkv, G, m, L): those of the highest priority."""
-        length = scores.shape[-1]
-        chance = torch.rand(DRAWS, 1, 1, 1, length, generator=self.generator).to(scores.device)
-        chance[..., 0] += sink
-        recency = -(torch.arange(length, device=scores.device) - position[:, None]).abs()
-        recency[:, :SINKS] += length  # the first tokens before all others
-        keeps = {"full": seen.expand_as(scores)[None]}
-        for name, priority in (("random", chance), ("recent", recency[None, None, None]), ("top", scores[None])):
-            rank = priority.float().masked_fill(~seen, float("-inf")).argsort(-1, descending=True).argsort(-1)
-            keeps[name] = (rank < counts) & seen
-        return keeps
 
     def _error(self, kept: Tensor, full: Tensor) -> Measured:
         """The relative error of outputs ([draws,] m, v) against those of full attention ([draws,] m, v)."""
@@ -241,16 +192,10 @@ class _Trial:
 def relative_error(wrong: Array, size: Array, clusters: NDArray[np.intp]) -> Measured:
     """√(mean |error|² / mean |output|²) over draws and queries, with its standard error.
 
-    Parameters
-    ----------
-    wrong : (draws, queries) squared errors
-    size : (draws or 1, queries) squared outputs of full attention
-    clusters : (queries,) the window each query comes from: queries of one window are no independent witnesses
-
-    Notes
-    -----
-    The variance is that of the mean over draws plus the jackknife's over clusters: a draw serves all queries, so
-    neither holds the other.
+    `wrong` are squared errors (draws, queries), `size` squared outputs of full attention (draws or 1, queries), and
+    `clusters` (queries,) the window each query comes from: queries of one window are no independent witnesses. The
+    variance is that of the mean over draws plus the jackknife's over clusters: a draw serves all queries, so neither
+    holds the other.
     """
     labels, inverse = np.unique(clusters, return_inverse=True)
     member = np.eye(len(labels))[inverse]
@@ -279,16 +224,17 @@ def _seen(captured: Captured, row: int, position: Tensor) -> Tensor:
     return place <= position[:, None] if captured.causal else (place >= 0).expand(len(position), -1)
 
 
-def _state(scores: Tensor, keep: Tensor, value: Tensor) -> State:
-    """Attention over the keys that are kept: scores (..., m, n), keep broadcast to them, values (..., n, v)."""
-    lse, output = attend_scores(scores.masked_fill(~keep, float("-inf")), value)
-    return State(keep.sum(-1)[..., 0], lse.double(), output.double())
+def _state(scores: Tensor, kept: Tensor, value: Tensor) -> State:
+    """Attention over the keys that are kept: scores (..., m, n), kept broadcast to them, values (..., n, v)."""
+    lse, output = attend_scores(scores.masked_fill(~kept, float("-inf")), value)
+    return State(kept.sum(-1)[..., 0], lse.double(), output.double())
 
 
-def _output(captured: Captured, scores: Tensor, keep: Tensor, value: Tensor) -> Tensor:
+def _output(captured: Captured, query: Tensor, scores: Tensor, kept: Tensor, value: Tensor) -> Tensor:
     """Outputs (Hkv, G, m, v) over the keys that are kept, with the layer's learned sinks where it has them."""
-    state = _state(scores, keep, value)
-    if captured.sinks is not None:  # a token with a score for each query head, and the value 0
-        lse = captured.sinks.double().view(*scores.shape[:2], 1).expand_as(state.lse)
-        state = state.merge(State(torch.zeros_like(state.count), lse, torch.zeros_like(state.output)))
-    return state.output
+    state = _state(scores, kept, value)
+    if captured.sinks is None:
+        return state.output
+    sink = learned_sink(captured.sinks, query, value.shape[-1])
+    beside = State(sink.count[:, None], sink.lse.view_as(state.lse), sink.output.view_as(state.output))
+    return state.merge(beside).output

@@ -21,21 +21,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided.",
 )
-for name, command in (
-    ("probe", probe.probe),
-    ("plan", plan.plan),
-    ("report", report.report),
-    ("compare", compare.compare),
-    ("study", study.study),
-    ("theory", theory.theory),
-    ("hardmax", hardmax.hardmax),
-    ("tails", tails.tails),
-    ("scaling", scaling.scaling),
-    ("doctor", doctor.doctor),
-):
-    app.command(name)(command)
+for command in (
+    probe.probe, plan.plan, report.report, compare.compare, study.study, theory.theory, hardmax.hardmax, tails.tails,
+    scaling.scaling, doctor.doctor,
+):  # fmt: skip
+    app.command(command.__name__)(command)
 
 
 def version(show: bool) -> None:
@@ -57,25 +48,20 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Exit codes: 0 done, 2 bad usage or input, 130 interrupted."""
     write_plainly()
+    given, code, said = sys.argv[1:] if arguments is None else arguments, 2, ""
     try:
-        given = sys.argv[1:] if arguments is None else arguments
         code = app(args=given or ["--help"], standalone_mode=False)
     except InputError as error:
-        code = _complain(str(error))
+        said = str(error)
     except UsageError as error:
         context = getattr(error, "ctx", None)
         where = "limitlens" if context is None else context.command_path
-        code = _complain(f"{error.format_message().rstrip('.')}; see {where} --help")  # type: ignore[attr-defined]
+        said = f"{error.format_message().rstrip('.')}; see {where} --help"  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader of our output left; nothing to say to anybody
         sys.stderr.close()
         code = 0
-    if code == 130:
-        print("limitlens: interrupted", file=sys.stderr)
+    if said or code == 130:
+        print(f"limitlens: {said or 'interrupted'}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _complain(message: str) -> int:
-    print(f"limitlens: {message}", file=sys.stderr)
-    return 2

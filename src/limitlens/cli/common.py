@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from limitlens import record
+from limitlens.errors import Progress
 
-    from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from limitlens.results import Result
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
@@ -20,59 +25,75 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice co
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
 
-Progress = Callable[[float, float], None]  # (done, total), in any unit
-
 
 @contextmanager
-def progress(title: str, quiet: bool) -> Iterator[Progress]:
-    """A progress bar on stderr, shown only to a person: silent when piped or `quiet`."""
+def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]:
+    """A progress bar on stderr with units a second and the time left: silent when piped or `quiet`."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.text import Text
 
-    share = TaskProgressColumn(show_speed=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), share, TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    class Speed(rich.ProgressColumn):
+        def render(self, task: rich.Task) -> Text:
+            return Text(f"{task.speed:,.0f} {unit}/s" if task.speed else "")
+
+    columns = (
+        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TaskProgressColumn(), Speed(),
+        rich.TimeRemainingColumn(),
+    )  # fmt: skip
+    # A block of tokens takes seconds: speed is averaged over minutes, or it would show nothing.
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def begin(out: str | None) -> datetime:
+    """Open the run folder where one is asked for, so that a bad path is told before the work; when that began."""
+    if out is not None:
+        record.open_folder(out)
+    return datetime.now(UTC)
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    from limitlens.record import to_json
-
-    print(to_json(document))
+    print(record.to_json(document))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; plain when piped or when NO_COLOR is set, ASCII when the terminal cannot do better."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def show(
+    context: typer.Context,
+    command: str,
+    result: Result,
+    *,
+    started: datetime,
+    out: str | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    plot: str | None = None,
+) -> None:
+    """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short."""
+    from limitlens.report import terminal
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
-    for index, column in enumerate(columns):
-        words = index == 0 or any(row[index][:1].isalpha() for row in rows)
-        table.add_column(Text(column), justify="left" if words else "right")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-
-
-def save_figure(draw: Callable[[str], Figure], folder: Path | None, name: str) -> None:
-    """Draw into the run folder as PNG and PDF, or as NAME.png here where there is no folder."""
-    if folder is None:
-        draw(f"{name}.png")
+    done: Result = replace(result, made=record.provenance(command, context.params, started))  # type: ignore[type-var]
+    if out is not None:
+        done.save(out)
+    if plot is not None:
+        drawing = done.plot(Path(out or ".") / f"{plot}.png")
+        if out is not None:
+            drawing.savefig(Path(out) / f"{plot}.pdf")
+    if json:
+        print_json(done.document())
     else:
-        draw(str(folder / f"{name}.png")).savefig(folder / f"{name}.pdf")
+        terminal.show(done.view())
+    warn(getattr(done, "warnings", ()), quiet)
+    if getattr(done, "interrupted", False):
+        raise typer.Exit(130)
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:
-    """Warnings on stderr, one line each."""
+    """Warnings on stderr, one line each; what the library calls mask_self=True is the flag --mask-self here."""
     for warning in () if quiet else warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        spoken = re.sub(r"\b([a-z_]+)=True\b", lambda found: "--" + found[1].replace("_", "-"), warning)
+        print(f"warning: {spoken}", file=sys.stderr)

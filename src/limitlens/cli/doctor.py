@@ -6,7 +6,10 @@ import os
 import platform
 from typing import Any
 
-from limitlens.cli.common import Json, print_json, print_table
+from limitlens.cli.common import Json, print_json
+from limitlens.record import installed
+
+PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "gguf", "accelerate", "datasets")
 
 
 def doctor(json: Json = False) -> None:
@@ -14,47 +17,36 @@ def doctor(json: Json = False) -> None:
 
     Example: limitlens doctor
     """
-    document = examine()
-    if json:
-        print_json(document)
-        return
-    versions = [[name, version or "not installed"] for name, version in document["versions"].items()]
-    print_table("Packages", ["package", "version"], versions)
-    print(
-        f"  Python {document['python']} on {document['system']}, {document['cores']} cores, device {document['device']}"
-    )
-    print_table(
-        "Models at hand (limitlens probe NAME)",
-        ["name", "what it is", "state"],
-        [[m["name"], m["is"], "ready" if m["ready"] else f"install it: {m['install']}"] for m in document["models"]],
-    )
-    print(f"  corpora at hand: {', '.join(document['corpora'])}; or any text file or folder of text files")
-
-
-def examine() -> dict[str, Any]:
-    """The findings as a document."""
-    from importlib import metadata
+    import torch
 
     from limitlens.models.catalog import ALIASES
     from limitlens.models.corpora import BUILT_IN
+    from limitlens.report.terminal import show
+    from limitlens.report.view import Section, Table, Text, View
 
-    versions: dict[str, str | None] = {}
-    for name in ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "gguf", "accelerate", "datasets"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    import torch
-
-    return {
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES) | installed(PACKAGES)
+    models: list[dict[str, Any]] = [
+        {"name": name, "is": alias.describe, "ready": alias.locate() is not None, "install": alias.command}
+        for name, alias in ALIASES.items()
+    ]
+    document = {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "versions": versions,
-        "models": [
-            {"name": name, "is": alias.describe, "ready": alias.locate() is not None, "install": alias.command}
-            for name, alias in ALIASES.items()
-        ],
+        "models": models,
         "corpora": list(BUILT_IN),
     }
+    if json:
+        print_json(document)
+        return
+    where = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
+    packages = [(name, version or "not installed") for name, version in versions.items()]
+    states = [(m["name"], m["is"], "ready" if m["ready"] else f"install it: {m['install']}") for m in models]
+    sections = [
+        Section("Packages", "", [Table("Packages", ("package", "version"), packages)]),
+        Section("Models at hand (limitlens probe NAME)", "", [Table("", ("name", "what it is", "state"), states)]),
+        Section("Corpora", "", [Text([f"At hand: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
+    ]
+    show(View("limitlens doctor", where, ("", "", ""), sections))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +12,7 @@ from limitlens.cli.common import Json, Quiet, print_json
 
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A folder that a command wrote with --out.")],
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Where to write it; RUN/report.html when left out.")
-    ] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="RUN/report.html when left out.")] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -21,9 +20,10 @@ def report(
 
     Example: limitlens report runs/demo
     """
-    from limitlens.report.page import write_report
+    from limitlens.loading import load
 
-    path = write_report(run, out)
+    folder = Path(run).parent if Path(run).name == "run.json" else Path(run)
+    path = load(folder).report(folder / "report.html" if out is None else out)
     size = path.stat().st_size
     if json:
         print_json({"run": run, "report": str(path), "bytes": size})

@@ -45,8 +45,7 @@ class GaussianControls:
 
     def of(self, sums: TokenSums) -> Tensor:
         """Controls (r, 2) of samples whose own tokens were summed; 0 where there is nothing to know."""
-        n = sums.count
-        average = sums.first / n
+        n, average = sums.count, sums.first / sums.count
         found = torch.zeros(len(average), 2, dtype=torch.float64)
         if self.pull_square > 0:
             pull = (average - self.mean) @ self.pull.T

@@ -14,21 +14,16 @@ from limitlens.errors import Array
 
 BEYOND = 10  # no number is given past this many times the largest size measured
 LINE_SIZES = 3  # sizes behind the power law that extends a curve
-_HALVINGS = 50
+_STEPS = 60  # of Newton's method at most: it converges in about six
 
 
 def crossing(x: Array, y: Array, goal: float, end: float = math.inf) -> Array:
     """Where each curve last comes down to the goal: n (rows,), infinite beyond ten times the largest size.
 
-    Parameters
-    ----------
-    x : (J,) log n
-    y : (rows, J) log e
-    goal, end : log of the wanted error and of the context C, endless by default
+    `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the wanted error and of the context C.
     """
     rows = np.arange(len(y))
-    inside = x < end
-    above = (y + _unseen(x, end) > goal) & inside
+    above = (y + log_unseen(x, end) > goal) & (x < end)
     last = np.where(above.any(1), len(x) - 1 - above[:, ::-1].argmax(1), -1)  # −1: the first size already does
     # Each curve comes down within one stretch, on which log e is a straight line: before the first size, between two
     # of them, or after the last.
@@ -40,20 +35,38 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf) -> Array:
         slope[which], level[which] = power_law(x, y[which], part)
     low = np.where(first, 0.0, x[np.maximum(last, 0)])
     high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(BEYOND), x[i + 1])), end)
-    never = level + slope * high + _unseen(high, end) > goal
-    if math.isinf(end):  # nothing but the line itself: no need to search
-        with np.errstate(divide="ignore", invalid="ignore"):
-            high = np.clip(np.where(slope < 0, (goal - level) / slope, low), low, high)
-    else:
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            short = level + slope * middle + _unseen(middle, end) > goal
-            low, high = np.where(short, middle, low), np.where(short, high, middle)
+    never = level + slope * high + log_unseen(high, end) > goal
+    found = _root(level - goal, slope, low, high, end)
     # A line through three sizes may disagree with the size at its end; the measured size decides then.
-    return np.where(never, np.where(first, np.exp(x[0]), np.inf), np.exp(high))
+    return np.where(never, np.where(first, np.exp(x[0]), np.inf), np.exp(found))
 
 
-def _unseen(x: Array, end: float) -> Array:
+def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Array:
+    """Where level + slope x + log √(1 − e^{x − end}) comes down to 0 between low and high: (rows,).
+
+    The function is concave, so Newton's method converges from the right without turning back, from any point where it
+    is not above 0: the end of the stretch, the root of a falling line alone, or that of the other term over the line's
+    largest value.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if math.isinf(end):
+            return np.asarray(np.clip(np.where(slope < 0, -level / slope, low), low, high))
+        x = np.clip(np.where(slope < 0, -level / slope, high), low, high)
+        top = level + np.maximum(slope * low, slope * high)
+        x = np.minimum(x, np.where(top > 0, end + np.log1p(-np.exp(np.minimum(-2 * top, 0.0))), high))
+        x = np.maximum(x, low)
+        for _ in range(_STEPS):
+            gone = np.exp(np.minimum(x - end, -1e-16))
+            value = level + slope * x + 0.5 * np.log1p(-gone)
+            step = value / (slope - 0.5 * gone / (1 - gone))
+            step = np.where(np.isfinite(step), np.maximum(step, 0.0), 0.0)
+            x = np.maximum(x - step, low)
+            if not (step > 1e-13).any():
+                break
+    return np.asarray(x)
+
+
+def log_unseen(x: Array, end: float) -> Array:
     """log √(1 − n/C) at x = log n; −inf from the context on."""
     with np.errstate(divide="ignore"):
         return np.asarray(0.5 * np.log1p(-np.exp(np.minimum(x - end, 0.0))))

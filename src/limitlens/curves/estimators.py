@@ -48,27 +48,19 @@ class TokenSums:
         return TokenSums(self.count, moved + self.count * offset, second)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Errors of mean and covariance of the outputs: vectors (r, v) and matrices (r, v, v)."""
-
-    mean: Tensor
-    covariance: Tensor
-
-
-def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor) -> Moments:
-    """Errors of the outputs' mean and covariance over all tokens, estimated from the queries Y, G: (r, q, v).
+def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors (r, v) and (r, v, v) of the outputs' mean and covariance over all tokens, from the queries Y, G (r, q, v).
 
     Sums are of the limits at all tokens.
     """
     q, n = Y.shape[1], sums.count
-    average = (Y - G).mean(1) + sums.first / n
     limit_mean = sums.first / n
+    average = (Y - G).mean(1) + limit_mean
     limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
     # Normalised to be unbiased for the covariance of all n tokens, and equal to it when the queries are all of them.
     scale = (n - 1) / n / max(q - 1, 1)
     spread = (_scatter(Y) - _scatter(G)) * scale + limit_spread
-    return Moments(average - mean, spread - covariance)
+    return average - mean, spread - covariance
 
 
 def _operator_norm(symmetric: Tensor) -> Tensor:
@@ -86,27 +78,23 @@ def _scatter(X: Tensor) -> Tensor:
 def replicate_errors(
     Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Error norms of each replicate, and the expected noise in the squares of those that few queries make noisy.
+    """Error norms of each replicate by name, and the noise expected in the squares of those few queries make noisy.
 
-    Returns
-    -------
-    errors : name -> (r,)
-        `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, `output` root mean square over the queries.
-    noise : name -> (r,)
-        Subtract from the square of `mean` or `covariance` to be free of bias (for the operator norm it is a bound).
-        Zero when the queries are all the tokens.
+    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, root mean square over
+    the queries. The noise, subtracted from the square of `mean` or `covariance`, takes its bias away (for the operator
+    norm it is a bound); it is 0 when the queries are all the tokens.
     """
-    whole = moment_errors(Y, G, sums, mean, covariance)
+    centre, spread = moment_errors(Y, G, sums, mean, covariance)
     errors = {
-        "mean": whole.mean.norm(dim=-1),
-        "covariance": torch.linalg.matrix_norm(whole.covariance),
-        "covariance_operator": _operator_norm(whole.covariance),
+        "mean": centre.norm(dim=-1),
+        "covariance": torch.linalg.matrix_norm(spread),
+        "covariance_operator": _operator_norm(spread),
         "output": (Y - G).square().sum(-1).mean(-1).sqrt(),
     }
     left_out = 1 - Y.shape[1] / sums.count  # queries are drawn without replacement from the n tokens
-    even, odd = (moment_errors(Y[:, k::2], G[:, k::2], sums, mean, covariance) for k in (0, 1))
+    even, odd = (moment_errors(Y[:, k::2], G[:, k::2], sums, mean, covariance)[1] for k in (0, 1))
     noise = {name: part * left_out for name, part in _noise(Y - G, G).items()}
-    noise["covariance_operator"] = _operator_norm(even.covariance - odd.covariance).square() * (left_out / 4)
+    noise["covariance_operator"] = _operator_norm(even - odd).square() * (left_out / 4)
     return errors, noise
 
 

@@ -28,77 +28,37 @@ DECIDES = 10  # evidence from which on one law is preferred to the other
 
 @dataclass(frozen=True)
 class Rate:
-    """A fitted rate.
+    """A fitted rate."""
 
-    Attributes
-    ----------
-    slope : float
-        β > 0 of e = c n^{−β}, always of the power law, so that rates compare whatever the law.
-    stderr, interval
-        Standard error and 95% interval of the slope, from a bootstrap over replicates.
-    constant : float
-        c of the power law.
-    law : str
-        "power" or "log", whichever fits better.
-    evidence : float
-        AIC(log) − AIC(power): positive speaks for the power law; beyond ±2 it begins to count, beyond ±10 it decides.
-    log_exponent : float
-        γ of e = c (ln n)^{−γ}.
-    misfit : float
-        χ² of the preferred law per degree of freedom; far above 1 means that neither law holds on these sizes.
-    used : tuple of int
-        Sizes in the fit: those below the numerical floor are left out.
-    """
-
-    slope: float
-    stderr: float
+    slope: float  # β > 0 of e = c n^{−β}, always of the power law, so that rates compare whatever the law
+    stderr: float  # standard error and 95% interval of the slope, from a bootstrap over replicates
     interval: tuple[float, float]
-    constant: float
-    law: str
-    evidence: float
-    log_exponent: float
-    misfit: float
-    used: tuple[int, ...]
+    constant: float  # c of the power law
+    evidence: float  # AIC(log) − AIC(power), positive for the power law: it counts beyond ±2 and decides beyond ±10
+    log_exponent: float  # γ of e = c (ln n)^{−γ}
+    misfit: float  # χ² of the preferred law per degree of freedom; far above 1 neither law holds on these sizes
+    used: tuple[int, ...]  # sizes in the fit: those below the numerical floor are left out
 
     @property
-    def verdict(self) -> str:
-        """The law where the evidence decides, else "undecided"."""
-        return verdict(self.law, self.evidence)
+    def law(self) -> str:
+        """The law that the evidence decides for, "power" or "log", else "undecided"."""
+        return "undecided" if abs(self.evidence) < DECIDES else "power" if self.evidence > 0 else "log"
 
     def document(self) -> dict[str, Any]:
-        """The rate as JSON."""
-        return asdict(self)
+        """The rate as JSON: its law is the one that fits better, the verdict says whether that is decided."""
+        return {**asdict(self), "law": "power" if self.evidence >= 0 else "log", "verdict": self.law}
 
-
-def verdict(law: str, evidence: float) -> str:
-    """A law in words: its name where the evidence decides, else "undecided"."""
-    return law if abs(evidence) >= DECIDES else "undecided"
+    def __str__(self) -> str:
+        law = f"{self.law} law" if self.law != "undecided" else "law undecided"
+        return f"{self.slope:.3f} ± {self.stderr:.3f} ({law}, evidence {self.evidence:+.1f})"
 
 
 def fit_rate(
-    sizes: Array,
-    powers: Array,
-    *,
-    moment: int = 1,
-    correction: Array | None = None,
-    usable: NDArray[np.bool_] | None = None,
-    seed: int = 0,
+    sizes: Array, powers: Array, *, moment: int = 1, usable: NDArray[np.bool_] | None = None, seed: int = 0
 ) -> Rate | None:
-    """Fit a rate to errors.
+    """Fit a rate to powers (replicates, sizes), the |error|^moment of each replicate, at the `usable` sizes.
 
-    Parameters
-    ----------
-    powers : (replicates, sizes) array
-        |error|^moment of each replicate.
-    correction : (sizes,) array, optional
-        Factors that multiply the mean errors (finite pool, query noise).
-    usable : (sizes,) bool array, optional
-        Sizes that may enter the fit.
-
-    Returns
-    -------
-    rate
-        None with fewer than three usable sizes or two replicates: there is no rate to speak of.
+    None with fewer than three usable sizes or two replicates: there is no rate to speak of.
     """
     n = np.asarray(sizes, dtype=np.float64)
     keep = np.ones(len(n), bool) if usable is None else usable.copy()
@@ -107,9 +67,8 @@ def fit_rate(
     if keep.sum() < 3 or count < 2:
         return None
     n, powers = n[keep], powers[:, keep]
-    factor = np.ones(len(n)) if correction is None else correction[keep]
-    log_mean = np.log(typical(powers, moment) * factor)
-    logs = np.log(np.maximum(bootstrap(powers, seed, moment), np.finfo(float).tiny)) + np.log(factor)
+    log_mean = np.log(typical(powers, moment))
+    logs = np.log(np.maximum(bootstrap(powers, seed, moment), np.finfo(float).tiny))
     # A bootstrap of r rows has (r − 1)/r of the variance it should have.
     deviations = (logs - logs.mean(0)) * np.sqrt(count / (count - 1))
     covariance = deviations.T @ deviations / (len(logs) - 1)
@@ -128,7 +87,6 @@ def fit_rate(
         stderr=stderr,
         interval=(-minus_slope - half_width, -minus_slope + half_width),
         constant=float(np.exp(intercept)),
-        law="power" if evidence >= 0 else "log",
         evidence=float(evidence),
         log_exponent=-float(log_weights[1] @ log_mean),
         misfit=float(min(misfits) / (len(n) - 2)),
@@ -136,14 +94,11 @@ def fit_rate(
     )
 
 
-def local_slopes(
-    sizes: Array, powers: Array, *, moment: int = 1, correction: Array | None = None, seed: int = 0
-) -> tuple[Array, Array]:
+def local_slopes(sizes: Array, powers: Array, *, moment: int = 1, seed: int = 0) -> tuple[Array, Array]:
     """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
-    factor = np.ones(len(sizes)) if correction is None else correction
     step = np.diff(np.log(sizes))
     tiny = np.finfo(float).tiny
-    slopes = -np.diff(np.log(np.maximum(typical(powers, moment), tiny) * factor)) / step
+    slopes = -np.diff(np.log(np.maximum(typical(powers, moment), tiny))) / step
     logs = np.log(np.maximum(bootstrap(powers, seed, moment), tiny))
     return slopes, np.std(np.diff(logs, axis=1), axis=0) / step
 
@@ -201,10 +156,9 @@ def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
     """
     points = len(x)
     spare = count - 2 - points
+    shrink = spare / (count - 1)
     if spare < points:
         covariance, shrink = np.diag(np.diag(covariance)), 1.0
-    else:
-        shrink = spare / (count - 1)
     root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) / points * np.eye(points))
     design = np.linalg.solve(root, np.stack((np.ones_like(x), x), 1))
     target = np.linalg.solve(root, y)

@@ -6,16 +6,13 @@ The limit is also the control variate of every moment (docs/estimators.md): what
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.attend import attend_state, limit
+from limitlens.attention.attend import attend_state
 from limitlens.attention.head import Head
-from limitlens.attention.kernels import state_of
-from limitlens.attention.state import State
+from limitlens.attention.limit import limit
 from limitlens.curves.controls import GaussianControls
 from limitlens.curves.estimators import TokenSums
 from limitlens.errors import Array, InputError
@@ -24,49 +21,56 @@ from limitlens.measures.base import Measure
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 
 BLOCK = 1 << 16
-REFERENCE_FACTOR = (
-    64  # tokens behind Monte Carlo moments of Γ, in units of the largest size: they cost O(1) each, not O(m)
-)
+REFERENCE_FACTOR = 64  # tokens behind Monte Carlo moments of Γ over the largest size: they cost O(1) each, not O(m)
+QUERIES = 4096  # of a pool that attend to all of it at a time
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
 CHECKED, FEW = 512, 10  # queries looked at, and effective tokens, below which a pool is not its own limit
 
 
-class Reference(Protocol):
+class Reference:
     """Tokens of each replicate, and the limit that attention over them is compared with."""
 
     mean: Tensor  # (v,) E Γ(X)
     covariance: Tensor  # (v, v) Cov Γ(X)
+    warnings: tuple[str, ...] = ()
+    _stream: IidStream | PoolStream
+    _linear: tuple[Tensor, Tensor] | None = None  # slope and offset of a limit that is affine in the tokens
+    _controls: GaussianControls | None = None
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Tokens (replicates, stop − start, d) and the vectors to sum over them (replicates, stop − start, f), float64.
 
         The vectors are the tokens where the limit is affine in them, which saves the limits, and the limits elsewhere.
         """
-
-    def limits(self, vectors: Tensor) -> Tensor:
-        """The limits (..., v) at tokens with these vectors."""
-
-    def limit_sums(self, sums: TokenSums) -> TokenSums:
-        """The sums of the limits, from those of the vectors."""
-
-    def controls(self, sums: TokenSums) -> Tensor:
-        """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
-
-    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
-        """The same tokens alone."""
+        raise NotImplementedError
 
     def factor(self, n: int) -> float:
         """Measured error over true error at size n, from the finite pool or the sampled reference."""
+        raise NotImplementedError
+
+    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
+        """The tokens that `draw` returns, alone."""
+        return self._stream.draw(replicates, start, stop)
+
+    def limits(self, vectors: Tensor) -> Tensor:
+        """The limits (..., v) at tokens with these vectors."""
+        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:
+        """The sums of the limits, from those of the vectors."""
+        return sums.mapped(*self._linear) if self._linear else sums
+
+    def controls(self, sums: TokenSums) -> Tensor:
+        """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
+        return self._controls.of(sums) if self._controls else torch.empty(len(sums.first), 0)
 
 
-class LawReference:
+class LawReference(Reference):
     """Independent tokens from a law whose K is known."""
 
     def __init__(self, measure: Measure, head: Head, largest: int, seed: int) -> None:
         self.measure, self.head = measure, head
         self._stream = IidStream(measure, seed)
-        self._linear: tuple[Tensor, Tensor] | None = None
-        self._controls: GaussianControls | None = None
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.
@@ -88,18 +92,6 @@ class LawReference:
         tokens = self.tokens(replicates, start, stop)
         return tokens, tokens if self._linear else self._limit(tokens)
 
-    def limits(self, vectors: Tensor) -> Tensor:  # noqa: D102
-        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
-
-    def limit_sums(self, sums: TokenSums) -> TokenSums:  # noqa: D102
-        return sums.mapped(*self._linear) if self._linear else sums
-
-    def controls(self, sums: TokenSums) -> Tensor:  # noqa: D102
-        return self._controls.of(sums) if self._controls else torch.empty(len(sums.first), 0)
-
-    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
-        return self._stream.draw(replicates, start, stop)
-
     def factor(self, n: int) -> float:  # noqa: D102
         return float(np.sqrt(1 + n / self._samples))
 
@@ -118,15 +110,14 @@ class LawReference:
         return mean, square / samples - np.outer(mean, mean)
 
 
-class PoolReference:
+class PoolReference(Reference):
     """Draws without replacement from a pool; the limit is attention over the whole pool."""
 
     def __init__(self, sample: Sample, head: Head, largest: int, seed: int) -> None:
         rows = sample.tokens
-        self.warnings: list[str] = []
         if len(rows) > POOL_LIMIT:
             keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
-            self.warnings.append(f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}")
+            self.warnings = (f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}",)
             rows = rows[keep.sort().values.numpy()]
         tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
         if largest >= len(rows):
@@ -134,57 +125,30 @@ class PoolReference:
                 f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
                 "sample, all of which is what they are compared with, so lower the sizes or bring more tokens"
             )
-        self._stream = PoolStream(tokens, largest, seed)
-        self._limits = self._limits_of_pool(tokens, head)
-        self.warnings += self._frozen(tokens, head)
+        self._pool = self._stream = PoolStream(tokens, largest, seed)
+        at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
+        self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
+        # Where queries rest on few tokens, the pool itself is far from its limit.
+        resting = attend_state(tokens, head, tokens[:CHECKED], top=1, precise=False).effective_sample_size
+        share = float((resting < FEW).double().mean())
+        if share >= 0.01:
+            self.warnings += (
+                f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has "
+                "not converged there: their errors are lower bounds, and more tokens would raise them",
+            )
         self.mean = self._limits.mean(0)
         self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
-        chosen = self._stream.indices(replicates, start, stop)
-        return self._stream.tokens[chosen].double(), self._limits[chosen]
-
-    def limits(self, vectors: Tensor) -> Tensor:  # noqa: D102
-        return vectors
-
-    def limit_sums(self, sums: TokenSums) -> TokenSums:  # noqa: D102
-        return sums
-
-    def controls(self, sums: TokenSums) -> Tensor:  # noqa: D102
-        return torch.empty(len(sums.first), 0)
-
-    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:  # noqa: D102
-        return self._stream.draw(replicates, start, stop)
+        chosen = self._pool.indices(replicates, start, stop)
+        return self._pool.tokens[chosen].double(), self._limits[chosen]
 
     def factor(self, n: int) -> float:  # noqa: D102
-        return self._stream.unseen(n)
-
-    @staticmethod
-    def _limits_of_pool(tokens: Tensor, head: Head) -> Tensor:
-        parts = []
-        for begin in range(0, len(tokens), 4096):
-            query = head.queries(tokens[begin : begin + 4096].float())
-            state = State.empty((), len(query), head.value_dim)
-            for start in range(0, len(tokens), 8192):
-                part = tokens[start : start + 8192].float()
-                state = state.merge(state_of(query, head.keys(part), head.values(part)))
-            parts.append(state.output)
-        return torch.cat(parts)
-
-    @staticmethod
-    def _frozen(tokens: Tensor, head: Head) -> list[str]:
-        """A warning where queries rest on so few tokens that the pool itself is far from its limit."""
-        state = attend_state(tokens, head, tokens[:CHECKED], top=1, precise=False)
-        share = float((state.effective_sample_size < FEW).double().mean())
-        if share < 0.01:
-            return []
-        return [
-            f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has not "
-            "converged there: their errors are lower bounds, and more tokens would raise them"
-        ]
+        return self._pool.unseen(n)
 
 
-def reference_for(measure: Measure, head: Head, largest: int, seed: int) -> LawReference | PoolReference:
+def reference_for(measure: Measure, head: Head, largest: int, seed: int) -> Reference:
     """The reference of a study: the pool itself for a sample, the closed form for a law."""
-    kind = PoolReference if isinstance(measure, Sample) else LawReference
-    return kind(measure, head, largest, seed)  # type: ignore[arg-type]
+    if isinstance(measure, Sample):
+        return PoolReference(measure, head, largest, seed)
+    return LawReference(measure, head, largest, seed)

@@ -25,28 +25,19 @@ STARTS, STEPS = 12, 24
 
 
 def uniform_errors(
-    measure: Measure,
-    head: Head,
-    reference: Reference,
-    cells: Cells,
-    replicates: range,
-    radius: float,
-    *,
-    starts: int = STARTS,
-    steps: int = STEPS,
+    measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
 ) -> Array:
     """Uniform errors of each replicate at each size: (replicates, sizes), in float64."""
     if not (np.isfinite(radius) and radius > 0):
         raise InputError(f"the radius is {radius}; expected a positive number, such as 2")
     ascent = _Ascent(measure, head, reference, replicates, radius)
-    x = ascent.starts(starts)
-    found = []
+    x, found = ascent.starts(), []
     for size in cells.sizes:
-        x, error = ascent.climb(x, size, steps)
+        x, error = ascent.climb(x, size)
         found.append(error.max(1))
         # The next size has its own landscape: keep the best point as a start and draw the others anew.
         best = x[np.arange(len(x)), error.argmax(1)]
-        x = ascent.starts(starts)
+        x = ascent.starts()
         x[:, 0] = best
     return np.stack(found, 1)
 
@@ -59,25 +50,26 @@ class _Ascent:
         self.replicates, self.radius = replicates, radius
         self.generator = np.random.default_rng(np.random.SeedSequence([replicates.start, 0xA5CE]))
 
-    def starts(self, count: int) -> Array:
+    def starts(self) -> Array:
         """Starts spread over the ball, half of them on its surface, where the farthest tilts are."""
-        direction = self.generator.standard_normal((len(self.replicates), count, self.head.dim))
+        direction = self.generator.standard_normal((len(self.replicates), STARTS, self.head.dim))
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
-        distance = np.ones((1, count, 1))
-        inner = count // 2
-        distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim) if inner else 1
+        distance, inner = np.ones((1, STARTS, 1)), STARTS // 2
+        distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim)
         return np.asarray(self.radius * distance * direction)
 
-    def climb(self, x: Array, size: int, steps: int) -> tuple[Array, Array]:
+    def climb(self, x: Array, size: int) -> tuple[Array, Array]:
         """Local maxima above x and their errors (r, s): a step that fails is halved, one that helps is lengthened."""
         delta = self._delta(self.head.tilts(x), size)
         error = self._norm(delta)
         length = np.full(error.shape, self.radius / 4)
-        for _ in range(steps):
+        for _ in range(STEPS):
             gradient = self._gradient(x, delta, size)
             norm = np.linalg.norm(gradient, axis=-1, keepdims=True)
             step = np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
-            trial = self._project(x + length[..., None] * step)
+            trial = x + length[..., None] * step
+            distance = np.linalg.norm(trial, axis=-1, keepdims=True)
+            trial *= np.minimum(1, self.radius / np.maximum(distance, 1e-300))  # back into the ball
             trial_delta = self._delta(self.head.tilts(trial), size)
             trial_error = self._norm(trial_delta)
             better = trial_error > error
@@ -98,10 +90,6 @@ class _Ascent:
         curvature = norm * (ahead - behind) / (2 * spacing)
         queries = curvature if self.head.key_map is None else curvature @ self.head.key_map.T
         return np.asarray(queries @ self.head.query_map)
-
-    def _project(self, x: Array) -> Array:
-        norm = np.linalg.norm(x, axis=-1, keepdims=True)
-        return np.asarray(x * np.minimum(1, self.radius / np.maximum(norm, 1e-300)))
 
     def _norm(self, delta: Array) -> Array:
         return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))

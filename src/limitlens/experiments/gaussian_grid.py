@@ -20,19 +20,11 @@ STEEPEST = 20.0  # beyond, weights of the farthest query could all vanish below 
 
 @dataclass(frozen=True)
 class GridErrors:
-    """Errors of attention over n tokens, one entry per replicate, each of shape (replicates,).
+    """Errors of attention over n tokens, one entry per replicate, each of shape (replicates,)."""
 
-    Attributes
-    ----------
-    mean, variance : Array
-        Signed errors of the mean and variance of the outputs, queries being the tokens themselves.
-    absolute, square : Array
-        |Γ_n(x) - Γ(x)| and its square averaged over queries from the law, independent of the tokens.
-    """
-
-    mean: Array
+    mean: Array  # signed, of the mean and variance of the outputs, queries being the tokens themselves
     variance: Array
-    absolute: Array
+    absolute: Array  # |Γ_n(x) - Γ(x)| and its square averaged over queries from the law, independent of the tokens
     square: Array
 
 

@@ -7,89 +7,194 @@ a state (`State.hardmax`), without the sums that softmax needs; there no formula
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from limitlens.curves.fit import Rate, fit_rate
-from limitlens.errors import Array, InputError
+from limitlens import results
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.measures.base import Measure
+from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.record import Run, plain, typed
+from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
+from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
+from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
-from limitlens.theory.influence import LARGEST_HORIZON, mean_error_1d
+from limitlens.theory.prediction import Status
+from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from limitlens.attention.head import Head
-    from limitlens.measures.base import Measure
+    from limitlens.curves.fit import Rate
 
 SAMPLES_PER_REPLICATE = 1000  # on the line, where a sample of any n costs two random numbers
+WORDS = read_words("experiments/words.json")["hardmax"]
+HARD: Colour = "red"
+SOFT = tuple(shade for shade in SHADES if shade != HARD)
 
 
 @dataclass(frozen=True)
-class HardmaxCurve:
-    """E|mean output| over n tokens, measured.
+class PredictedCurve:
+    """A predicted error at every size, (sizes,), and how far to trust it."""
 
-    Attributes
-    ----------
-    label : str
-        What was attended to, and how.
-    sizes : tuple of int
-    errors : (replicates, sizes) array
-        |mean output| of a sample, or its average over the samples of a replicate.
-    correction : (sizes,) array
-        Factor on the mean error for the noise of few queries; 1 where every token is a query.
-    predicted : dict of str to (sizes,) array
-        Predictions by name with their status in `statuses`; empty where no formula is claimed.
+    value: Array
+    status: Status
+
+
+@dataclass(frozen=True, eq=False)
+class HardmaxCurve:
+    """E|mean output| over n tokens, measured; `predicted` is empty where no formula is claimed.
+
+    The errors are |mean output| of each replicate, or its average over the samples of one. Few queries add noise: the
+    measured error is then above the true one by `errors.unseen`, 1 where every token is a query.
     """
 
     label: str
-    sizes: tuple[int, ...]
-    errors: Array
-    correction: Array
-    predicted: dict[str, Array]
-    statuses: dict[str, str]
-    seed: int
-
-    @property
-    def measured(self) -> Array:
-        """Mean over replicates: (sizes,)."""
-        return np.asarray(self.errors.mean(axis=0) * self.correction)
-
-    @property
-    def stderr(self) -> Array:
-        """Its standard error: (sizes,)."""
-        return np.asarray(self.errors.std(axis=0, ddof=1) / np.sqrt(len(self.errors)) * self.correction)
-
-    @property
-    def rate(self) -> Rate | None:
-        """Power law against logarithmic law, with the evidence between them."""
-        return fit_rate(np.asarray(self.sizes), self.errors, correction=self.correction, seed=self.seed)
+    errors: ErrorCurve
+    predicted: Mapping[str, PredictedCurve] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The curve as a JSON-ready mapping."""
-        rate = self.rate
+        """The curve as JSON."""
+        found, rate = self.errors, self.errors.rate
         return {
             "label": self.label,
-            "n": list(self.sizes),
-            "measured": self.measured,
-            "stderr": self.stderr,
-            "predicted": {
-                name: {"value": value, "status": self.statuses[name]} for name, value in self.predicted.items()
-            },
+            "n": list(found.sizes),
+            "measured": found.error,
+            "stderr": found.stderr,
+            "predicted": plain(self.predicted),
             "rate": None if rate is None else rate.document(),
-            "replicates": len(self.errors),
+            "replicates": found.replicates,
         }
 
+    @property
     def table(self) -> pd.DataFrame:
         """One row per size: label, n, measured, stderr and the predictions."""
         import pandas as pd
 
-        columns = {"label": self.label, "n": self.sizes, "measured": self.measured, "stderr": self.stderr}
-        return pd.DataFrame({**columns, **self.predicted})
+        found = {"n": self.errors.sizes, "measured": self.errors.error, "stderr": self.errors.stderr}
+        predicted = {name: line.value for name, line in self.predicted.items()}
+        return pd.DataFrame({"label": self.label, **found, **predicted})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hardmax:
+    """The error of hardmax attention, beside softmax on the way to it (one curve per horizon, or none)."""
+
+    kind: ClassVar[str] = "hardmax"
+    measure: str
+    dim: int
+    softmax: tuple[HardmaxCurve, ...]
+    hardmax: HardmaxCurve
+    seed: int = 0
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def curves(self) -> tuple[HardmaxCurve, ...]:
+        """Every curve, hardmax last."""
+        return (*self.softmax, self.hardmax)
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON."""
+        about = {"measure": self.measure, "dim": self.dim, "replicates": self.hardmax.errors.replicates}
+        softmax = [curve.document() for curve in self.softmax]
+        return {"inputs": about | {"seed": self.seed}, "hardmax": self.hardmax.document(), "softmax": softmax}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per curve and size."""
+        import pandas as pd
+
+        return pd.concat([curve.table for curve in self.curves], ignore_index=True)
+
+    def arrays(self) -> dict[str, Array]:
+        """Errors (curves, replicates, sizes) and what few queries add to them (curves, sizes)."""
+        found = [curve.errors for curve in self.curves]
+        unseen = [np.broadcast_to(errors.unseen, len(errors.sizes)) for errors in found]
+        return {"powers": np.stack([errors.powers[0] for errors in found]), "unseen": np.stack(unseen)}
+
+    @classmethod
+    def load(cls, run: Run) -> Hardmax:
+        """The result that a run folder holds."""
+        inputs, arrays, curves = run.document["inputs"], run.arrays(), []
+        stored = [*run.document["softmax"], run.document["hardmax"]]
+        for curve, powers, unseen in zip(stored, arrays["powers"], arrays["unseen"], strict=True):
+            errors = ErrorCurve.of(curve["n"], powers, moment=1, unseen=unseen, seed=inputs["seed"])
+            predicted = typed(Mapping[str, PredictedCurve], curve["predicted"])
+            curves.append(HardmaxCurve(curve["label"], errors, predicted))
+        return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"], run.made)
+
+    def view(self) -> View:
+        """The way from softmax to hardmax, and which law each curve follows."""
+        found, rate = self.hardmax.errors, self.hardmax.errors.rate
+        laws = [
+            (curve.label, Measured(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
+            for curve in self.curves
+            if (fit := curve.errors.rate) is not None
+        ]
+        return worded_view(
+            WORDS,
+            [_crossover(self), Table("laws", WORDS["laws"], laws)],
+            [_numbers(curve) for curve in self.curves],
+            of=self,
+            first=found.sizes[0],
+            last=found.sizes[-1],
+            replicates=found.replicates,
+            horizons=plural(len(self.softmax), "horizon"),
+            follows=WORDS["follows"]["none" if rate is None else rate.law],
+            most=short(found.error[0]),
+            least=short(found.error[-1]),
+        )
+
+    def __repr__(self) -> str:
+        found = self.hardmax.errors
+        return (
+            f"<Hardmax: {self.measure}, dim {self.dim}, E|mean output| {found.error[0]:.3g} at n = {found.sizes[0]:,} "
+            f"to {found.error[-1]:.3g} at n = {found.sizes[-1]:,}, beside {len(self.softmax)} of softmax>"
+        )
+
+    tables, plot = results.table_as("hardmax"), results.draw
+    save, report = results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
+
+
+def hardmax(
+    sizes: str | Sequence[int] = "100:1000000:9",
+    *,
+    measure: str | TokenLaw = "gaussian",
+    dim: int = 1,
+    horizons: str | Sequence[float] = "0.5",
+    replicates: int = 400,
+    queries: int = 2048,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Hardmax:
+    """E|mean output| with softmax replaced by argmax, and which law it follows: power or logarithm.
+
+    `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences; softmax at these horizons stands beside hardmax for
+    "gaussian" tokens in dimension 1, where a formula is known. Other laws, by name and `dim` or as a `Measure`, are
+    measured with `queries` queries per sample. `progress` is told (done, total).
+    """
+    counts, grid = parse_sizes(sizes), parse_grid(horizons, "horizons")
+    if measure == "gaussian" and dim == 1:
+        softmax = []
+        for done, horizon in enumerate(grid):
+            softmax.append(softmax_line(horizon, counts, replicates, seed))
+            if progress is not None:
+                progress(done + 1, len(grid) + 1)
+        return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
+    from limitlens.attention.design import designed_head
+    from limitlens.measures.named import named_measure
+
+    law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
+    head = designed_head(law.covariance, 1.0, seed=seed)
+    curve = hardmax_study(law, head, counts, replicates=replicates, queries=queries, seed=seed, progress=progress)
+    return Hardmax(measure if isinstance(measure, str) else repr(law), law.dim, (), curve, seed)
 
 
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
@@ -114,34 +219,22 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
         negative = n - positive
         mean_output = (positive * largest(rng, positive) - negative * largest(rng, negative)) / n
         columns.append(np.abs(mean_output).reshape(replicates, -1).mean(axis=1))
-    return HardmaxCurve(
-        label="hardmax",
-        sizes=sizes,
-        errors=np.stack(columns, axis=1),
-        correction=np.ones(len(sizes)),
-        predicted={
-            "finite": np.array([hardmax_finite(n) for n in sizes]),
-            "asymptotic": np.array([hardmax_asymptotic(n) for n in sizes]),
-        },
-        statuses={"finite": "verified", "asymptotic": "proved"},
-        seed=seed,
-    )
+    predicted = {
+        "finite": PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), Status.VERIFIED),
+        "asymptotic": PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), Status.PROVED),
+    }
+    return HardmaxCurve("hardmax", ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed), predicted)
 
 
 def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
     """The same quantity for softmax attention with A = H in d = 1: what hardmax is the H → ∞ end of."""
     _check(sizes, replicates)
     errors = np.stack([np.abs(grid_errors(horizon, n, replicates, seed).mean) for n in sizes], axis=1)
-    known = abs(horizon) <= LARGEST_HORIZON
-    return HardmaxCurve(
-        label=f"softmax, H = {horizon:g}",
-        sizes=sizes,
-        errors=errors,
-        correction=np.ones(len(sizes)),
-        predicted={"influence": mean_error_1d(horizon, sizes)} if known else {},
-        statuses={"influence": "verified" if abs(horizon) <= 1 else "heuristic"} if known else {},
-        seed=seed,
-    )
+    predicted = {}
+    if abs(horizon) <= INFLUENCE_UP_TO:
+        status = Status.VERIFIED if abs(horizon) <= 1 else Status.HEURISTIC
+        predicted["influence"] = PredictedCurve(mean_error_1d(horizon, sizes), status)
+    return HardmaxCurve(f"softmax, H = {horizon:g}", ErrorCurve.of(sizes, errors, moment=1, seed=seed), predicted)
 
 
 def hardmax_study(
@@ -152,7 +245,7 @@ def hardmax_study(
     replicates: int = 200,
     queries: int = 2048,
     seed: int = 0,
-    progress: Callable[[float, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> HardmaxCurve:
     """Scatter of the mean hardmax output around its expectation, for any law and dimension: measured, no formula.
 
@@ -172,15 +265,8 @@ def hardmax_study(
     left_out = np.clip(1 - used / np.asarray(sizes, dtype=np.float64), 0.0, None) / 4
     noise = np.sum(gap**2, axis=-1).mean(axis=0) * left_out
     share = noise / np.maximum(np.mean(errors**2, axis=0), np.finfo(float).tiny)
-    return HardmaxCurve(
-        label=f"hardmax over {measure!r}",
-        sizes=sizes,
-        errors=errors,
-        correction=np.sqrt(np.clip(1 - share, 0.02, 1.0)),
-        predicted={},
-        statuses={},
-        seed=seed,
-    )
+    unseen = 1 / np.sqrt(np.clip(1 - share, 0.02, 1.0))
+    return HardmaxCurve(f"hardmax over {measure!r}", ErrorCurve.of(sizes, errors, moment=1, unseen=unseen, seed=seed))
 
 
 def _replicate_means(
@@ -189,27 +275,56 @@ def _replicate_means(
     """Mean hardmax output of one sample over all queries and over each half of them: (sizes, 3, v)."""
     import torch
 
-    from limitlens.sampling.cells import Cells
+    from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream
 
     stream, which = IidStream(measure, seed), range(replicate, replicate + 1)
     query = head.queries(stream.draw(which, 0, queries)[0]).float()
-    best = torch.full((queries,), float("-inf"))
-    value = torch.zeros((queries, head.value_dim), dtype=torch.float64)
-    rows = {}
+    best, rows = None, {}
     for step, start, stop in Cells(sizes).blocks(PAGE):
         tokens = stream.draw(which, start, stop)[0]
-        score, place = (query @ head.keys(tokens).float().T).max(dim=1)
-        better = score > best
-        best = torch.where(better, score, best)
-        value = torch.where(better[:, None], head.values(tokens)[place], value)
-        output = value[: min(queries, sizes[step])]
+        peak = Peak.of(query @ head.keys(tokens).float().T, head.values(tokens))
+        best = peak if best is None else best.merge(peak)
+        output = best.value[: min(queries, sizes[step])]
         rows[step] = torch.stack((output.mean(0), output[::2].mean(0), output[1::2].mean(0)))
     return np.asarray(torch.stack(list(rows.values())).numpy())
 
 
 def _check(sizes: tuple[int, ...], replicates: int) -> None:
-    if not sizes or sizes[0] < 2 or any(later <= earlier for earlier, later in pairwise(sizes)):
-        raise InputError(f"sizes are {list(sizes)}; expected increasing numbers of tokens from 2 on")
+    if Cells(sizes).sizes[0] < 2:
+        raise InputError(f"sizes are {list(sizes)}; expected numbers of tokens from 2 on")
     if replicates < 2:
         raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
+
+
+def _crossover(result: Hardmax) -> Figure:
+    """E|mean output| against n, one line per horizon, hardmax last; each name says which law fits better."""
+    series = []
+    for i, curve in enumerate(result.curves):
+        hard, errors = curve is result.hardmax, curve.errors
+        colour = HARD if hard else SOFT[i % len(SOFT)]
+        name = curve.label if errors.rate is None else f"{curve.label} ({_law_words(errors.rate, brief=True)})"
+        series.append(points(name, errors.sizes, errors.error, colour, errors.stderr, joined=True))
+        for label, predicted in curve.predicted.items():
+            told, dash = f"{curve.label}: {label} ({predicted.status.value})", WORDS["dashes"][label]
+            series.append(line(told, errors.sizes, predicted.value, colour, dash, listed=hard))
+    return worded_figure(WORDS["crossover"], series)
+
+
+def _law_words(rate: Rate, brief: bool = False) -> str:
+    """Which law a fit prefers and by how much, where the evidence decides."""
+    size = abs(rate.evidence)
+    if rate.law == "undecided":
+        better = "power law" if rate.evidence > 0 else "logarithm"
+        return "law undecided" if brief else f"undecided ({size:.1f} for the {better})"
+    return f"{rate.law} law, {size:.0f}" if brief else f"{rate.law} law preferred by {size:.1f}"
+
+
+def _numbers(curve: HardmaxCurve) -> Table:
+    """Measured and predicted errors of a curve, and their ratios."""
+    errors = curve.errors
+    columns: dict[str, list[Any]] = {"n": list(errors.sizes), "measured": cells(errors.error, errors.stderr)}
+    for name, predicted in curve.predicted.items():
+        columns[f"{name}, {predicted.status.value}"] = predicted.value.tolist()
+        columns[f"measured over {name}"] = (errors.error / predicted.value).tolist()
+    return Table(f"{curve.label}: E|mean output|", list(columns), list(zip(*columns.values(), strict=True)))

@@ -7,27 +7,32 @@ so these are a uniform draw from the n tokens, and for n ≤ m they are all of t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.attention.design import HARDMAX_BEYOND
+from limitlens.attention.device import choose_device
 from limitlens.attention.head import Head
 from limitlens.attention.kernels import Kernel, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
 from limitlens.curves.estimators import TokenSums, replicate_errors
-from limitlens.curves.reference import LawReference, PoolReference, reference_for
+from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import uniform_errors
-from limitlens.errors import Array, InputError
-from limitlens.experiments.study_result import Curve
+from limitlens.errors import Array, InputError, Progress
+from limitlens.experiments.study_result import MOMENT, Curve
+from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
+from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.streams import PAGE
-from limitlens.theory import validity
-from limitlens.theory.reach import reach
+from limitlens.theory import curve, rates, validity
+from limitlens.theory.spectrum import Reach, reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
@@ -39,31 +44,14 @@ NOISE_SHARE, MOST_NOISE = 0.06, 0.3
 PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the scatter of a scalar error
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
-Progress = Callable[[float, float], None]
 
-
-@dataclass
-class _Rows:
-    """What replicates gave: errors and noises (replicates, sizes) by name, controls (replicates, sizes, F), floor."""
-
-    errors: dict[str, Array]
-    noise: dict[str, Array]
-    controls: Array
-    floor: Array
-
-    @classmethod
-    def joined(cls, parts: list[_Rows]) -> _Rows:
-        """All replicates of the parts."""
-        errors, noise = (
-            {name: np.concatenate([book[name] for book in books]) for name in books[0]}
-            for books in ([part.errors for part in parts], [part.noise for part in parts])
-        )
-        controls = np.concatenate([part.controls for part in parts])
-        return cls(errors, noise, controls, np.max([part.floor for part in parts], axis=0))
+# What replicates gave, by name: errors.* and noise.* (replicates, sizes), controls (replicates, sizes, F), and the
+# numerical floor (1, sizes), which is 0 where it was not asked for.
+Rows: TypeAlias = dict[str, Array]
 
 
 def study(
-    measure: Measure,
+    measure: TokenLaw,
     head: Head,
     sizes: str | Sequence[int] = "1000:30000:12",
     *,
@@ -77,38 +65,18 @@ def study(
 ) -> Curve:
     """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
 
-    Parameters
-    ----------
-    measure : Measure
-        The law of tokens; a `Sample` is drawn from without replacement and compared with attention over all of it.
-    head : Head
-    sizes : "lo:hi:k" or sequence of int
-    replicates : int
-        At least 2.
-    queries : int, optional
-        Queries per replicate; by default as many as a pilot asks for: 3% of bias in an error that scatters as much as
-        itself, up to 16% in one that hardly scatters. What bias there is, is measured and removed.
-    mask_self : bool
-        Leave each query's own token out of its softmax.
-    radius : float, optional
-        Measure the uniform error over the ball of this radius too.
-    progress : callable, optional
-        Called with (done, total). An interrupt (Ctrl-C) returns the curve of the replicates finished so far.
-
-    Returns
-    -------
-    curve
-        `curve.table`, `curve.rate("mean")`, `curve.plot()`, `curve.document()`.
+    A `Sample` is drawn from without replacement and compared with attention over all of it. There are as many `queries`
+    per replicate as a pilot asks for: 3% of bias in an error that scatters as much as itself, up to 16% in one that
+    hardly scatters; what bias there is, is measured and removed. `mask_self` leaves each query's own token out of its
+    softmax; with a `radius` the uniform error over the ball of this radius is measured too. `progress` is called with
+    (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far.
     """
     started = time.perf_counter()
-    cells = Cells(parse_sizes(sizes))
+    measure, cells = as_measure(measure), Cells(parse_sizes(sizes))
     if replicates < 2:
         raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
     if queries is not None and not 2 <= queries <= MOST_QUERIES:
-        raise InputError(
-            f"queries is {queries}; expected 2 to {MOST_QUERIES}: their noise is measured from two halves, and a few "
-            "hundred are enough"
-        )
+        raise InputError(f"queries is {queries}; expected 2 to {MOST_QUERIES}, of which a few hundred are enough")
     if measure.dim != head.dim:
         raise InputError(f"the measure has dimension {measure.dim} and the head {head.dim}; expected the same")
     if mask_self and cells.sizes[0] < 2:
@@ -116,58 +84,92 @@ def study(
     where = choose_device(device)
     reference = reference_for(measure, head, cells.sizes[-1], seed)
     work = _Work(reference, head, cells, mask_self, where)
-    warnings = list(getattr(reference, "warnings", ()))
-    report = progress or (lambda done, total: None)
+    warnings = list(reference.warnings)
     if queries is None:
         queries = choose_queries(work, min(PILOT_REPLICATES, replicates))
         if queries >= min(MOST_QUERIES, cells.sizes[-1]) and queries < cells.sizes[-1]:
             warnings.append(
-                f"the pilot asked for more than {MOST_QUERIES} queries; errors are corrected for the noise of these"
+                f"the pilot asked for more than {MOST_QUERIES} queries; the noise of these is corrected for"
             )
     queries = min(queries, cells.sizes[-1])
-    parts: list[_Rows] = []
-    done = 0
+    parts: list[Rows] = []
+    done, interrupted = 0, False
     try:
         for chunk in work.chunks(range(replicates), queries):
             rows = work.run(chunk, queries, floor=chunk.start == 0)
             if radius is not None:
-                rows.errors["uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
+                rows["errors.uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
             parts.append(rows)
             done = chunk.stop
-            report(done, replicates)
+            if progress is not None:
+                progress(done, replicates)
     except KeyboardInterrupt:
         if done < 2:
             raise
+        interrupted = True
         warnings.append(f"interrupted: {done} of {replicates} replicates were finished")
-    warnings += validity.warnings(reach(measure.covariance, head.A), cells.sizes[-1], mask_self=mask_self)
-    found = _Rows.joined(parts)
+    reached = reach(measure.covariance, head.A)
+    warnings += validity.warnings(reached, cells.sizes[-1], mask_self=mask_self)
+    found = _joined(parts)
+    errors, noise = (_under(prefix, found) for prefix in ("errors.", "noise."))
+    spread = float(reference.covariance.trace().clamp_min(0))
     return Curve(
         sizes=cells.sizes,
-        replicate_errors=found.errors,
-        query_noise=found.noise,
-        controls=found.controls,
+        replicate_errors=errors,
+        query_noise=noise,
+        controls=found["controls"],
         reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
-        floor=found.floor,
-        scale=_scale(reference),
-        measure=measure,
-        head=head,
+        floor=found["floor"].max(0),
+        scale=(float(np.sqrt(spread + float(reference.mean.square().sum()))), float(np.sqrt(spread))),
+        measure=repr(measure),
+        theory=_in_theory(reached),
+        asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
+        predicted=_predicted(measure, head, reached.horizon, cells.sizes, mask_self),
         mask_self=mask_self,
         queries=queries,
         seed=seed,
         device=str(where),
-        interrupted=done < replicates,
+        interrupted=interrupted,
         seconds=time.perf_counter() - started,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 
-def choose_device(name: str) -> torch.device:
-    """The device named auto, cpu or cuda."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"the device is {name!r}; expected auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("the device is cuda and torch finds none; use --device cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+def _in_theory(of: Reach) -> dict[str, float]:
+    """Horizons and coupling, and the rates they predict for unbounded tokens."""
+    laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
+    found = {"horizon": of.horizon, "horizon_one_sided": of.horizon_one_sided, "coupling": of.coupling}
+    return found | {law.__name__: law(of.horizon) for law in laws} | {"rate_proved": rates.rate_proved(of.coupling)}
+
+
+def _asymptotic(name: str, measure: Measure, horizon: float) -> float:
+    """The rate an error tends to: the sharp ones, or 1/2 where the tokens are bounded or the error is uniform."""
+    if name == "uniform" or np.isfinite(measure.radius):
+        return 0.5
+    return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
+
+
+def _predicted(measure: Measure, head: Head, horizon: float, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
+    """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
+
+    `output` is exact; `mean` follows the influence function, for centred tokens that attend themselves too
+    (docs/theory.md). The grid behind them grows with the horizon, so none is drawn past the largest.
+    """
+    if not isinstance(measure, Gaussian) or head.query_bias.any() or horizon > HARDMAX_BEYOND:
+        return {}
+    covariance, A, V = measure.covariance, head.A, head.V
+    found = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}
+    if not mask_self and not measure.mean.any() and (mean := curve.mean_error(covariance, A, sizes, V)) is not None:
+        found["mean"] = mean
+    return found
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _under(prefix: str, rows: Rows) -> Rows:
+    return {name.removeprefix(prefix): part for name, part in rows.items() if name.startswith(prefix)}
 
 
 def choose_queries(work: _Work, replicates: int) -> int:
@@ -178,36 +180,36 @@ def choose_queries(work: _Work, replicates: int) -> int:
     largest = work.cells.sizes[-1]
     first = min(PILOT_QUERIES, largest)
     chunks = work.chunks(range(1 << 30, (1 << 30) + replicates), first)
-    pilot = _Rows.joined([work.run(chunk, first, floor=False) for chunk in chunks])
+    pilot = _joined([work.run(chunk, first, floor=False) for chunk in chunks])
     wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, 32, 2 * PILOT_QUERIES))
-    for name, excess in pilot.noise.items():
-        squared = (pilot.errors[name] ** 2).mean(0)
-        tiny = np.finfo(float).tiny
+    for name, excess in _under("noise.", pilot).items():
+        errors = pilot[f"errors.{name}"]
+        squared, tiny = (errors**2).mean(0), np.finfo(float).tiny
         ratio = excess.mean(0) / np.maximum(np.maximum(squared - excess.mean(0), squared / 50), tiny)
-        scatter = pilot.errors[name].var(0) / np.maximum(squared, tiny)
+        scatter = errors.var(0) / np.maximum(squared, tiny)
         share = np.clip(NOISE_SHARE * PLAIN_SCATTER / np.maximum(scatter, 1e-9), NOISE_SHARE, MOST_NOISE)
         wanted = max(wanted, first * float((ratio * (1 - share) / share).max()))
     return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)
 
 
+@dataclass(frozen=True)
 class _Work:
     """One pass over the tokens of a chunk of replicates."""
 
-    def __init__(
-        self, reference: LawReference | PoolReference, head: Head, cells: Cells, mask_self: bool, device: torch.device
-    ) -> None:
-        self.reference, self.head, self.cells = reference, head, cells
-        self.mask_self, self.device = mask_self, device
+    reference: Reference
+    head: Head
+    cells: Cells
+    mask_self: bool
+    device: torch.device
 
     def chunks(self, replicates: range, queries: int) -> list[range]:
         """Replicates in groups whose tokens and queries fit the memory bound."""
-        head = self.head
-        width = head.dim + head.key_dim + 2 * head.value_dim
+        head, width = self.head, self.head.dim + self.head.key_dim + 2 * self.head.value_dim
         group = max(1, CHUNK_FLOATS // ((PAGE + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2))
         return [replicates[start : start + group] for start in range(0, len(replicates), group)]
 
-    def run(self, replicates: range, queries: int, *, floor: bool) -> _Rows:
-        """What these replicates give; the numerical floor where asked for, 0 elsewhere."""
+    def run(self, replicates: range, queries: int, *, floor: bool) -> Rows:
+        """What these replicates give."""
         tokens, vectors = self.reference.draw(replicates, 0, queries)
         at_queries = self.reference.limits(vectors)
         query = self.head.queries(tokens.to(self.device)).float()
@@ -215,9 +217,8 @@ class _Work:
         state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
         exact = State.empty((1,), precise.shape[1], self.head.value_dim, device=self.device)
         sums = TokenSums.zero(len(replicates), vectors.shape[-1])
-        books: tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]] = ({}, {})
-        controls: list[Tensor] = []
-        floors = np.zeros(len(self.cells.sizes))
+        steps: list[dict[str, Tensor]] = []
+        floors = np.zeros((1, len(self.cells.sizes)))
         blocks = list(self.cells.blocks(PAGE))
         for index, (step, start, stop) in enumerate(blocks):
             tokens, vectors = self.reference.draw(replicates, start, stop)
@@ -231,21 +232,17 @@ class _Work:
             if index + 1 < len(blocks) and blocks[index + 1][0] == step:
                 continue
             used = min(queries, self.cells.sizes[step])
-            limit_sums = self.reference.limit_sums(sums)
-            found = replicate_errors(
-                state.output[:, :used].cpu(), at_queries[:, :used], limit_sums,
-                self.reference.mean, self.reference.covariance,
-            )  # fmt: skip
-            for book, rows in zip(books, found, strict=True):
-                for name, row in rows.items():
-                    book.setdefault(name, []).append(row)
-            controls.append(self.reference.controls(sums))
+            outputs, law = state.output[:, :used].cpu(), (self.reference.mean, self.reference.covariance)
+            found = replicate_errors(outputs, at_queries[:, :used], self.reference.limit_sums(sums), *law)
+            steps.append({"controls": self.reference.controls(sums)})
+            for kind, rows in zip(("errors", "noise"), found, strict=True):
+                steps[-1] |= {f"{kind}.{name}": row for name, row in rows.items()}
             if floor:
                 same = min(exact.output.shape[1], used)
-                gap = (exact.output[0, :same] - state.output[0, :same]).square().sum(-1).mean().sqrt()
-                floors[step] = float(gap)
-        errors, noise = ({name: torch.stack(rows, 1).numpy() for name, rows in book.items()} for book in books)
-        return _Rows(errors, noise, torch.stack(controls, 1).numpy(), floors)
+                gap = exact.output[0, :same] - state.output[0, :same]
+                floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
+        stacked = {name: torch.stack([step[name] for step in steps], 1).numpy() for name in steps[0]}
+        return {**stacked, "floor": floors}
 
     def _attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)
@@ -256,9 +253,3 @@ class _Work:
             return None
         same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
         return torch.zeros(same.shape, dtype=torch.float32).masked_fill(same, float("-inf")).to(self.device)
-
-
-def _scale(reference: LawReference | PoolReference) -> tuple[float, float]:
-    """Root mean squares of |Γ(X)| and of |Γ(X) − EΓ|, which relative errors are relative to."""
-    centred = float(reference.covariance.trace().clamp_min(0))
-    return float(np.sqrt(centred + float(reference.mean.square().sum()))), float(np.sqrt(centred))

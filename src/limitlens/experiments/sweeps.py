@@ -2,81 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from limitlens import results
+from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study import study
 from limitlens.experiments.study_result import Curve
-from limitlens.measures.base import Measure
+from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
+from limitlens.measures.own import TokenLaw, as_measure
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
-GROWTH_ERRORS = ("uniform", "mean", "covariance")
+    from limitlens.record import Run
+
+FEWEST_RADII = 3  # a growth has two parameters
 
 
-def sweep(
-    studies: Sequence[tuple[float, Callable[[Callable[[float, float], None]], Curve]]],
-    progress: Callable[[float, float], None] | None = None,
-) -> list[tuple[float, Curve]]:
-    """Run studies one after another, each given as (value swept, function of a progress callback)."""
-    report = progress or (lambda done, total: None)
-    curves = []
-    for index, (value, run) in enumerate(studies):
-        curve = run(lambda done, total, index=index: report(index + done / total, len(studies)))  # type: ignore[misc]
-        curves.append((value, curve))
-        if curve.interrupted:
-            break
-    return curves
+@dataclass(frozen=True, eq=False, repr=False)
+class _Swept:
+    """One study for each value of what is swept, which `kind` names."""
+
+    kind: ClassVar[str]
+
+    values: tuple[float, ...]
+    curves: tuple[Curve, ...]
+    interrupted: bool = False  # there are fewer than were asked for
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of every study, each once."""
+        return tuple(dict.fromkeys(warning for curve in self.curves for warning in curve.warnings))
+
+    def document(self) -> dict[str, Any]:
+        """The sweep as JSON."""
+        studies = [curve.document() for curve in self.curves]
+        return {self.kind: list(self.values), "studies": studies, "interrupted": self.interrupted}
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of every curve, under its place."""
+        return {f"{k}.{name}": array for k, curve in enumerate(self.curves) for name, array in curve.arrays().items()}
+
+    @classmethod
+    def load(cls, run: Run) -> Self:
+        """The sweep of a run folder."""
+        books: list[dict[str, Array]] = [{} for _ in run.document["studies"]]
+        for key, array in run.arrays().items():
+            place, name = key.split(".", 1)
+            books[int(place)][name] = array
+        curves = tuple(map(Curve.stored, run.document["studies"], books))
+        return cls(tuple(run.document[cls.kind]), curves, run.document["interrupted"], run.made)
+
+    save, report = results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
+
+
+class HorizonSweep(_Swept):
+    """One study for each horizon of the head."""
+
+    kind = "horizons"
+
+    @property
+    def horizons(self) -> tuple[float, ...]:
+        """The horizons that were swept."""
+        return self.values
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The tables of every curve, with a column `horizon`."""
+        import pandas as pd
+
+        parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.horizons, self.curves, strict=True)]
+        return pd.concat(parts, ignore_index=True)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Fitted rates against the horizon, over the drawn and sharp lines."""
+        return results.plot([rates_figure(self)], path)
+
+    def __repr__(self) -> str:
+        ends = f"{self.horizons[0]:.3g} to {self.horizons[-1]:.3g}"
+        return f"<HorizonSweep: {self.curves[0].measure}, {len(self.horizons)} horizons from {ends}>"
+
+    view, tables = horizons_view, results.table_as("curve")
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How the constant C of C/√n grows with the radius of the tokens: ln C = a + b R against ln C = a + p ln R.
-
-    `evidence` is AIC(polynomial) − AIC(exponential) with equal numbers of parameters: positive speaks for exponential.
-    """
+    """How the constant C of C/√n grows with the radius of the tokens: ln C = a + b R against ln C = a + p ln R."""
 
     exponential_rate: float
     polynomial_degree: float
-    evidence: float
+    evidence: float  # AIC(polynomial) − AIC(exponential), of as many parameters: positive speaks for exponential
 
     @property
     def law(self) -> str:
         """The law that fits better."""
         return "exponential" if self.evidence > 0 else "polynomial"
 
-    def document(self) -> dict[str, Any]:
-        """The growth as JSON."""
-        return {
-            "law": self.law,
-            "exponential_rate": self.exponential_rate,
-            "polynomial_degree": self.polynomial_degree,
-            "evidence": self.evidence,
-        }
 
-
-@dataclass(frozen=True)
-class RadiusSweep:
+class RadiusSweep(_Swept):
     """Constants of the uniform and moment errors, √n · error at the largest size, as tokens spread over a ball."""
 
-    radii: tuple[float, ...]
-    curves: tuple[Curve, ...]
+    kind = "radii"
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """The radii that were swept."""
+        return self.values
 
     def constants(self, name: str) -> tuple[Array, Array]:
         """√n · error at the largest size and its standard error, for each radius."""
-        root = np.sqrt(self.curves[0].sizes[-1])
-        value = np.array([root * curve.error(name)[-1] for curve in self.curves])
-        stderr = np.array([root * curve.stderr(name)[-1] for curve in self.curves])
+        last = [(curve.error(name)[-1], curve.stderr(name)[-1]) for curve in self.curves]
+        value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
-    def growth(self, name: str) -> Growth:
-        """Exponential against polynomial growth of the constant in the radius."""
+    def growth(self, name: str) -> Growth | None:
+        """Exponential against polynomial growth of the constant; None where an interrupt left fewer than 3 radii."""
+        if len(self.radii) < FEWEST_RADII:
+            return None
         value, stderr = self.constants(name)
         y, precision = np.log(value), value / np.maximum(stderr, 1e-300)
         fits = []
@@ -90,34 +143,84 @@ class RadiusSweep:
         """One row per error and radius: error, radius, constant, stderr."""
         import pandas as pd
 
-        parts = []
-        for name in GROWTH_ERRORS:
-            value, stderr = self.constants(name)
-            parts.append(pd.DataFrame({"error": name, "radius": self.radii, "constant": value, "stderr": stderr}))
-        return pd.concat(parts, ignore_index=True)
+        found = {name: (self.radii, *self.constants(name)) for name in GROWING}
+        rows = [(name, *row) for name, columns in found.items() for row in zip(*columns, strict=True)]
+        return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
 
     def document(self) -> dict[str, Any]:
         """The sweep as JSON."""
-        constants = {name: dict(zip(("value", "stderr"), self.constants(name), strict=True)) for name in GROWTH_ERRORS}
+        grown = {name: self.growth(name) for name in GROWING}
         return {
-            "radii": list(self.radii),
+            **super().document(),
             "n": self.curves[0].sizes[-1],
-            "constants": constants,
-            "growth": {name: self.growth(name).document() for name in GROWTH_ERRORS},
-            "studies": [curve.document() for curve in self.curves],
+            "constants": {name: dict(zip(("value", "stderr"), self.constants(name), strict=True)) for name in GROWING},
+            "growth": {name: growth and {"law": growth.law, **asdict(growth)} for name, growth in grown.items()},
         }
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Constants of the uniform and moment errors against the radius of the tokens."""
+        return results.plot([constants_figure(self)], path)
+
+    def __repr__(self) -> str:
+        laws = [f"{name} {growth.law}" for name in GROWING if (growth := self.growth(name))]
+        ends = f"{len(self.radii)} radii from {self.radii[0]:.3g} to {self.radii[-1]:.3g}"
+        return f"<RadiusSweep: {self.curves[0].measure}, {ends}; growth: {', '.join(laws) or 'not known'}>"
+
+    view, tables = radii_view, results.table_as("constants")
+
+
+def sweep(
+    measure: TokenLaw,
+    *,
+    horizons: Sequence[float] | None = None,
+    radii: Sequence[float] | None = None,
+    horizon: float = 1.0,
+    spectrum: str | Sequence[float] = "flat",
+    sizes: str | Sequence[int] = "1000:30000:12",
+    replicates: int = 200,
+    queries: int | None = None,
+    mask_self: bool = False,
+    radius: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> HorizonSweep | RadiusSweep:
+    """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
+
+    Exactly one of `horizons` and `radii` is given. With radii, `horizon` is that of the head over the law as given;
+    with horizons, `radius` asks for the uniform error over the ball of this radius too. `spectrum` is that of the head
+    (`designed_head`); the others are those of `study`.
+    """
+    if (horizons is None) == (radii is None):
+        given = "neither horizons nor radii" if radii is None else "both horizons and radii"
+        raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
+    options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
+    options |= {"mask_self": mask_self, "seed": seed, "device": device}
+    if radii is not None:
+        if radius is not None:
+            raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
+        head = designed_head(measure, horizon, spectrum=spectrum, seed=seed)
+        return radius_sweep(measure, head, radii, progress=progress, **options)
+    values = [float(value) for value in horizons or ()]
+    if not values:
+        raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
+    heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values]
+    studies = [partial(study, measure, head, radius=radius, **options) for head in heads]
+    return HorizonSweep(*_each(values, studies, progress))
 
 
 def radius_sweep(
-    measure: Measure,
+    measure: TokenLaw,
     head: Head,
     radii: Sequence[float],
     sizes: str | Sequence[int],
     *,
     replicates: int = 100,
     queries: int | None = None,
+    mask_self: bool = False,
     seed: int = 0,
-    progress: Callable[[float, float], None] | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> RadiusSweep:
     """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
 
@@ -125,19 +228,31 @@ def radius_sweep(
     the ball holds queries that few tokens answer; the moments average over queries that are tokens, and grow like a
     power of R. In low dimension even the uniform error ends up growing like a power, once tilted laws are small caps.
     """
-    if not np.isfinite(measure.radius):
-        raise InputError(
-            f"{measure!r} has unbounded support and a sweep of the radius scales the support; "
-            "use sphere, ball, cube or vmf"
-        )
-    if len(radii) < 3:
-        raise InputError(f"{len(radii)} radii were given; expected at least 3, since a growth is fitted through them")
+    law = as_measure(measure)
+    if not np.isfinite(law.radius):
+        raise InputError(f"{measure!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
+    if len(radii) < FEWEST_RADII:
+        raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
+    common = partial(
+        study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device
+    )
+    values = [float(radius) for radius in radii]
+    studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
+    return RadiusSweep(*_each(values, studies, progress))
 
-    def at(radius: float) -> Callable[[Callable[[float, float], None]], Curve]:
-        scaled = measure.scaled(radius / measure.radius)
-        return lambda report: study(
-            scaled, head, sizes, replicates=replicates, queries=queries, radius=radius, seed=seed, progress=report
-        )
 
-    curves = sweep([(radius, at(radius)) for radius in radii], progress)
-    return RadiusSweep(tuple(radius for radius, _ in curves), tuple(curve for _, curve in curves))
+def _each(
+    values: Sequence[float], studies: Sequence[Callable[..., Curve]], progress: Progress | None
+) -> tuple[tuple[float, ...], tuple[Curve, ...], bool]:
+    """Run the studies of these values one after another; an interrupt keeps what was finished, and says so."""
+    report = progress or (lambda done, total: None)
+    curves: list[Curve] = []
+    try:
+        for index, run in enumerate(studies):
+            curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
+            if curves[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        if not curves:
+            raise
+    return tuple(values[: len(curves)]), tuple(curves), curves[-1].interrupted or len(curves) < len(studies)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.kernels import state_of
-from limitlens.attention.state import State
+from limitlens.attention.state import Peak, State
 from limitlens.heads.moments import Moments
 from limitlens.heads.pilot import Layer, scores_of
 from limitlens.models import Captured
@@ -26,62 +26,41 @@ SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 
 
 class Collector:
-    """What one layer has seen of the pool.
-
-    Attributes
-    ----------
-    states : list of State
-        Of the streamed cells, (Hkv, G · m) each; the last ones are of the tokens of no cell.
-    special : State
-        Of the pooled special tokens, which their cells hold too.
-    key, value : (slots, Hkv, k), (slots, Hkv, v)
-        The kept tokens.
-    waiting : (Tensor, Tensor)
-        Keys and values that wait for the rest of their block.
-    hidden : (kept, d) or None
-        Hidden states of the first kept tokens.
-    moments : dict of Moments
-        Of "query", "key" and, where there are any, "hidden".
-    top_score, top_value : (Hkv, G · q), (Hkv, G · q, v)
-        The largest score of each of q detail queries over all of the pool, and its value.
-    """
+    """What one layer has seen of the pool."""
 
     def __init__(self, layer: Layer, deck: Deck, workers: Workers) -> None:
         self.layer, self.deck, self.workers = layer, deck, workers
         self.query = layer.flat_query
         self.detail_query = layer.query[:, :, :DETAIL_QUERIES].flatten(1, 2)
+        # of "query", "key" and, where there are any, "hidden"
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
+        # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell
         self.states: list[State] = []
-        self.special = State.empty((), 0, 0)
-        self.key = self.value = self.top_value = torch.empty(0)
-        self.waiting: tuple[Tensor, ...] = ()
-        self.hidden: Tensor | None = None
-        self.top_score = torch.empty(0)
+        self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
+        self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
+        self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
+        self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
+        # (Hkv, G · q): the largest score of each of q detail queries over all of the pool, and its value
+        self.peak = Peak(torch.empty(0), torch.empty(0))
 
     def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
         """Take in what the layer captured in one forward.
 
-        Parameters
-        ----------
-        part : Part
-            Where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end.
-        positions : slice
-        special : (s,)
-            Those of the pooled tokens that are special tokens.
+        `part` says where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end;
+        `special` (s,) are those of them that are special tokens.
         """
-        query, key, value = (
-            _tokens(tensor[:, :, positions]) for tensor in (captured.query, captured.key, captured.value)
-        )
+        seen = (captured.query, captured.key, captured.value)
+        query, key, value = (_tokens(tensor[:, :, positions]) for tensor in seen)
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
             self._prepare(key, value, hidden)
         work: list[Callable[[], None]] = [
             lambda: self._put(0, key, part),
             lambda: self._put(1, value, part),
-            lambda: self._raise_top(key.transpose(0, 1), value.transpose(0, 1)),
+            lambda: self._raise_peak(key.transpose(0, 1), value.transpose(0, 1)),
             lambda: self.moments["key"].add(key),
             lambda: self.moments["query"].add(query),
-            lambda: self._add_special(key[special].transpose(0, 1), value[special].transpose(0, 1)),
+            lambda: self._add_special(key[special], value[special]),
         ]
         if hidden is not None:
             work.append(lambda: self._add_hidden(hidden, part))
@@ -91,17 +70,14 @@ class Collector:
 
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
-        for store, chosen, places in (
-            ((self.key, self.value)[which], part.kept, part.slots),
-            (self.waiting[which], part.streamed, part.places),
-        ):
+        kept, waiting = (self.key, self.value)[which], self.waiting[which]
+        for store, chosen, places in ((kept, part.kept, part.slots), (waiting, part.streamed, part.places)):
             store[torch.as_tensor(places, device=tokens.device)] = tokens[torch.as_tensor(chosen, device=tokens.device)]
 
     def _stream(self, cell: tuple[int, int, int]) -> None:
         """Attend to what has waited for one cell."""
         number, start, stop = cell
-        key, value = (tokens[start:stop].transpose(0, 1) for tokens in self.waiting)
-        self.states[number] = self.states[number].merge(self._attend(key, value))
+        self.states[number] = self.states[number].merge(self._attend(*(tokens[start:stop] for tokens in self.waiting)))
 
     def _add_hidden(self, hidden: Tensor, part: Part) -> None:
         # Their places are random: what these single out is a random part of the tokens.
@@ -116,7 +92,8 @@ class Collector:
         self.special = self.special.merge(self._attend(key, value))
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
-        return state_of(self.query, key, value, kernel=self.layer.kernel)
+        """Attention over tokens (n, Hkv, ·)."""
+        return state_of(self.query, key.transpose(0, 1), value.transpose(0, 1), kernel=self.layer.kernel)
 
     def _prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
         deck, device = self.deck, key.device
@@ -127,22 +104,21 @@ class Collector:
         self.value = value.new_zeros(deck.slots, *value.shape[1:])
         self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
         q = self.detail_query.shape[1]
-        self.top_score = key.new_full((shared, q), float("-inf"))
-        self.top_value = value.new_zeros(shared, q, v)
+        self.peak = Peak(key.new_full((shared, q), float("-inf")), value.new_zeros(shared, q, v))
         if hidden is not None:
             self.hidden = key.new_zeros(min(HIDDEN_KEPT, deck.cells.sizes[-1]), hidden.shape[-1])
 
-    def _raise_top(self, key: Tensor, value: Tensor) -> None:
-        """Let the block's tokens (Hkv, n, ·) compete for the largest score of each detail query."""
+    def _raise_peak(self, key: Tensor, value: Tensor) -> None:
+        """Let the block's tokens (Hkv, n, ·) compete for the largest score of each detail query.
+
+        A state with its detail would say the same for ten times the work: the pool's argmax needs no exponentials.
+        """
         shared, q, _ = self.detail_query.shape
         chunk = max(1, SCORES_AT_ONCE // (shared * q))
         for start in range(0, key.shape[1], chunk):
-            part = scores_of(self.detail_query, key[:, start : start + chunk], self.layer.traits.softcap)
-            score, place = part.max(-1)
-            found = value[:, start : start + chunk].gather(1, place[..., None].expand(-1, -1, value.shape[-1]))
-            better = score > self.top_score
-            self.top_score = torch.where(better, score, self.top_score)
-            self.top_value = torch.where(better[..., None], found, self.top_value)
+            part = slice(start, start + chunk)
+            scores = scores_of(self.detail_query, key[:, part], self.layer.traits.softcap)
+            self.peak = self.peak.merge(Peak.of(scores, value[:, part]))
 
 
 def _tokens(tensor: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ every context contains is left out, except from the predicted error: these are p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from limitlens.attention.kernels import state_of
+from limitlens.attention.kernels import state_of, state_of_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.heads.collect import DETAIL_QUERIES, Collector
@@ -30,88 +32,77 @@ _FEWEST_SCORES = 6  # below this there is no tail to fit
 
 @dataclass(frozen=True, eq=False)
 class LayerDetail:
-    """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise.
+    """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise."""
 
-    Attributes
-    ----------
-    effective_tokens : (heads, J)
-        1/Σw² of samples of each size.
-    hardmax_error : (heads, J)
-        Relative error of attention with argmax in the place of softmax against its own value over the whole pool: root
-        mean square over queries, finite pool corrected for.
-    predicted_error : (heads, J)
-        Relative output error by the central limit theorem, from the largest sample, with the atom where there is one.
-    top_weight, entropy : (heads,)
-        The largest weight and the entropy of the weights, in nats, at the largest size.
-    ranks, ordered_weights : (K,), (heads, K)
-        The weights of rank 1, 2, 4, ... in the largest sample of replicate 0.
-    pareto_k : (heads,)
-        Pareto shape of the weights of the largest sample of replicate 0, median over queries; NaN with too few tokens.
-    local_dimension : (heads,)
-        Local exponent of normalised keys around normalised queries, median over queries; NaN with too few tokens.
-    floor : float
-        Relative difference of the outputs of a few queries over the largest sample from the same in float64.
-    """
-
-    effective_tokens: Array
-    hardmax_error: Array
-    predicted_error: Array
-    top_weight: Array
+    effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
+    hardmax_error: Array  # (heads, J): of argmax against argmax over the whole pool, root mean square over queries
+    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`heads.plug_in`)
+    top_weight: Array  # (heads,): the largest weight and the entropy of the weights, in nats, at the largest size
     entropy: Array
-    ranks: NDArray[np.int64]
+    ranks: NDArray[np.int64]  # (K,), (heads, K): the weights of rank 1, 2, 4, ... in the largest sample of replicate 0
     ordered_weights: Array
+    # (heads,): medians over queries, NaN with too few tokens: Pareto shape of the weights, local exponent of the keys
     pareto_k: Array
     local_dimension: Array
-    floor: float
+    floor: float  # relative difference of the outputs of a few queries over the largest sample from the same in float64
 
 
 def layer_detail(collector: Collector) -> LayerDetail:
     """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
     parts = [_shared_detail(collector, head) for head in range(collector.query.shape[0])]
-    together = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("effective_tokens", "hardmax_error", "predicted_error", "top_weight", "entropy", "ordered_weights")
-    }
-    return LayerDetail(
-        **together,
-        ranks=parts[0].ranks,
-        pareto_k=np.concatenate([part.pareto_k for part in parts]),
-        local_dimension=np.concatenate([part.local_dimension for part in parts]),
-        floor=max(part.floor for part in parts),
-    )
+    names = [part.name for part in fields(LayerDetail) if part.name not in ("ranks", "floor")]
+    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return LayerDetail(ranks=parts[0].ranks, floor=max(part.floor for part in parts), **together)
 
 
 def _shared_detail(collector: Collector, head: int) -> LayerDetail:
     """The detail of the G query heads that read one key/value head."""
     deck, layer = collector.deck, collector.layer
     groups, m, _ = layer.query.shape[1:]
-    query = collector.detail_query[head]
+    query, tail = collector.detail_query[head], tail_length(deck.filled[0].sum())
     atom = None if layer.atom is None else _of_detail_queries(layer.atom[head], groups, m)
+
+    def heads(per_query: Tensor) -> Tensor:
+        """Mean over queries, (G · q, ...) to (G, ...)."""
+        return per_query.reshape(groups, -1, *per_query.shape[1:]).mean(1)
+
+    best = collector.peak.value[head].double()
+    norm = heads(best.square().sum(-1)).sqrt()
     found: list[tuple[Tensor, ...]] = []
-    scores = key = value = torch.empty(0)
-    for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its scores are used again
-        key, value, sizes = _replicate(collector, head, r)
+    for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
+        chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)  # nested sizes in order
+        key, value, sizes = collector.key[chosen, head], collector.value[chosen, head], deck.filled[r].cumsum().tolist()
         scores = scores_of(query, key, layer.traits.softcap)
-        plug_in = (part.reshape(groups, -1, len(sizes)).mean(1) for part in plug_in_errors(scores, value, atom, sizes))
-        found.append((*_sums(collector, head, scores, value, sizes), *plug_in))
-    effective, hardmax, top_weight, entropy, errors, outputs = (
+        samples = _nested(scores, value, sizes)
+        unseen = [math.sqrt(1 - size / deck.seen) for size in sizes]
+        effective = torch.stack([heads(sample.effective_sample_size) for sample in samples], -1)
+        wrong = torch.stack([heads((sample.hardmax - best).square().sum(-1)).sqrt() for sample in samples], -1)
+        hardmax, last = wrong / (norm[:, None] * norm.new_tensor(unseen)), samples[-1]
+        plugged = map(heads, plug_in_errors(last, atom, sizes))
+        found.append((effective, hardmax, heads(last.top_weights[..., 0]), heads(last.entropy), *plugged))
+    effective_tokens, hardmax_error, top_weight, entropy, square, size = (
         np.asarray(torch.stack(part).mean(0).cpu()) for part in zip(*found, strict=True)
     )
-    top = scores.topk(tail_length(scores.shape[-1]) + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
-    lse = scores.logsumexp(-1).double().reshape(groups, -1, 1)
+    top = scores.topk(tail + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
     ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
     return LayerDetail(
-        effective_tokens=effective,
-        hardmax_error=hardmax,
-        predicted_error=np.sqrt(errors / outputs),
-        top_weight=top_weight,
-        entropy=entropy,
-        ranks=ranks,
-        ordered_weights=np.asarray(torch.exp(top - lse).mean(1).cpu())[:, ranks - 1],
+        effective_tokens, hardmax_error, np.sqrt(square / size), top_weight, entropy, ranks,
+        ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],
         pareto_k=_pareto(np.asarray(top.cpu())),
         local_dimension=_local_dimension(layer.query[head, :, :DIMENSION_QUERIES], key),
         floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
-    )
+    )  # fmt: skip
+
+
+def _nested(scores: Tensor, value: Tensor, sizes: list[int]) -> list[State]:
+    """States with their detail of nested samples: the first n tokens of scores (m, N) and values (N, v), for each n."""
+    state = State.empty((), len(scores), value.shape[-1], top=1, device=scores.device)
+    samples = []
+    for start, stop in pairwise([0, *sizes]):
+        if stop > start:
+            state = state.merge(state_of_scores(scores[:, start:stop], value[start:stop], top=1))
+        samples.append(state)
+    return samples
 
 
 def _of_detail_queries(state: State, groups: int, m: int) -> State:
@@ -119,53 +110,6 @@ def _of_detail_queries(state: State, groups: int, m: int) -> State:
     lse = state.lse.reshape(groups, m)[:, :DETAIL_QUERIES]
     output = state.output.reshape(groups, m, -1)[:, :DETAIL_QUERIES]
     return State(state.count, lse.flatten(), output.flatten(0, 1))
-
-
-def _replicate(collector: Collector, head: int, r: int) -> tuple[Tensor, Tensor, list[int]]:
-    """Keys (n, k) and values of a whole replicate, nested sizes in order, and these sizes."""
-    deck = collector.deck
-    chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)
-    sizes = [int(size) for size in deck.filled[r].cumsum()]
-    return collector.key[chosen, head], collector.value[chosen, head], sizes
-
-
-def _sums(collector: Collector, head: int, scores: Tensor, value: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Effective tokens and hardmax errors (G, J), top weights and entropies (G,), of nested samples.
-
-    Scores are (G · q, n), values (n, v).
-    """
-    groups = collector.layer.query.shape[1]
-
-    def heads(per_query: Tensor) -> Tensor:
-        """Mean over queries, (G · q,) to (G,)."""
-        return per_query.reshape(groups, -1).mean(-1)
-
-    reference = collector.top_value[head].double()
-    norm = heads(reference.square().sum(-1)).sqrt()
-    # Each step is relative to its own largest score, and steps are merged by logarithms: nothing can underflow.
-    lse = lse2 = best = torch.full(scores.shape[:-1], float("-inf"), dtype=torch.float64, device=scores.device)
-    mean = torch.zeros_like(lse)
-    winner = torch.zeros_like(reference)
-    effective, hardmax, start = [], [], 0
-    for size in sizes:
-        if size > start:
-            part = scores[:, start:size]
-            top, place = part.max(-1)
-            relative = part - top[:, None]
-            weights = relative.exp()
-            mass, peak = weights.sum(-1).double(), top.double()
-            step, step2 = peak + mass.log(), 2 * peak + weights.square().sum(-1).double().log()
-            share = torch.sigmoid(step - lse)
-            mean = mean + share * (peak + (weights * relative).sum(-1) / mass - mean)
-            lse, lse2 = torch.logaddexp(lse, step), torch.logaddexp(lse2, step2)
-            better = peak > best
-            winner = torch.where(better[:, None], value[start:size][place].double(), winner)
-            best = torch.where(better, peak, best)
-        effective.append(heads(torch.exp(2 * lse - lse2)))
-        unseen = np.sqrt(1 - size / collector.deck.seen)
-        hardmax.append(heads((winner - reference).square().sum(-1)).sqrt() / (norm * unseen))
-        start = size
-    return torch.stack(effective, -1), torch.stack(hardmax, -1), heads(torch.exp(best - lse)), heads(lse - mean)
 
 
 def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> float:

@@ -20,37 +20,25 @@ _TOKENS_AN_AXIS = 16  # with fewer, whitening by the sample's own covariance wou
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
-    """What the second moments of a layer say, per query head.
+    """What the second moments of a layer say, per query head."""
 
-    Attributes
-    ----------
-    horizon, mean_tilt, score_std : (heads,)
-        Two-sided horizon H and tilt τ₀ of the mean query, over all pooled tokens; root mean square over the probe's
-        queries of the standard deviation of their scores over the pool (before a softcap).
-    one_sided, coupling : (heads,) or None
-        ‖Σ^{1/2} A‖ and Ψ from the layer's input and projections, where they can be had.
-    reason : str
-        Why not, or what to keep in mind about them; empty when there is nothing to say.
-    tails : TailReport or None
-        Are the tokens sub-Gaussian along their leading principal axes; None with too few of them.
-    tokens : str
-        What was judged: "hidden states", or "keys" where the former cannot be had.
-    """
-
+    # (heads,): two-sided horizon H and tilt τ₀ of the mean query, over all pooled tokens; root mean square over the
+    # probe's queries of the standard deviation of their scores over the pool (before a softcap)
     horizon: Array
     mean_tilt: Array
     score_std: Array
-    one_sided: Array | None
+    # (heads,) or None: ‖Σ^{1/2} A‖ and Ψ from the layer's input and projections, where they can be had
+    horizon_one_sided: Array | None
     coupling: Array | None
-    reason: str
-    tails: TailReport | None
-    tokens: str
+    reason: str  # why not, or what to keep in mind about them; empty when there is nothing to say
+    tails: TailReport | None  # of the tokens along their leading principal axes; None with too few of them
+    tokens: str  # what was judged: "hidden states", or "keys" where the former cannot be had
 
 
 def layer_geometry(collector: Collector) -> LayerGeometry:
     """Everything that second moments and a sample of tokens tell about a layer.
 
-    The formulas are those of `limitlens.theory.reach`, for all heads at once: with Cov(q) = RRᵀ the horizon is
+    The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(q) = RRᵀ the horizon is
     scale · √λ_max(RᵀCov(k)R), the mean tilt scale · √(E qᵀ Cov(k) E q).
     """
     layer, traits = collector.layer, collector.layer.traits
@@ -64,16 +52,13 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
     hidden = collector.moments["hidden"].spectrum() if "hidden" in collector.moments else None
     one_sided = None if hidden is None else _one_sided(traits, _root(*hidden)[0], shared, groups)
     tails, tokens = _tails(collector, None if hidden is None else hidden[1][0])
+    coupling = None if hidden is None or one_sided is None else float(hidden[0].max()) * one_sided**2
     return LayerGeometry(
         horizon=np.asarray(_reach(root_q, cov_k).cpu()) * abs(traits.scale),
         mean_tilt=np.asarray(tilt.cpu()) * abs(traits.scale),
         score_std=np.asarray(spread.sqrt().cpu()),
-        one_sided=one_sided,
-        coupling=None if hidden is None or one_sided is None else float(hidden[0].max()) * one_sided**2,
-        reason=traits.reason,
-        tails=tails,
-        tokens=tokens,
-    )
+        horizon_one_sided=one_sided, coupling=coupling, reason=traits.reason, tails=tails, tokens=tokens,
+    )  # fmt: skip
 
 
 def _root(values: Tensor, axes: Tensor) -> Tensor:
@@ -111,7 +96,6 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
     if len(sample) < _FEWEST_TOKENS:
         return None, tokens
     rows = sample.double()
-    if axes is None:
-        axes = torch.linalg.eigh(torch.cov(rows.T))[1]
-    leading = axes[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
+    known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
+    leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
     return check_tails((rows @ leading).cpu().numpy()), tokens

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State, merge_all
+from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
 from limitlens.heads.collect import Collector
 from limitlens.sampling.placement import LEFT_OVER
@@ -29,55 +31,43 @@ FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """Output errors of every head of a layer.
+class SampleErrors:
+    """Output errors of every head of a layer, in one way to look at its samples."""
 
-    Attributes
-    ----------
-    errors : (heads, R, J)
-        Root mean square over queries of |Γ_n − Γ|, finite pool corrected for.
-    scale, centred_scale : (heads, J)
-        Root mean squares over queries of |Γ| and of |Γ − mean Γ|.
-    """
-
-    errors: Array
-    scale: Array
+    # (heads, C, R, J): |Γ_n − Γ|² of each replicate, summed over the queries of each of C clusters and scaled so that
+    # the mean over clusters is the mean over queries; against the pool, so smaller than against the law by 1 − n/N
+    squares: Array
+    scale: Array  # (heads, J): root mean squares over queries of |Γ| and of |Γ − mean Γ|
     centred_scale: Array
 
-    @property
-    def relative(self) -> Array:
-        """Errors relative to the output, (heads, R, J)."""
-        return _ratio(self.errors, self.scale[:, None])
+    def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
+        """The curve of a head's errors relative to its output: for squares the finite pool's correction is exact."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            powers = np.where(self.scale[head] > 0, self.squares[head] / self.scale[head] ** 2, np.nan)
+        return ErrorCurve(tuple(int(size) for size in sizes), powers, **known)
 
-    @property
-    def relative_centred(self) -> Array:
-        """Errors relative to how much the output differs between queries, (heads, R, J)."""
-        return _ratio(self.errors, self.centred_scale[:, None])
+    def centred(self, head: int, curve: ErrorCurve) -> Array:
+        """Its errors relative to how much the output differs between queries, (J,)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.centred_scale[head] > 0, self.scale[head] / self.centred_scale[head], np.nan)
+        return np.asarray(curve.error * ratio)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """The measured curves of a layer.
+    """The measured curves of a layer."""
 
-    Attributes
-    ----------
-    counts : (R, J)
-        Tokens in each sample: the sizes asked for, unless the stream was cut short.
-    pool : int
-        N, the tokens of the reference.
-    reference : State
-        Attention over the whole pool, (Hkv, G · m).
-    bare : View
-        Of the pooled law alone.
-    atomic : View or None
-        With the atom, where the layer has one.
-    """
+    counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the stream was cut short
+    pool: int  # N, the tokens of the reference
+    reference: State  # attention over the whole pool, (Hkv, G · m)
+    bare: SampleErrors  # of the pooled law alone
+    atomic: SampleErrors | None  # with the atom, where the layer has one
 
-    counts: NDArray[np.int64]
-    pool: int
-    reference: State
-    bare: View
-    atomic: View | None
+    @property
+    def unseen(self) -> Array:
+        """√(1 − n/N), (J,), or (R, J) where a stream was cut short and samples differ in length."""
+        factor = np.sqrt(1 - self.counts / self.pool)
+        return np.asarray(factor[0] if (factor == factor[0]).all() else factor)
 
 
 def layer_curves(collector: Collector) -> LayerCurves:
@@ -85,70 +75,42 @@ def layer_curves(collector: Collector) -> LayerCurves:
     deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
     references: list[State] = []
-    views: dict[str, list[View]] = {"bare": [], "atomic": []}
+    views: dict[str, list[SampleErrors]] = {"bare": [], "atomic": []}
     keys, values = (tokens.transpose(0, 1).contiguous() for tokens in (collector.key, collector.value))
     for head in range(collector.query.shape[0]):
         steps = [_step(collector, head, j, keys[head], values[head]) for j in range(counts.shape[1])]
         left_over = [state[head] for state in collector.states[-LEFT_OVER:]]
-        reference = merge_all([*map(_union, steps), *left_over])
+        reference = merge_all([*map(State.union, steps), *left_over])
         references.append(reference)
         seen: list[tuple[State | None, list[State]]] = [(None, [reference[None]] * len(steps))]
         if atom is not None:
-            shares = [_distinct(counts[:, j]) / deck.seen for j in range(len(steps))]
-            seen.append((atom[head], [_shrunk(reference, share).merge(atom[head]) for share in shares]))
+            device = reference.lse.device
+            # One count for all replicates, unless the stream was cut short.
+            distinct = (column[:1] if (column == column[0]).all() else column for column in counts.T)
+            shares = [torch.as_tensor(column / deck.seen, device=device) for column in distinct]
+            seen.append((atom[head], [reference.thinned(share).merge(atom[head]) for share in shares]))
         for name, view in zip(views, _views(collector, steps, seen, counts), strict=False):
             views[name].append(view)
-    return LayerCurves(
-        counts=counts,
-        pool=deck.seen,
-        reference=_stacked(references),
-        bare=_joined(views["bare"]),
-        atomic=_joined(views["atomic"]) if views["atomic"] else None,
-    )
+    joined = {name: _joined(parts) for name, parts in views.items() if parts}
+    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"))
 
 
 def _step(collector: Collector, head: int, j: int, keys: Tensor, values: Tensor) -> State:
-    """The states of step j of every replicate for the queries of one key/value head, (R, G · m).
-
-    Keys and values are those that this head kept, (slots, ·).
-    """
+    """The states of step j of every replicate, (R, G · m), for one key/value head and what it kept, (slots, ·)."""
     deck = collector.deck
-    found: dict[int, State] = {
-        int(r): collector.states[deck.number[r, j]][head] for r in np.flatnonzero(~deck.kept[:, j])
-    }
-    kept = np.flatnonzero(deck.kept[:, j])
+    kept, streamed = np.flatnonzero(deck.kept[:, j]), np.flatnonzero(~deck.kept[:, j])
+    found: dict[int, State] = {int(r): collector.states[deck.number[r, j]][head] for r in streamed}
     for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
         alike = kept[deck.filled[kept, j] == length]
         slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=keys.device)
         states = state_of(collector.query[head], keys[slots], values[slots], kernel=collector.layer.kernel)
         found |= {int(r): states[place] for place, r in enumerate(alike)}
-    return _stacked([found[r] for r in range(deck.replicates)])
-
-
-def _union(states: State) -> State:
-    """States (R, G · m) of disjoint sets, not all of them empty, merged into one (G · m)."""
-    shares = torch.softmax(states.lse, 0)
-    return State(states.count.sum(0), states.lse.logsumexp(0), torch.einsum("rm,rmv->mv", shares, states.output))
-
-
-def _distinct(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The counts of all replicates (R,), or the one they have in common (1,), unless the stream was cut short."""
-    return counts[:1] if (counts == counts[0]).all() else counts
-
-
-def _shrunk(reference: State, share: Array) -> State:
-    """The pool as if it held each of these shares of its tokens: (shares, G · m)."""
-    shift = torch.as_tensor(np.log(share), device=reference.lse.device)[:, None]
-    count = torch.as_tensor(np.rint(share * float(reference.count)), device=reference.count.device)
-    return State(count, reference.lse + shift, reference.output)
+    return State.stack([found[r] for r in range(deck.replicates)])
 
 
 def _views(
-    collector: Collector,
-    steps: list[State],
-    seen: list[tuple[State | None, list[State]]],
-    counts: NDArray[np.int64],
-) -> list[View]:
+    collector: Collector, steps: list[State], seen: list[tuple[State | None, list[State]]], counts: NDArray[np.int64]
+) -> list[SampleErrors]:
     """Errors of nested samples, merged from their steps (R, G · m), in each way to look at them.
 
     A way is an atom that every sample contains, or None, and for every size the limit, (R, G · m) or (1, G · m). A few
@@ -156,13 +118,14 @@ def _views(
     """
     groups, m = collector.layer.query.shape[1:3]
     replicates, sizes, width = len(counts), len(steps), steps[0].output.shape[-1]
+    cluster = torch.nn.functional.one_hot(torch.as_tensor(collector.layer.clusters, device=steps[0].lse.device))
+    member = cluster.double() * cluster.shape[1] / m  # (m, C)
 
-    def size(vectors: Tensor) -> Array:
-        """Root mean square of norms over queries: (r, G · m, v) to (G, r)."""
-        split = vectors.reshape(len(vectors), groups, m, width)
-        return np.asarray((torch.linalg.vector_norm(split, dim=(-2, -1)) / m**0.5).T.cpu())
+    def squares(vectors: Tensor) -> Tensor:
+        """Squared norms, (r, G · m, v) to (r, G, m)."""
+        return vectors.square().sum(-1).reshape(len(vectors), groups, m)
 
-    errors = np.empty((len(seen), groups, replicates, sizes))
+    errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
     at_once = max(1, FLOATS_AT_ONCE // (groups * m * width))
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
@@ -171,35 +134,20 @@ def _views(
             for way, (atom, limits) in enumerate(seen):
                 limit = limits[j].output if len(limits[j].output) == 1 else limits[j].output[part]
                 output = sample.output if atom is None else sample.merge(atom).output
-                errors[way, :, part, j] = size(output - limit)
-    unseen = np.sqrt(1 - counts / collector.deck.seen)
+                errors[way, :, :, part, j] = (squares(output - limit) @ member).permute(1, 2, 0).cpu()
     found = []
     for way, (_, limits) in enumerate(seen):
         scale, centred = np.empty((2, groups, sizes))
         for j, limit_state in enumerate(limits):
             output = limit_state.output
             middle = output.reshape(-1, groups, m, width).mean(-2, keepdim=True).expand(-1, -1, m, -1)
-            scale[:, j] = size(output).mean(1)
-            centred[:, j] = size(output - middle.reshape(output.shape)).mean(1)
-        found.append(View(errors[way] / unseen, scale, centred))
+            both = (output, output - middle.reshape(output.shape))
+            scale[:, j], centred[:, j] = (squares(vectors).mean(-1).sqrt().mean(0).cpu() for vectors in both)
+        found.append(SampleErrors(errors[way], scale, centred))
     return found
 
 
-def _joined(views: list[View]) -> View:
-    """The views of all key/value heads as one of all query heads."""
-    names = ("errors", "scale", "centred_scale")
-    return View(*(np.concatenate([getattr(view, name) for view in views]) for name in names))
-
-
-def _stacked(states: list[State]) -> State:
-    """States without detail along a new first axis."""
-    return State(
-        count=torch.stack([state.count for state in states]),
-        lse=torch.stack([state.lse for state in states]),
-        output=torch.stack([state.output for state in states]),
-    )
-
-
-def _ratio(errors: Array, scale: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(scale > 0, errors / scale, np.nan)
+def _joined(views: list[SampleErrors]) -> SampleErrors:
+    """The errors of all key/value heads as those of all query heads."""
+    names = ("squares", "scale", "centred_scale")
+    return SampleErrors(*(np.concatenate([getattr(view, name) for view in views]) for name in names))

@@ -22,64 +22,46 @@ from limitlens.models import Captured, Projections, Windows, capture, projection
 from limitlens.models.catalog import LoadedModel
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
+MOST_CLUSTERS = 32  # of queries: what is kept of them grows with their number, and more would tell little more
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """What a layer is, whatever it reads.
+    """What a layer is, whatever it reads."""
 
-    Attributes
-    ----------
-    scale, softcap, sinks
-        As in `Captured`.
-    sliding_window : int or None
-        As in `Captured`; it may be longer than the probe's windows.
-    rough_mean : dict of Tensor
-        Mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each.
-    projections, factor, reason
-        As `limitlens.models.projections` and `Projections.factor` give them.
-    """
-
-    scale: float
+    scale: float  # as in `Captured`
     softcap: float | None
     sinks: Tensor | None
-    sliding_window: int | None
+    sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
+    # mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each
     rough_mean: dict[str, Tensor]
-    projections: Projections | None
+    projections: Projections | None  # as `limitlens.models.projections` and `Projections.factor` give them
     factor: float | None
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer as the probe sees it: its queries, and what every sample of theirs contains.
+    """One attention layer as the probe sees it: Hkv key/value heads, G query heads for each, m queries a head."""
 
-    With Hkv key/value heads, G query heads for each, and m queries a head:
-
-    Attributes
-    ----------
-    index : int
-        The layer's place in the model.
-    query : (Hkv, G, m, k)
-        Queries, with the scale of the scores in them.
-    atom : State or None
-        What is in every context once, with its own key for every query, (Hkv, G · m): the first token of the query's
-        own window where the layer is causal and sees it, and the learned sink where it has one.
-    first : (Hkv, G · m) or None
-        The score of that first token alone.
-    traits : Traits
-    """
-
-    index: int
-    query: Tensor
+    index: int  # the layer's place in the model
+    query: Tensor  # (Hkv, G, m, k): queries, with the scale of the scores in them
+    # what is in every context once, (Hkv, G · m): the first token of the query's own window, and the learned sink
     atom: State | None
-    first: Tensor | None
+    first: Tensor | None  # (Hkv, G · m) or None: the score of that first token alone
+    clusters: NDArray[np.intp]  # (m,): of each query; those of one window are no independent witnesses, and are in one
     traits: Traits
 
     @property
     def kernel(self) -> Kernel | None:
         """The kernel its scores need: None, the device's best, unless they are capped."""
-        return None if self.traits.softcap is None else capped_kernel(self.traits.softcap)
+        softcap = self.traits.softcap
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            scores = scores_of(query, key, softcap)
+            return attend_scores(scores if bias is None else scores + bias, value)
+
+        return None if softcap is None else attend
 
     @property
     def flat_query(self) -> Tensor:
@@ -89,34 +71,12 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """What the pilot found.
-
-    Attributes
-    ----------
-    layers : dict of int to Layer
-    causal : bool
-    positions : range
-        Positions of a window whose keys are pooled.
-    queries : (m, 2) array
-        Window and position of each query.
-    """
+    """What the pilot found: the layers by their place in the model."""
 
     layers: dict[int, Layer]
     causal: bool
-    positions: range
-    queries: NDArray[np.intp]
-
-
-def capped_kernel(softcap: float) -> Kernel:
-    """A kernel whose scores are softcap · tanh(score / softcap)."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        scores = scores_of(query, key, softcap)
-        if bias is not None:
-            scores = scores + bias
-        return attend_scores(scores, value)
-
-    return attend
+    positions: range  # positions of a window whose keys are pooled
+    queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
 
 
 def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
@@ -126,15 +86,9 @@ def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
 
 
 def run_pilot(
-    loaded: LoadedModel,
-    windows: Windows,
-    indices: NDArray[np.intp],
-    *,
-    queries: int,
-    batch: int,
-    seed: int,
-    report: Callable[[int], None],
-) -> Pilot:
+    loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
+    *, queries: int, batch: int, seed: int, report: Callable[[int], None],
+) -> Pilot:  # fmt: skip
     """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens."""
     gather = _Gather(loaded, windows.length, indices, queries, seed)
     with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True):
@@ -161,10 +115,8 @@ class _Gather:
         if self.causal is None:
             self._choose(captured.causal)
         if captured.causal != self.causal:
-            raise InputError(
-                f"{self.loaded.name} has both causal and bidirectional layers; expected one kind, "
-                "so choose another model"
-            )
+            mixed = f"{self.loaded.name} has both causal and bidirectional layers"
+            raise InputError(f"{mixed}; expected one kind, so choose another model")
         if captured.bias is not None:
             raise InputError(
                 f"layer {captured.layer} of {self.loaded.name} adds a bias to its scores by relative position, and a "
@@ -174,15 +126,10 @@ class _Gather:
             self.traits[captured.layer] = self._traits(captured)
         stop = self.start + captured.query.shape[0]
         window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
-        row = torch.as_tensor(window - self.start, device=captured.query.device)
-        column = torch.as_tensor(position, device=captured.query.device)
-        self.parts.setdefault(captured.layer, []).append(
-            (
-                captured.query[row, :, column].float() * captured.scale,
-                captured.key[row, :, 0].float(),
-                captured.value[row, :, 0].float(),
-            )
-        )
+        row, column = torch.as_tensor(np.stack((window - self.start, position)), device=captured.query.device)
+        query = captured.query[row, :, column].float() * captured.scale
+        first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
+        self.parts.setdefault(captured.layer, []).append((query, *first))
 
     def finish(self) -> Pilot:
         positions = range(1, self.length - self.tail) if self.causal else range(self.length)
@@ -192,14 +139,12 @@ class _Gather:
 
     def _choose(self, causal: bool) -> None:
         """Draw the queries among the last positions of a causal model's windows, among all of an encoder's."""
-        self.causal = causal
-        count = len(self.indices)
+        self.causal, count = causal, len(self.indices)
         if causal:
             self.tail = min(-(-self.queries // count), max(1, self.length // LARGEST_TAIL))
             if self.length - self.tail < 2:
-                raise InputError(
-                    f"windows of {self.length} tokens are too short for a causal model; expected 8 or more"
-                )
+                short = f"windows of {self.length} tokens are too short for a causal model"
+                raise InputError(f"{short}; expected 8 or more")
         number = min(self.queries, count * self.tail)
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
         place = np.sort(generator.choice(count * self.tail, number, replace=False))
@@ -215,16 +160,8 @@ class _Gather:
         rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
         if captured.hidden is not None:
             rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
-        return Traits(
-            scale=captured.scale,
-            softcap=captured.softcap,
-            sinks=captured.sinks,
-            sliding_window=captured.sliding_window,
-            rough_mean=rough_mean,
-            projections=made,
-            factor=factor,
-            reason=reason,
-        )
+        own = (captured.scale, captured.softcap, captured.sinks, captured.sliding_window)
+        return Traits(*own, rough_mean, made, factor, reason)
 
     def _layer(self, index: int) -> Layer:
         rows, keys, values = (torch.cat(part) for part in zip(*self.parts[index], strict=True))
@@ -238,13 +175,15 @@ class _Gather:
             output = value.expand(-1, query.shape[1], -1, -1).flatten(1, 2)
             atom = State(torch.ones(shared, dtype=torch.int64, device=query.device), first, output)
         if traits.sinks is not None:
-            learned = _learned_sink(traits.sinks, query, values.shape[-1])
+            learned = learned_sink(traits.sinks, query, values.shape[-1])
             atom = learned if atom is None else atom.merge(learned)
-        return Layer(index, query, atom, first, traits)
+        rank = np.unique(self.chosen[:, 0], return_inverse=True)[1]
+        count = int(rank.max()) + 1
+        return Layer(index, query, atom, first, rank * min(count, MOST_CLUSTERS) // count, traits)
 
 
-def _learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:
-    """A sink that the model has learned: a token with a score per query head and the value 0."""
+def learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:
+    """A sink that the model has learned, for queries (Hkv, G, m, k): a token of value 0 with a score per query head."""
     shared, groups, m, _ = query.shape
     lse = sinks.double().view(shared, groups, 1).expand(-1, -1, m).flatten(1)
     nothing = lse.new_zeros(shared, groups * m, value_dim)

@@ -9,44 +9,24 @@ value is v_a,
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from limitlens.attention.state import State
 
 
-def plug_in_errors(scores: Tensor, value: Tensor, atom: State | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Predicted squared errors and squared outputs for every size, per query.
+def plug_in_errors(sample: State, atom: State | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Predicted squared errors and squared outputs for every size, per query: (..., m, J) twice.
 
-    Parameters
-    ----------
-    scores : (..., Q, n₀)
-        Of Q queries.
-    value : (..., n₀, v)
-    atom : State of (..., Q), optional
-    sizes : list of int
-
-    Returns
-    -------
-    errors, outputs : (..., Q, J) each
+    `sample` is attention over n₀ tokens, (..., m) with its detail.
     """
-    lse = scores.logsumexp(-1).double()
-    weights = torch.exp(scores - lse[..., None].float())
-    squares = weights.square()
-    output, mean2 = (weights @ value).double(), (squares @ value).double()
-    norm2 = (squares @ value.square().sum(-1, keepdim=True)).double()[..., 0]
-    mass2 = squares.sum(-1).double()
     errors, outputs = [], []
-    for n in sizes:
-        share = n / scores.shape[-1]
-        rest, limit = torch.ones_like(lse), output
+    shares = torch.tensor(sizes, dtype=torch.float64, device=sample.lse.device) / sample.count
+    for share in shares:
+        rest, limit = torch.ones_like(sample.lse), sample.output
         if atom is not None:
-            rest = torch.sigmoid(lse + math.log(share) - atom.lse)
-            limit = (1 - rest)[..., None] * atom.output + rest[..., None] * output
-        norm = limit.square().sum(-1)
-        spread = norm2 - 2 * (limit * mean2).sum(-1) + norm * mass2
-        errors.append(rest.square() / share * spread.clamp_min(0))
-        outputs.append(norm)
+            rest = torch.sigmoid(sample.lse + share.log() - atom.lse)
+            limit = torch.lerp(atom.output, sample.output, rest[..., None])
+        errors.append(rest.square() / share * sample.spread(limit).sum(-1))
+        outputs.append(limit.square().sum(-1))
     return torch.stack(errors, -1), torch.stack(outputs, -1)

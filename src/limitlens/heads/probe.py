@@ -8,26 +8,21 @@ reference, come from the one forward.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
+from limitlens.attention.device import choose_device
 from limitlens.attention.state import State
-from limitlens.errors import InputError
-from limitlens.experiments.study import choose_device
+from limitlens.errors import InputError, Progress, check_number
+from limitlens.heads.build import head_records, measure
 from limitlens.heads.collect import Collector
-from limitlens.heads.diagnostics import layer_detail
-from limitlens.heads.geometry import layer_geometry
-from limitlens.heads.layer import LayerCurves, layer_curves
-from limitlens.heads.overview import layer_record, rate_skill, summary
+from limitlens.heads.overview import LayerRecord
 from limitlens.heads.pilot import Layer, run_pilot
-from limitlens.heads.record import Measured, head_records
+from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
 from limitlens.heads.stream import Clock, Pool, stream
@@ -43,8 +38,6 @@ BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get so
 WINDOW = 256  # tokens a window, unless the model has fewer positions
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
-
-Progress = Callable[[float, float], None]
 
 
 def probe(
@@ -62,47 +55,28 @@ def probe(
     thresholds: Thresholds | None = None,
     progress: Progress | None = None,
 ) -> ProbeRun:
-    """Measure every head of a model on a corpus.
+    """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
 
     Parameters
     ----------
-    model : str or LoadedModel
-        An alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a model that is loaded.
-    corpus : str
-        A built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`).
-    tokens : int
-        Tokens to read, special tokens included: 5% of their windows give queries, 10% are reserved for checking plans,
-        the rest is the pool.
-    window : int, optional
-        Tokens a window; 256, or the model's positions where these are fewer.
-    sizes : "lo:hi:k" or sequence of int
-        Sample sizes n.
-    replicates : int
-        Disjoint samples behind every point; as many as the pool holds where these are fewer.
-    queries : int
-        Queries a head.
-    device : str
-        auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is.
-    batch : int, optional
-        Windows a forward; about 4,000 tokens when left out.
-    thresholds : Thresholds, optional
-        Where one regime ends and the next begins.
-    progress : callable, optional
-        Called with (tokens done, tokens in all). On Ctrl-C the run ends with what it has.
-
-    Returns
-    -------
-    run
-        `run.heads`, `run.layers`, `run.document()`, `run.save(folder)`, `run.plan(error=0.05)`.
+    model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a model that is loaded
+    corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
+    tokens : to read; 5% of their windows give queries, 10% are reserved for checking plans, the rest is the pool
+    window : tokens a window; 256, or the model's positions where these are fewer
+    sizes : sample sizes n, as they are or as "lo:hi:k"
+    replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
+    queries : queries a head
+    device : auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is
+    batch : windows a forward; about 4,000 tokens when left out
+    thresholds : where one regime ends and the next begins
+    progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with what it has
     """
-    started = datetime.now(UTC)
+    begun = time.perf_counter()
     cells = Cells(parse_sizes(sizes))
-    if replicates < FEWEST_REPLICATES:
-        raise InputError(f"replicates is {replicates}; expected at least {FEWEST_REPLICATES}, for the error bars")
-    if queries < 2:
-        raise InputError(f"queries is {queries}; expected at least 2, such as 256")
-    if batch is not None and batch < 1:
-        raise InputError(f"batch is {batch}; expected at least 1 window a forward")
+    fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
+    check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
+    check_number("queries", queries, "at least 2, such as 256", low=2)
+    check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
     length = min(WINDOW, loaded.positions or WINDOW) if window is None else window
@@ -110,7 +84,7 @@ def probe(
     with workers_for(loaded.model.device) as workers:
         work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress, workers)
         work.run()
-        return work.result(started, corpus, tokens, thresholds or Thresholds())
+        return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
 
 @dataclass
@@ -146,14 +120,9 @@ class _Work:
         self._check_size(self.windows.length)
         begun = time.perf_counter()
         self.pilot = run_pilot(
-            self.loaded,
-            self.windows,
-            self.pilot_windows,
-            queries=self.queries,
-            batch=self.pool.per_forward,
-            seed=self.seed,
-            report=self._report,
-        )
+            self.loaded, self.windows, self.pilot_windows,
+            queries=self.queries, batch=self.pool.per_forward, seed=self.seed, report=self._report,
+        )  # fmt: skip
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
         self.replicates = self._check_size(positions)
@@ -163,9 +132,8 @@ class _Work:
                 f"{self.queries}; more tokens give more"
             )
         self.deck = Deck(self.pool.blocks(positions), self.cells, self.replicates, self.seed)
-        self.collectors = {
-            index: Collector(layer, self.deck, self.workers) for index, layer in self.pilot.layers.items()
-        }
+        layers = self.pilot.layers.items()
+        self.collectors = {index: Collector(layer, self.deck, self.workers) for index, layer in layers}
         with held_interrupt() as interrupt:
             try:
                 stream(
@@ -204,105 +172,49 @@ class _Work:
                 "reached by then, on average over replicates"
             )
 
-    def result(self, started: datetime, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
-        """Every layer's measurements and what follows from them."""
-        heads: list[dict[str, Any]] = []
-        layers: list[dict[str, Any]] = []
-        errors: list[pd.DataFrame] = []
-        floors: list[float] = []
+    def result(self, begun: float, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
+        """Every layer's measurements and what follows from them; `begun` is when the clock was started."""
+        heads: list[HeadRecord] = []
+        layers: list[LayerRecord] = []
+        floor = 0.0
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
-        begun = time.perf_counter()
+        measuring = time.perf_counter()
         for measured in self.workers(lambda index: measure(self.collectors.pop(index)), list(self.collectors)):
-            layer = measured.layer
-            records = head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
-            heads += records
-            layers.append(layer_record(layer.index, records, measured.geometry))
-            errors.append(replicate_table(layer.index, measured.curves))
-            floors.append(measured.detail.floor)
+            layer, geometry = measured.layer, measured.geometry
+            heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
+            if (tails := geometry.tails) is not None:
+                found = (tails.verdict, tails.variance_proxy, tails.pareto_norm, tails.pareto_norm_stderr)
+                layers.append(LayerRecord(layer.index, geometry.tokens, *found))
+            floor = max(floor, measured.detail.floor)
             states |= _tensors(layer, measured.curves.reference)
-        self.clock.attention += time.perf_counter() - begun
-        finished = datetime.now(UTC)
-        result = {
-            "model": self.loaded.name,
-            "model_revision": self.loaded.revision,
-            "model_sha256": self.loaded.sha256,
-            "model_note": self.loaded.note or None,
-            "causal": causal,
-            "corpus": corpus,
-            "corpus_sha256": self.windows.sha256,
-            "tokens": self.deck.seen,
-            "tokens_asked": tokens,
-            "window": window,
-            "windows": {
-                "count": self.windows.count,
-                "pilot": self.pilot_windows,
-                "reserved": self.reserved,
+        now = time.perf_counter()
+        self.clock.attention += now - measuring
+        loaded, windows = self.loaded, self.windows
+        return ProbeRun(
+            model=loaded.name, model_revision=loaded.revision, model_sha256=loaded.sha256,
+            model_note=loaded.note or None, causal=causal, corpus=corpus, corpus_sha256=windows.sha256,
+            tokens=self.deck.seen, tokens_asked=tokens, window=window,
+            windows={
+                "count": windows.count, "pilot": self.pilot_windows.tolist(), "reserved": self.reserved.tolist(),
                 "pool": len(self.pool.indices),
             },
-            "pooled_positions": [self.pilot.positions.start, self.pilot.positions.stop],
-            "sizes_asked": self.cells.sizes,
-            "n": heads[0]["n"],
-            "replicates": self.replicates,
-            "replicates_asked": self.asked,
-            "queries": len(self.pilot.queries),
-            "thresholds": asdict(thresholds),
-            "heads": heads,
-            "layers": layers,
-            "summary": summary(heads) | {"rates": rate_skill(heads)},
-            "seed": self.seed,
-            "batch": self.pool.per_forward,
-            "device": str(self.loaded.model.device),
-            "floor": max(floors),
-            "interrupted": self.interrupted,
-            "seconds": {
-                "model": self.clock.model,
-                "attention": self.clock.attention,
-                "total": (finished - started).total_seconds(),
-            },
-            "warnings": self.warnings,
-        }
-        return ProbeRun(result, pd.concat(errors, ignore_index=True), states, started)
-
-
-def measure(collector: Collector) -> Measured:
-    """All measurements of a layer that has seen the pool."""
-    with torch.inference_mode():
-        curves = layer_curves(collector)
-        share = torch.exp(collector.special.lse - curves.reference.lse)
-        special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
-        return Measured(collector.layer, curves, layer_detail(collector), layer_geometry(collector), special)
-
-
-def replicate_table(layer: int, curves: LayerCurves) -> pd.DataFrame:
-    """Every replicate's relative errors: layer, head, replicate, n, relative_output_error, and without the sink."""
-    main = curves.bare if curves.atomic is None else curves.atomic
-    head, replicate, size = (index.ravel() for index in np.indices(main.errors.shape))
-    table = {
-        "layer": layer,
-        "head": head,
-        "replicate": replicate,
-        "n": curves.counts[replicate, size],
-        "relative_output_error": main.relative.ravel(),
-    }
-    if curves.atomic is not None:
-        table["relative_output_error_without_sink"] = curves.bare.relative.ravel()
-    return pd.DataFrame(table)
+            pooled_positions=(self.pilot.positions.start, self.pilot.positions.stop),
+            sizes_asked=tuple(self.cells.sizes), replicates=self.replicates, replicates_asked=self.asked,
+            queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
+            seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
+            interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
+            seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
+        )  # fmt: skip
 
 
 def _tensors(layer: Layer, reference: State) -> dict[str, Tensor]:
     """The reference of a layer, its queries and its atom, heads in order: (heads, m, ·)."""
-    shared, groups, m, _ = layer.query.shape
-
-    def by_head(tensor: Tensor) -> Tensor:
-        return tensor.reshape(shared * groups, m, *tensor.shape[2:]).cpu().contiguous()
-
-    prefix = f"layer{layer.index}."
-    tensors = {
-        "query": by_head(layer.flat_query),
-        "reference.lse": by_head(reference.lse),
-        "reference.output": by_head(reference.output),
-    }
+    found = {"query": layer.flat_query, "reference.lse": reference.lse, "reference.output": reference.output}
     if layer.atom is not None:
-        tensors |= {"atom.lse": by_head(layer.atom.lse), "atom.output": by_head(layer.atom.output)}
-    return {prefix + name: tensor for name, tensor in tensors.items()}
+        found |= {"atom.lse": layer.atom.lse, "atom.output": layer.atom.output}
+    m = layer.query.shape[2]
+    return {
+        f"layer{layer.index}.{name}": tensor.reshape(-1, m, *tensor.shape[2:]).cpu().contiguous()
+        for name, tensor in found.items()
+    }

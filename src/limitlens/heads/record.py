@@ -1,147 +1,199 @@
-"""One head's record: everything the probe has to say about it, as JSON."""
+"""One head: everything a probe has to say about it, typed, to and from JSON.
+
+Where every context contains a sink, the sink is one key that is always kept, and the curve of the rest is taken at the
+share that the rest has in a context of C tokens,
+
+    e(n; C) = e_rest(n) · e(C)/e_rest(C),
+
+with e the error curve beside the sink and e_rest without it: exact at n = C, and e_rest where C dilutes the sink. The
+factor is a heuristic; beyond the sizes measured it tends to 1 as the sink's share falls.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from limitlens.budgets.budget import budget_for
-from limitlens.curves.fit import fit_rate, typical, typical_stderr
+from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.errors import Array
-from limitlens.heads.diagnostics import LayerDetail
-from limitlens.heads.geometry import LayerGeometry
-from limitlens.heads.layer import LayerCurves, View
-from limitlens.heads.pilot import Layer
-from limitlens.heads.regimes import Regime, Thresholds, classify
-from limitlens.heads.sinks import dilution_length, sink_share
+from limitlens.heads.regimes import Regime
+from limitlens.record import plain, typed
 from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given
+FORMULAS = ("rate_sharp", "rate_sharp_output", "rate_rms_output", "rate_drawn")  # of `theory.rates`, from the horizon
 CONSTANT_RATE = 0.5  # the baseline of every prediction
-MOMENT = 2  # root mean square over replicates too: for squares the finite pool's correction is exact
+APART = ("curve", "pooled", "centred", "pooled_centred", "ranks", "ordered_weights")  # their documents look different
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """All measurements of one layer."""
+class Sink:
+    """What is in every context once."""
 
-    layer: Layer
-    curves: LayerCurves
-    detail: LayerDetail
-    geometry: LayerGeometry
-    special: Array
-    """(heads,): share of the pooled mass on special tokens."""
+    kind: str  # "first token", "learned sink", or both
+    share: Array  # (sizes,): of the mass among n other tokens
+    share_in_window: float  # the same in a window of the probe
+    dilution_length: float | None  # tokens that halve its share; None where no number of them does
 
-
-def head_records(
-    measured: Measured, *, causal: bool, window: int, thresholds: Thresholds, seed: int
-) -> list[dict[str, Any]]:
-    """The records of a layer's query heads, in order."""
-    heads = measured.detail.entropy.shape[0]
-    return [
-        _record(measured, head, causal=causal, window=window, thresholds=thresholds, seed=seed) for head in range(heads)
-    ]
+    @property
+    def keys(self) -> int:
+        """Keys that a cache keeps for it: a learned sink has none."""
+        return 1 if "first token" in self.kind else 0
 
 
-def _record(
-    measured: Measured, head: int, *, causal: bool, window: int, thresholds: Thresholds, seed: int
-) -> dict[str, Any]:
-    layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
-    sizes = np.rint(curves.counts.mean(0))
-    verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
-    horizon = float(geometry.horizon[head])
-    coupling = None if geometry.coupling is None else float(geometry.coupling[head])
-    main = curves.bare if curves.atomic is None else curves.atomic
-    sink = _sink(measured, head, sizes, window)
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadRecord:
+    """What was measured of one query head; arrays have one number for each size n."""
+
+    layer: int
+    head: int
+    kv_head: int
+    sliding_window: int | None  # tokens the layer sees at once, where that is bounded
+    horizon: float  # geometry of its scores (`heads.geometry`); None without a score matrix, and the note says why
+    horizon_one_sided: float | None
+    coupling: float | None
+    geometry_note: str | None
+    mean_tilt: float
+    score_std: float
+    curve: ErrorCurve  # relative output error among n tokens, beside the sink where every context has one
+    pooled: ErrorCurve | None  # the same without the sink; None where there is none
+    centred: Array  # errors relative to how much the output differs between queries
+    pooled_centred: Array | None
+    predicted_error: Array  # by the central limit theorem
+    hardmax_error: Array  # of argmax in the place of softmax
+    effective_tokens: Array  # 1/Σw²
+    effective_tokens_growth: float | None  # exponent with which they grow over the last sizes
+    top_weight: float  # at the largest size, as is the entropy
+    entropy: float
+    ranks: tuple[int, ...]  # of the ordered weights
+    ordered_weights: Array
+    sink: Sink | None
+    sink_mass: float | None  # share of the mass in a window on the sink, or on the special tokens of an encoder
+    pareto_k: float | None
+    local_dimension: float | None
+    regime: Regime
+    regime_reason: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Layer and head."""
+        return self.layer, self.head
+
+    @property
+    def name(self) -> str:
+        """The head in words."""
+        return f"layer {self.layer}, head {self.head}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes n measured."""
+        return self.curve.sizes
+
+    @property
+    def law(self) -> ErrorCurve:
+        """The curve of the pooled law, without a sink: what theory speaks of."""
+        return self.pooled or self.curve
+
+    @property
+    def attention(self) -> str:
+        """What the layer sees."""
+        return "full" if self.sliding_window is None else "sliding window"
+
+    @property
+    def error_is_lower_bound(self) -> bool:
+        """The head is frozen: the pool itself has not converged, and the true error is larger."""
+        return self.regime is Regime.FROZEN
+
+    @cached_property
+    def predicted_rates(self) -> dict[str, float | None]:
+        """Rates that theory and the constant baseline predict, by name."""
+        found = {name: getattr(rates, name)(self.horizon) for name in FORMULAS}
+        proved = None if self.coupling is None else rates.rate_proved(self.coupling)
+        return found | {"rate_proved": proved, "rate_constant": CONSTANT_RATE}
+
+    def context(self, tokens: float) -> float:
+        """Keys there are in a context: all of it, or the layer's sliding window where that is shorter."""
+        return min(tokens, self.sliding_window or math.inf)
+
+    def keys_for(self, error: float, context: float = math.inf) -> TokensFor:
+        """Random keys that keep the head within an error in a context, its sink among them."""
+        own, atoms = self.context(context), self.sink.keys if self.sink else 0
+        rest = max(own - atoms, 1)
+        factor = self.sink_factor(rest)  # of a curve: scaling what is asked of it spares scaling its resamples
+        return self.law.tokens_for(error / factor if 0 < factor < math.inf else error, rest).plus(atoms)
+
+    def curve_in(self, context: float) -> ErrorCurve:
+        """The error curve of its keys in a context of so many tokens besides the sink."""
+        return self.curve if self.pooled is None else self.pooled.scaled(1 / self.sink_factor(context))
+
+    def sink_factor(self, context: float) -> float:
+        """e(C)/e_rest(C) of a context of C tokens besides the sink; 1 where there is none."""
+        if self.pooled is None or self.sink is None:
+            return 1.0
+        n = np.asarray(self.sizes, dtype=float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self.curve.error / self.pooled.error
+        if context <= n[-1]:
+            return float(np.interp(math.log(context), np.log(n), ratio))
+        length = self.sink.dilution_length
+        dilution = 1 / length if length else 0.0
+        left = 1.0 if not dilution else (1 + dilution * n[-1]) / (1 + dilution * context)
+        left = left if math.isfinite(left) else 0.0  # an endless context leaves the sink nothing
+        return 1 - (1 - float(ratio[-1])) * left
+
+    def document(self) -> dict[str, Any]:
+        """The head as the JSON of the contract."""
+        bare = None if self.pooled is None else _curve_document(self.pooled, self.pooled_centred)
+        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in APART}
+        found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve, self.centred)}
+        found |= {"ordered_weights": {"rank": self.ranks, "weight": self.ordered_weights}, "without_sink": bare}
+        found |= {"remedy": self.regime.remedy, "error_is_lower_bound": self.error_is_lower_bound}
+        return plain(found | self.predicted_rates)  # type: ignore[no-any-return]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], curve: ErrorCurve, pooled: ErrorCurve | None = None) -> HeadRecord:
+        """The head whose `document` this is, with the curves that its run stored."""
+        weights, bare = entry["ordered_weights"], entry["without_sink"]
+        apart = {"curve": curve, "pooled": pooled, "ranks": weights["rank"], "ordered_weights": weights["weight"]}
+        apart |= {"centred": entry["relative_centred_error"]}
+        apart |= {"pooled_centred": None if bare is None else bare["relative_centred_error"]}
+        return typed(cls, {**entry, **apart})  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        rate = "no rate" if self.curve.rate is None else f"rate {self.curve.rate.slope:.2f}"
+        last = f"error {self.curve.error[-1]:.3g} at n = {self.sizes[-1]:,}"
+        return f"<HeadRecord of {self.name}: {self.regime.value}, {rate}, {last}>"
+
+
+def _curve_document(curve: ErrorCurve, centred: Array | None) -> dict[str, Any]:
+    """An error curve in a head's document."""
     return {
-        "layer": layer.index,
-        "head": head,
-        "kv_head": head // layer.query.shape[1],
-        "attention": "full" if layer.traits.sliding_window is None else "sliding window",
-        "sliding_window": layer.traits.sliding_window,
-        "horizon": horizon,
-        "horizon_one_sided": None if geometry.one_sided is None else float(geometry.one_sided[head]),
-        "coupling": coupling,
-        "geometry_note": geometry.reason or None,
-        "mean_tilt": float(geometry.mean_tilt[head]),
-        "score_std": float(geometry.score_std[head]),
-        "n": sizes.astype(int),
-        **_curve(main, head, sizes, seed),
-        "rate_sharp": rates.rate_sharp(horizon),
-        "rate_sharp_output": rates.rate_sharp_output(horizon),
-        "rate_rms_output": rates.rate_rms_output(horizon),
-        "rate_drawn": rates.rate_drawn(horizon),
-        "rate_proved": None if coupling is None else rates.rate_proved(coupling),
-        "rate_constant": CONSTANT_RATE,
-        "predicted_error": detail.predicted_error[head],
-        "hardmax_error": detail.hardmax_error[head],
-        "effective_tokens": detail.effective_tokens[head],
-        "effective_tokens_growth": verdict.growth,
-        "top_weight": float(detail.top_weight[head]),
-        "entropy": float(detail.entropy[head]),
-        "ordered_weights": {"rank": detail.ranks, "weight": detail.ordered_weights[head]},
-        "sink_mass": sink["share_in_window"] if sink else None if causal else float(measured.special[head]),
-        "sink": sink,
-        "without_sink": None if curves.atomic is None else _curve(curves.bare, head, sizes, seed),
-        "pareto_k": float(detail.pareto_k[head]),
-        "local_dimension": float(detail.local_dimension[head]),
-        "regime": verdict.regime.value,
-        "regime_reason": verdict.reason,
-        "remedy": verdict.regime.remedy,
-        "error_is_lower_bound": verdict.regime is Regime.FROZEN,
-    }
-
-
-def _curve(view: View, head: int, sizes: Array, seed: int) -> dict[str, Any]:
-    """The error curve of one view, its rate and n(ε)."""
-    relative = view.relative[head]
-    value, stderr = root_mean_square(relative)
-    centred, _ = root_mean_square(view.relative_centred[head])
-    rate = fit_rate(sizes, relative**MOMENT, moment=MOMENT, seed=seed) if np.isfinite(relative).all() else None
-    return {
-        "relative_output_error": value,
-        "relative_output_error_stderr": stderr,
+        "relative_output_error": curve.error,
+        "relative_output_error_stderr": curve.stderr,
         "relative_centred_error": centred,
-        "rate": None if rate is None else rate.document(),
-        "tokens_for": {str(error): _tokens_for(sizes, value, stderr, error, seed) for error in ERRORS},
+        "rate": None if curve.rate is None else curve.rate.document(),
+        "tokens_for": {str(error): curve.tokens_for(error).document() for error in ERRORS},
     }
 
 
-def _tokens_for(sizes: Array, value: Array, stderr: Array, error: float, seed: int) -> dict[str, Any] | None:
-    if len(sizes) < 3 or not (np.isfinite(value).all() and np.isfinite(stderr).all()):
-        return None
-    budget = budget_for(sizes, value, stderr, error, seed=seed)
-    if budget.beyond:
-        return None
-    return {"n": budget.tokens, "interval": list(budget.interval), "extrapolated": budget.extrapolated}
+def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:
+    """The share of KV entries kept for an error in a context (`share_kept`)."""
+    return share_kept(heads, [head.keys_for(error, context).n for head in heads], context)
 
 
-def root_mean_square(errors: Array) -> tuple[Array, Array]:
-    """Root mean square over replicates (R, J) and its standard error by the delta method: two arrays (J,)."""
-    powers = errors**MOMENT
-    return typical(powers, MOMENT), typical_stderr(powers, MOMENT)
+def share_kept(heads: Sequence[HeadRecord], keys: Sequence[int | None], context: int) -> float:
+    """KV entries kept over those there are, when every key/value head keeps what its neediest query head asks for.
 
-
-def _sink(measured: Measured, head: int, sizes: Array, window: int) -> dict[str, Any] | None:
-    """The atom's mass among n tokens, and the n that dilutes it to one half."""
-    layer, curves = measured.layer, measured.curves
-    if layer.atom is None:
-        return None
-    shared, groups, m, _ = layer.query.shape
-    score, rest = (
-        lse.reshape(shared * groups, m)[head].cpu().numpy() for lse in (layer.atom.lse, curves.reference.lse)
-    )
-    share = sink_share(sizes[:, None], score, rest, curves.pool).mean(1)
-    return {
-        "kind": _kind(layer),
-        "share": share,
-        "share_in_window": float(sink_share(window - 1, score, rest, curves.pool).mean()),
-        "dilution_length": float(dilution_length(score, rest, curves.pool)),
-    }
-
-
-def _kind(layer: Layer) -> str:
-    first, learned = layer.first is not None, layer.traits.sinks is not None
-    return "first token and learned sink" if first and learned else "first token" if first else "learned sink"
+    `keys` are what each head asks for; all there are where that is None.
+    """
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for head, needed in zip(heads, keys, strict=True):
+        own = head.context(context)
+        groups.setdefault((head.layer, head.kv_head), []).append((own if needed is None else needed, own))
+    kept = sum(max(needed for needed, _ in group) for group in groups.values())
+    return kept / sum(group[0][1] for group in groups.values())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,43 +28,28 @@ class Regime(Outcome):
         "averaging",
         "many keys share the mass and more tokens keep adding to them",
         "keep a random share of the KV entries, as many as the error curve asks for: the largest keys alone bias the "
-        "average unless they hold nearly all of the mass; raise the inverse temperature only where a longer context "
-        "should be selected from",
+        "average unless they hold nearly all of the mass",
     )
     SELECTIVE = (
         "selective",
         "some keys hold the mass, and which ones depends on the tokens seen",
-        "keep the keys with the largest weights rather than random ones, and let the inverse temperature grow with the "
-        "context to keep their number",
+        "keep the keys with the largest weights rather than random ones",
     )
     FROZEN = (
         "frozen",
         "one key holds most of the mass and more tokens hardly change that",
-        "keep the sink and the few largest keys: random draws miss them, and the error curve is a lower bound; "
-        "lower the inverse temperature where more tokens should be mixed",
+        "keep the sink and the few largest keys: random draws miss them, and the error curve is a lower bound",
     )
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where one regime ends and the next begins: conventions, not theorems.
+    """Where one regime ends and the next begins: conventions, not theorems."""
 
-    Attributes
-    ----------
-    averaging_power : float
-        A head must have at least n^power effective tokens at the largest n to be called averaging.
-    averaging_growth : float
-        Exponent γ that its effective tokens must reach.
-    frozen_weight : float
-        Largest weight from which a head may be called frozen.
-    frozen_growth : float
-        Exponent γ that its effective tokens must stay below for it.
-    """
-
-    averaging_power: float = 0.5
-    averaging_growth: float = 0.75
-    frozen_weight: float = 0.5
-    frozen_growth: float = 0.3
+    averaging_power: float = 0.5  # an averaging head has at least n^power effective tokens at the largest n
+    averaging_growth: float = 0.75  # exponent γ that its effective tokens must reach
+    frozen_weight: float = 0.5  # largest weight from which a head may be called frozen
+    frozen_growth: float = 0.3  # exponent γ that its effective tokens must stay below for it
 
     def __post_init__(self) -> None:
         if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
@@ -88,29 +72,14 @@ class RegimeVerdict:
     reason: str
     growth: float | None
 
-    def document(self) -> dict[str, Any]:
-        """The verdict as JSON."""
-        return {
-            "regime": self.regime.value,
-            "reason": self.reason,
-            "growth": self.growth,
-            "remedy": self.regime.remedy,
-        }
-
 
 def classify(
     effective_tokens: Array, sizes: Array, top_weight: float, thresholds: Thresholds | None = None
 ) -> RegimeVerdict:
-    """Name the regime of a head.
+    """Name the regime of a head, from its effective tokens (J,) at sizes n (J,) and its largest weight at the last.
 
     Averaging: effective tokens are many and grow about like n. Frozen: the largest weight holds most of the mass and
-    the effective tokens hardly grow. Selective: everything between.
-
-    Parameters
-    ----------
-    effective_tokens : (J,) mean over queries of 1/Σw², for samples of each size
-    sizes : (J,) increasing numbers of tokens n
-    top_weight : the mean over queries of the largest weight at the largest n
+    the effective tokens hardly grow. Selective: everything between. All are means over queries.
     """
     limits = thresholds or Thresholds()
     tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)

@@ -1,86 +1,160 @@
-"""The result of a probe: tables, the document of the contract, a folder that can be read back."""
+"""The result of a probe: every head of a model over a corpus."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from limitlens import results
+from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import InputError
-from limitlens.record import open_folder, provenance, read_run, to_json, write_run, write_whole
+from limitlens.heads import figures, findings
+from limitlens.heads.overview import LayerRecord, layer_documents, rate_skill, summary
+from limitlens.heads.record import HeadRecord
+from limitlens.heads.regimes import Regime, Thresholds
+from limitlens.heads.view import probe_view
+from limitlens.record import Run, open_folder, plain, typed, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
     from torch import Tensor
 
 STATES = "states.safetensors"
+CURVE = ("powers", "unseen", "floor")  # the arrays of an error curve
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ProbeRun:
-    """Every head of a model over a corpus.
+    """Every head of a model over a corpus."""
 
-    Attributes
-    ----------
-    result : dict
-        The document as plain JSON values.
-    replicate_errors : pandas.DataFrame
-        One row per head, replicate and size: its relative output error.
-    states : dict of str to Tensor
-        `query_places` (m, 2), the window and the position of each query. For each layer i `layer{i}.query`
-        (heads, m, k) with the scale in it, `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) of attention
-        over the whole pool, and `layer{i}.atom.lse` and `.output` where every context contains an atom.
-    """
+    kind: ClassVar[str] = "probe"
+    model: str  # what was probed; the note says what a reader must know about the model
+    model_revision: str | None
+    model_sha256: str | None
+    model_note: str | None
+    causal: bool
+    corpus: str  # on what: `tokens` were pooled of those asked for
+    corpus_sha256: str
+    tokens: int
+    tokens_asked: int
+    window: int  # tokens in one
+    windows: Mapping[str, Any]  # "count", which gave queries ("pilot"), which may check plans ("reserved"), "pool"
+    pooled_positions: tuple[int, int]  # of a window, half open
+    sizes_asked: tuple[int, ...]
+    replicates: int
+    replicates_asked: int
+    queries: int
+    thresholds: Thresholds
+    records: tuple[HeadRecord, ...]  # the heads, by layer
+    layer_records: tuple[LayerRecord, ...]  # what was judged of the tokens of each layer
+    # `floor` is the numerical floor of relative errors; `seconds` in the "model", in "attention" and in "total"
+    seed: int
+    batch: int
+    device: str
+    floor: float
+    interrupted: bool
+    seconds: Mapping[str, float]
+    warnings: tuple[str, ...]
+    reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
+    made: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        result: Mapping[str, Any],
-        replicate_errors: pd.DataFrame,
-        states: dict[str, Tensor],
-        started: datetime | None = None,
-    ) -> None:
-        self.result: dict[str, Any] = json.loads(to_json(result))
-        self.replicate_errors, self.states = replicate_errors, states
-        self._started = started or datetime.now(UTC)
+    @property
+    def n(self) -> tuple[int, ...]:
+        """The sizes measured."""
+        return self.records[0].sizes
+
+    def head(self, layer: int, head: int) -> HeadRecord:
+        """One head."""
+        found = next((record for record in self.records if record.place == (layer, head)), None)
+        if found is None:
+            raise InputError(f"there is no layer {layer}, head {head} in this run; see its heads table")
+        return found
+
+    @cached_property
+    def states(self) -> Mapping[str, Tensor]:
+        """`query_places` (m, 2), the window and the position of each query, and for each layer i the following.
+
+        `layer{i}.query` (heads, m, k) with the scale in it, `layer{i}.reference.lse` (heads, m) and `.output`
+        (heads, m, v) of attention over the whole pool, and `layer{i}.atom.lse` and `.output` where every context
+        contains an atom.
+        """
+        if not isinstance(self.reference, Path):
+            return self.reference
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(self.reference)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{str(self.reference)!r} cannot be read ({error}); probe again with --out") from None
+
+    @cached_property
+    def _head_documents(self) -> list[dict[str, Any]]:
+        return [record.document() for record in self.records]
 
     def document(self) -> dict[str, Any]:
         """The probe as the JSON document of the contract."""
-        return self.result
+        apart = ("records", "layer_records", "reference", "made")
+        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in apart}
+        found |= {"n": self.n, "heads": self._head_documents}
+        found |= {"layers": layer_documents(self.records, self.layer_records)}
+        found |= {"summary": summary(self.records) | {"rates": rate_skill(self.records)}}
+        return plain(found)  # type: ignore[no-any-return]
+
+    @classmethod
+    def load(cls, run: Run) -> ProbeRun:
+        """The probe that a run folder holds; its states are read when they are first asked for."""
+        document, arrays, states = run.document, run.arrays(), run.folder / STATES
+        if not states.is_file():
+            raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
+
+        def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
+            rows = [{name: arrays[f"{which}.{name}"][row] for name in CURVE} for row in range(len(entries))]
+            known = [{"sizes": tuple(entry["n"]), "seed": document["seed"]} for entry in entries]
+            return [ErrorCurve(**own, **row) for own, row in zip(known, rows, strict=True)]
+
+        heads, layers = document["heads"], document["layers"]
+        bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
+        records = tuple(
+            HeadRecord.of(head, curve, None if head["without_sink"] is None else next(bare))
+            for head, curve in zip(heads, curves("curve", heads), strict=True)
+        )
+        judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
+        found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
+        return replace(found, reference=states, made=run.made)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The same as `heads`."""
+        return self.heads
 
     @cached_property
     def heads(self) -> pd.DataFrame:
         """One row per head, numbers only: lists and what depends on n are in `curves`."""
         import pandas as pd
 
-        return pd.DataFrame([_flat(head) for head in self.result["heads"]])
+        return pd.DataFrame([_flat(head) for head in self._head_documents])
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """One row per head and size: errors in both views, effective tokens, hardmax error, the sink's share."""
-        import pandas as pd
 
-        rows = []
-        for head in self.result["heads"]:
-            bare, sink = head["without_sink"], head["sink"]
-            columns = {
-                name: head[name]
-                for name in (
-                    "n", "relative_output_error", "relative_output_error_stderr", "relative_centred_error",
-                    "predicted_error", "effective_tokens", "hardmax_error",
-                )
-            }  # fmt: skip
-            if bare is not None:
-                columns["relative_output_error_without_sink"] = bare["relative_output_error"]
-                columns["relative_output_error_without_sink_stderr"] = bare["relative_output_error_stderr"]
-            if sink is not None:
-                columns["sink_share"] = sink["share"]
-            rows.append(pd.DataFrame({"layer": head["layer"], "head": head["head"], **columns}))
-        return pd.concat(rows, ignore_index=True)
+        def columns(head: HeadRecord) -> dict[str, Any]:
+            found: dict[str, Any] = {"n": head.sizes, "relative_centred_error": head.centred}
+            found |= {name: getattr(head, name) for name in ("predicted_error", "effective_tokens", "hardmax_error")}
+            for end, curve in (("", head.curve), ("_without_sink", head.pooled)):
+                if curve is not None:
+                    name = f"relative_output_error{end}"
+                    found |= {name: curve.error, f"{name}_stderr": curve.stderr}
+            return found if head.sink is None else found | {"sink_share": head.sink.share}
+
+        return self._rows_of_heads(columns)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -88,154 +162,103 @@ class ProbeRun:
         import pandas as pd
 
         rows = []
-        for layer in self.result["layers"]:
-            tails, regimes = layer["tails"] or {}, layer["regimes"]
-            rows.append(
-                {
-                    "layer": layer["layer"],
-                    "heads": layer["heads"],
-                    "attention": layer["attention"],
-                    **{name: regimes.get(name, 0) for name in ("averaging", "selective", "frozen")},
-                    "rate": (layer["rate"] or {}).get("median"),
-                    "error_at_largest_n": (layer["error_at_largest_n"] or {}).get("median"),
-                    **layer["median"],
-                    "tokens_are": tails.get("verdict"),
-                    "variance_proxy": tails.get("variance_proxy"),
-                }
-            )
+        for layer in layer_documents(self.records, self.layer_records):
+            row = {name: layer[name] for name in ("layer", "heads", "attention")}
+            row |= {regime.value: layer["regimes"].get(regime.value, 0) for regime in Regime}
+            row |= {name: (layer[name] or {}).get("median") for name in ("rate", "error_at_largest_n")}
+            tails = layer["tails"] or {}
+            told = {"tokens_are": tails.get("verdict"), "variance_proxy": tails.get("variance_proxy")}
+            rows.append(row | layer["median"] | told)
         return pd.DataFrame(rows)
 
-    def save(self, folder: str | Path, arguments: Mapping[str, Any] | None = None) -> Path:
-        """Write run.json, tables (Parquet and CSV) and the reference states (safetensors) into a folder."""
+    @cached_property
+    def replicate_errors(self) -> pd.DataFrame:
+        """One row per head, replicate and size: its relative output error, and the same without the sink."""
+
+        def columns(head: HeadRecord) -> dict[str, Any]:
+            shape = head.curve.rows.shape
+            # Samples of a run that was cut short differ in size: 1 − n/N is the square of what they have not seen.
+            seen = 1 - np.broadcast_to(head.curve.unseen, shape) ** 2
+            n = np.broadcast_to(head.sizes, shape) if not self.interrupted else np.rint(self.tokens * seen).astype(int)
+            found = {"replicate": np.indices(shape)[0], "n": n, "relative_output_error": np.sqrt(head.curve.rows)}
+            if head.pooled is not None:
+                found["relative_output_error_without_sink"] = np.sqrt(head.pooled.rows)
+            return {name: values.ravel() for name, values in found.items()}
+
+        return self._rows_of_heads(columns)
+
+    def _rows_of_heads(self, columns: Callable[[HeadRecord], dict[str, Any]]) -> pd.DataFrame:
+        """The columns of every head, one head below the other."""
+        import pandas as pd
+
+        found = [pd.DataFrame({"layer": head.layer, "head": head.head, **columns(head)}) for head in self.records]
+        return pd.concat(found, ignore_index=True)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of a run folder."""
+        return {"heads": self.heads, "layers": self.layers, "curves": self.curves, "replicates": self.replicate_errors}
+
+    def arrays(self) -> dict[str, Any]:
+        """The error curves of all heads, "curve.powers" (heads, clusters, replicates, sizes) and the like.
+
+        Those without the sink are "pooled.powers" and the like, of the heads that have one, in order.
+        """
+        bare = [head.pooled for head in self.records if head.pooled is not None]
+        return {
+            f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves])
+            for which, curves in (("curve", [head.curve for head in self.records]), ("pooled", bare))
+            for name in CURVE if curves
+        }  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write run.json, tables, curves and the reference states into a folder that `limitlens.load` reads back."""
         from safetensors.torch import save_file
 
         path = open_folder(folder)
-        write_whole(path / STATES, lambda partial: save_file(self.states, partial))
-        tables = {
-            "heads": self.heads,
-            "layers": self.layers,
-            "curves": self.curves,
-            "replicates": self.replicate_errors,
-        }
-        given = {"model": self.result["model"], "corpus": self.result["corpus"], "seed": self.result["seed"]}
-        write_run(path, provenance("probe", arguments or given, self._started), self.result, tables)
-        return path
-
-    @classmethod
-    def load(cls, folder: str | Path) -> ProbeRun:
-        """Read back what `save` wrote."""
-        import pandas as pd
-        from safetensors.torch import load_file
-
-        path, record = Path(folder), read_run(folder)
-        if record.get("command") != "probe":
-            raise InputError(
-                f"{str(folder)!r} is not the folder of a probe; give the folder of `limitlens probe --out`"
-            )
-        try:
-            errors = pd.read_parquet(path / "replicates.parquet")
-            states = load_file(path / STATES)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{str(folder)!r} is not whole ({error}); expected the tables and states of a probe, so probe again"
-            ) from None
-        return cls(record["result"], errors, states, datetime.fromisoformat(record["started"]))
-
-    def plan(self, **options: Any) -> Any:
-        """KV entries per head for an error, checked on the reserved windows; see `limitlens.budgets.plan`."""
-        from limitlens.budgets.plan import plan
-
-        return plan(self, **options)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the one-file HTML page."""
-        from limitlens.report.page import write_report
-
-        return write_report(self, path)
-
-    def plot_rates(self, path: str | None = None) -> Figure:
-        """Fitted rates against the horizon, with what theory draws."""
-        from limitlens.report.head_figures import plot_rates
-
-        return plot_rates(self.result, path=path)
-
-    def plot_map(self, path: str | None = None) -> Figure:
-        """A map of all heads."""
-        from limitlens.report.head_figures import plot_map
-
-        return plot_map(self.result, path=path)
-
-    def plot_head(self, layer: int, head: int, path: str | None = None) -> Figure:
-        """The error curve of one head."""
-        from limitlens.report.head_figures import plot_head
-
-        return plot_head(self.result, layer, head, path=path)
+        write_whole(path / STATES, lambda partial: save_file(dict(self.states), partial))
+        return results.save(self, path)
 
     def slowest(self, count: int = 5) -> pd.DataFrame:
         """The heads that need the most tokens: those with the largest error at the largest n."""
-        return self._ranked().head(count)
+        return self._rows(findings.slowest(self)[:count])
 
     def fastest(self, count: int = 5) -> pd.DataFrame:
-        """The heads that need the fewest."""
-        return self._ranked().tail(count)[::-1]
+        """The heads that need the fewest, among those whose error falls."""
+        return self._rows(findings.fastest(self)[:count])
 
-    def _ranked(self) -> pd.DataFrame:
-        return self.heads.sort_values("error_at_largest_n", ascending=False, kind="stable")
+    def _rows(self, records: Sequence[HeadRecord]) -> pd.DataFrame:
+        return self.heads.iloc[[self.records.index(record) for record in records]]
 
-    def __str__(self) -> str:
-        from limitlens.heads.advice import advice
+    def plot_rates(self, path: str | Path | None = None) -> Drawing:
+        """Fitted rates against the horizon, with what theory says."""
+        return results.plot([figures.rates_figure(self)], path)
 
-        result, n = self.result, self.result["n"][-1]
-        lines = [self.title, f"{'':<10}{'head':>6}{'rate':>8}{f'error at {n}':>15}  regime"]
-        for name, table in (("slowest", self.slowest()), ("fastest", self.fastest())):
-            for row in table.itertuples():
-                where = f"{row.layer}.{row.head}"
-                lines.append(f"{name:<10}{where:>6}{row.rate:>8.2f}{row.error_at_largest_n:>15.3f}  {row.regime}")
-        return "\n".join([*lines, *advice(result), *(f"warning: {warning}" for warning in result["warnings"])])
+    def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
+        """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""
+        return results.plot([figures.map_figure(self, quantity)], path)
 
-    @property
-    def title(self) -> str:
-        """The run in one line."""
-        result = self.result
-        note = f" ({result['model_note']})" if result["model_note"] else ""
-        fewer = "" if result["replicates"] == result["replicates_asked"] else " (the pool holds no more)"
-        return (
-            f"{result['model']}{note} on {result['corpus']}: {len(result['heads'])} heads, "
-            f"{result['tokens']:,} pooled tokens, n = {result['n'][0]:,}..{result['n'][-1]:,}, "
-            f"{result['replicates']} replicates{fewer}, {result['queries']} queries a head"
-        )
+    def plot_head(self, layer: int, head: int, path: str | Path | None = None) -> Drawing:
+        """The error curve of one head and its effective tokens."""
+        return results.plot(figures.head_figures(self.head(layer, head)), path)
 
     def __repr__(self) -> str:
-        result = self.result
-        return f"<ProbeRun of {result['model']} on {result['corpus']}: {len(result['heads'])} heads>"
+        return f"<ProbeRun of {self.model} on {self.corpus}: {len(self.records)} heads>"
 
-    def _repr_html_(self) -> str:
-        from limitlens.report.notebook import probe_html
-
-        return probe_html(self.result)
+    view, report, plot, plan = probe_view, results.report, plot_rates, results.plan
+    __str__, _repr_html_ = results.text, results.html
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
-    """A head's record without its lists, one level deep: `rate` is the slope, its companions follow it."""
-    row = {name: value for name, value in head.items() if not isinstance(value, (list, dict))}
-    row["error_at_largest_n"] = head["relative_output_error"][-1]
-    row["effective_tokens"] = head["effective_tokens"][-1]
-    for suffix, part in (("", head), ("_without_sink", head["without_sink"])):
-        if part is None:
-            continue
-        rate = part["rate"] or {}
-        low, high = rate.get("interval", (np.nan, np.nan))
-        row |= {
-            f"rate{suffix}": rate.get("slope", np.nan),
-            f"rate_stderr{suffix}": rate.get("stderr", np.nan),
-            f"rate_low{suffix}": low,
-            f"rate_high{suffix}": high,
-        }
+    """A head's document without its lists, one level deep: `rate` is the slope, its companions follow it."""
+    bare, sink = head["without_sink"], head["sink"]
+    lists = {name for name, value in head.items() if isinstance(value, (list, dict))} | {"without_sink", "sink"}
+    row = {name: value for name, value in head.items() if name not in lists}
+    row |= {"error_at_largest_n": head["relative_output_error"][-1], "effective_tokens": head["effective_tokens"][-1]}
+    for suffix, part in (("", head), *((("_without_sink", bare),) if bare else ())):
+        rate = part["rate"] or {"slope": np.nan, "stderr": np.nan, "interval": (np.nan, np.nan)}
+        names = (f"{name}{suffix}" for name in ("rate", "rate_stderr", "rate_low", "rate_high"))
+        row |= zip(names, (rate["slope"], rate["stderr"], *rate["interval"]), strict=True)
         for error, found in part["tokens_for"].items():
             row[f"tokens_for_{error}{suffix}"] = np.nan if found is None else found["n"]
             row[f"extrapolated_{error}{suffix}"] = None if found is None else found["extrapolated"]
-    row.pop("without_sink", None)
-    if head["sink"] is not None:
-        row["dilution_length"] = head["sink"]["dilution_length"]
-    row.pop("sink", None)
-    return row
+    return row if sink is None else row | {"dilution_length": sink["dilution_length"]}

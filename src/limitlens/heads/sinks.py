@@ -20,31 +20,18 @@ _HALVINGS = 60  # of a bracket of the logarithm: far below its last digit
 
 
 def sink_share(n: ArrayLike, sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """Share of the attention mass that the sink keeps among n other tokens.
+    """Share of the attention mass that the sink keeps among n other tokens, n (...) broadcast against the queries.
 
-    Parameters
-    ----------
-    n : (...) numbers of other tokens, broadcast against the queries
-    sink_score : (...) score of the sink, per query
-    rest_lse : (...) log-sum-exp of the scores of the pool of other tokens, per query
-    rest_count : the number N of tokens in that pool
+    Per query (...): the score of the sink, and the log-sum-exp of the scores of a pool of `rest_count` other tokens.
     """
     with np.errstate(divide="ignore"):
         return np.asarray(expit(_log_length(sink_score, rest_lse, rest_count) - np.log(np.asarray(n, dtype=float))))
 
 
 def dilution_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """The n at which the sink's share, averaged over the queries, falls to one half.
+    """The n (...) at which the sink's share (`sink_share`), averaged over the queries (..., m), falls to one half.
 
     For one query it is e^s/m. Below 1 the sink never holds half of the mass.
-
-    Parameters
-    ----------
-    sink_score, rest_lse : (..., queries), see `sink_share`
-
-    Returns
-    -------
-    length : (...)
     """
     lengths = _log_length(sink_score, rest_lse, rest_count)
     low, high = lengths.min(-1), lengths.max(-1)  # at the least of them every share is at least one half

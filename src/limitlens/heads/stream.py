@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -28,20 +29,11 @@ class Clock:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The windows of the pool and how they are run.
-
-    Attributes
-    ----------
-    windows : Windows
-    indices : (pool,)
-        Those of them that make the pool, in the order in which they are run.
-    per_forward, per_block : int
-        Windows of a forward, and of a block: a multiple of the former, over which tokens are dealt at once.
-    """
+    """The windows of the pool and how they are run."""
 
     windows: Windows
-    indices: NDArray[np.intp]
-    per_forward: int
+    indices: NDArray[np.intp]  # (pool,): those of them that make the pool, in the order in which they are run
+    per_forward: int  # windows of a forward, and of a block, a multiple of it, over which tokens are dealt at once
     per_block: int
 
     def blocks(self, positions: int) -> list[int]:
@@ -51,20 +43,16 @@ class Pool:
 
 
 def stream(
-    loaded: LoadedModel,
-    pool: Pool,
-    pilot: Pilot,
-    deck: Deck,
-    collectors: dict[int, Collector],
-    *,
-    clock: Clock,
-    interrupt: Interrupt,
-    report: Callable[[int], None],
-) -> None:
+    loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Deck, collectors: dict[int, Collector],
+    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None],
+) -> None:  # fmt: skip
     """Run the model once over the pool; `report` is told of tokens, interrupts are heeded between blocks."""
     device = loaded.model.device
     positions = slice(pilot.positions.start, pilot.positions.stop)
-    special = _special(pool.windows, pilot)
+    windows = pool.windows
+    ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
+    special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
+    parts = chain.from_iterable(hand.parts(pool.per_forward * len(special)) for hand in deck.hands())
     part: Part
     marked: Tensor
 
@@ -74,8 +62,7 @@ def stream(
         clock.attention += time.perf_counter() - begun
 
     with torch.inference_mode(), capture(loaded.model, take, hidden=True):
-        batches = pool.windows.batches(pool.per_forward, pool.indices)
-        for ids, part in zip(batches, _parts(deck, pool.per_forward * len(special)), strict=True):
+        for ids, part in zip(windows.batches(pool.per_forward, pool.indices), parts, strict=True):
             marked = torch.as_tensor(np.flatnonzero(np.tile(special, len(ids))), device=device)
             begun, before = time.perf_counter(), clock.attention
             loaded.model(input_ids=ids.to(device))
@@ -86,14 +73,3 @@ def stream(
                 interrupt.asked = True
             if part.complete is not None:
                 interrupt.check()
-
-
-def _parts(deck: Deck, length: int) -> Iterator[Part]:
-    for hand in deck.hands():
-        yield from hand.parts(length)
-
-
-def _special(windows: Windows, pilot: Pilot) -> NDArray[np.bool_]:
-    """Which pooled positions of a window hold special tokens."""
-    ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
-    return np.isin(pilot.positions, ends)

@@ -5,16 +5,10 @@ from limitlens.measures.cube import Cube
 from limitlens.measures.discrete import Discrete, Sample
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.mixture import GaussianMixture
+from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.measures.sphere import Ball, Sphere, VonMisesFisher
 
 __all__ = [
-    "Ball",
-    "Cube",
-    "Discrete",
-    "Gaussian",
-    "GaussianMixture",
-    "Measure",
-    "Sample",
-    "Sphere",
-    "VonMisesFisher",
-]
+    "Ball", "Cube", "Discrete", "Gaussian", "GaussianMixture", "Measure", "Sample", "Sphere", "TokenLaw",
+    "VonMisesFisher", "as_measure",
+]  # fmt: skip

@@ -22,17 +22,10 @@ class Measure(ABC):
     """A law of tokens on R^d: how to sample it, K and its first two derivatives.
 
     K and its derivatives are NumPy in float64 and batched over tilts; `sample` is torch, imported when called.
-
-    Attributes
-    ----------
-    dim : int
-        The dimension d of the tokens.
-    radius : float
-        The radius of the smallest centred ball that holds the law: infinite unless the support is compact.
     """
 
-    dim: int
-    radius: float = float("inf")
+    dim: int  # d, of the tokens
+    radius: float = float("inf")  # of the smallest centred ball that holds the law
 
     @abstractmethod
     def K(self, tilts: Array) -> Array:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from limitlens.errors import Array
+from limitlens.measures._shared import check_dim, check_scalar, token_shape, uniform
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_K, radial_tangential, radial_variance
-from limitlens.measures.shared import check_dim, check_scalar, token_shape, uniform
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,7 @@ class Cube(Measure):
 
     def grad_K(self, tilts: Array) -> Array:
         """w² t_i g_3(w|t_i|), coordinate by coordinate."""
-        tilts = self.check_tilts(tilts)
-        return self.half_width**2 * tilts * radial_tangential(self.half_width * np.abs(tilts), 3)
+        return self.half_width**2 * self.check_tilts(tilts) * radial_tangential(self._arguments(tilts), 3)
 
     def hess_K(self, tilts: Array) -> Array:
         """Diagonal, with entries w² Λ_3''(w|t_i|)."""

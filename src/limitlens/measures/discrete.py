@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.measures._shared import by_blocks, check_weights, choose, token_shape
 from limitlens.measures.base import Measure
-from limitlens.measures.shared import by_blocks, check_weights, choose, token_shape
 
 if TYPE_CHECKING:
     import torch
@@ -31,27 +31,18 @@ class _Finite(Measure):
 
     def K(self, tilts: Array) -> Array:
         """log Σ_i w_i exp<t, x_i>, by log-sum-exp over blocks of points."""
-        return by_blocks(self._values, self.check_tilts(tilts), _TILTS)
+        return by_blocks(lambda rows: self._sweep(rows, with_mean=False)[0], self.check_tilts(tilts), _TILTS)
 
     def grad_K(self, tilts: Array) -> Array:
         """Σ_i p_i x_i, attention of the tilt over the points."""
-        return by_blocks(self._means, self.check_tilts(tilts), _TILTS)
+        return by_blocks(lambda rows: self._sweep(rows, with_mean=True)[3], self.check_tilts(tilts), _TILTS)
 
     def hess_K(self, tilts: Array) -> Array:
         """Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, in a second pass."""
         return by_blocks(self._hessians, self.check_tilts(tilts), _TILTS)
 
-    def _values(self, tilts: Array) -> Array:
-        top, total, _ = self._sweep(tilts, with_mean=False)
-        return top + np.log(total)
-
-    def _means(self, tilts: Array) -> Array:
-        _, total, first = self._sweep(tilts, with_mean=True)
-        return np.asarray(first / total[:, None])
-
     def _hessians(self, tilts: Array) -> Array:
-        top, total, first = self._sweep(tilts, with_mean=True)
-        means = first / total[:, None]
+        _, top, total, means = self._sweep(tilts, with_mean=True)
         hessians = np.zeros((*tilts.shape, self.dim))
         for points, weights in self._point_blocks(1):
             for row, (tilt, mean) in enumerate(zip(tilts, means, strict=True)):
@@ -60,8 +51,8 @@ class _Finite(Measure):
                 hessians[row] += (shares[:, None] * centred).T @ centred
         return hessians
 
-    def _sweep(self, tilts: Array, *, with_mean: bool) -> tuple[Array, Array, Array]:
-        """For m tilts: the largest score (m,), Σ e_i (m,) and Σ e_i x_i (m, d), e_i = w_i exp(score_i − largest)."""
+    def _sweep(self, tilts: Array, *, with_mean: bool) -> tuple[Array, Array, Array, Array]:
+        """For m tilts: K (m,), the largest score, Σ e_i, e_i = w_i exp(score_i − largest), Σ e_i x_i / Σ e_i (m, d)."""
         top, total = np.full(len(tilts), -np.inf), np.zeros(len(tilts))
         first = np.zeros_like(tilts)
         for points, weights in self._point_blocks(len(tilts)):
@@ -75,7 +66,7 @@ class _Finite(Measure):
             if with_mean:
                 first = first * shrink[:, None] + scores @ points
             top = higher
-        return top, total, first
+        return top + np.log(total), top, total, first / total[:, None]
 
     def _point_blocks(self, tilts: int) -> Iterator[tuple[Array, Array | float]]:
         """Blocks of points (p, d) in float64 and their weights, sized so that they and their scores stay small."""
@@ -87,14 +78,7 @@ class _Finite(Measure):
 
 
 class Discrete(_Finite):
-    """Finite support: K(t) = log Σ_i w_i exp<t, x_i>.
-
-    Parameters
-    ----------
-    points : (n, d)
-    weights : (n,), optional
-        Probabilities of the points; equal by default.
-    """
+    """Finite support, points (n, d) with probabilities (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>."""
 
     def __init__(self, points: ArrayLike, weights: ArrayLike | None = None) -> None:
         self.points = as_array("points", points, ndim=2).copy()
@@ -123,11 +107,8 @@ class Discrete(_Finite):
 class Sample(_Finite):
     """The empirical law of tokens: K(t) = log (1/n) Σ_i exp<t, x_i>.
 
-    Parameters
-    ----------
-    tokens : (n, d)
-        An array or tensor of any real type, or a memory map. It is kept as given, without a copy: blocks of it are
-        turned into float64 as they are used.
+    Tokens (n, d) are an array or tensor of any real type, or a memory map, kept as given, without a copy: blocks are
+    turned into float64 as they are used.
     """
 
     def __init__(self, tokens: Any) -> None:
@@ -139,20 +120,16 @@ class Sample(_Finite):
             finite = np.isfinite(block).all(axis=1)
             if not finite.all():
                 row = seen + int(np.argmin(finite))
-                raise InputError(
-                    f"tokens hold NaN or infinity in row {row}; expected finite numbers, so drop such rows"
-                )
+                raise InputError(f"tokens hold NaN or infinity in row {row}; expected finite numbers: drop such rows")
             self.radius, seen = max(self.radius, _largest_length(block)), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw with replacement, so that the tokens are independent."""
         import torch
 
-        rows = torch.randint(
-            len(self.tokens), token_shape(shape, self.dim)[:-1], generator=generator, device=generator.device
-        )
-        drawn = np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64)
-        return torch.as_tensor(drawn, device=generator.device)
+        wanted = token_shape(shape, self.dim)[:-1]
+        rows = torch.randint(len(self.tokens), wanted, generator=generator, device=generator.device)
+        return torch.as_tensor(np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64), device=generator.device)
 
     def scaled(self, factor: float) -> Sample:
         """The scaled tokens, a copy of their own type."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.measures._shared import brief, standard_normal, token_shape
 from limitlens.measures.base import Measure
-from limitlens.measures.shared import brief, standard_normal, token_shape
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 class Gaussian(Measure):
     """N(m, Σ): K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
 
-    Parameters
-    ----------
-    mean : scalar or (d,)
-        A scalar stands for a vector of equal entries; d then comes from the covariance.
-    covariance : scalar, (d,) or (d, d)
-        A variance shared by all coordinates, one per coordinate, or a matrix. The first two never form a d×d matrix,
-        unless `covariance` or `hess_K` is asked for.
+    The mean is (d,), or a scalar for equal entries. The covariance is a matrix, or one variance for all coordinates, or
+    one for each; these form no d×d matrix until `covariance` or `hess_K` is asked for.
     """
 
     def __init__(self, mean: ArrayLike, covariance: ArrayLike) -> None:
@@ -33,10 +28,8 @@ class Gaussian(Measure):
         spread = as_array("covariance", covariance, ndim=(0, 1, 2))
         self.dim = max([1, *(len(array) for array in (center, spread) if array.ndim)])
         if any(array.ndim and len(array) != self.dim for array in (center, spread)):
-            raise InputError(
-                f"mean has shape {center.shape} and covariance {spread.shape}; expected (d,) or a scalar, and (d, d), "
-                "(d,) or a scalar, with one d"
-            )
+            shapes = f"mean has shape {center.shape} and covariance {spread.shape}"
+            raise InputError(f"{shapes}; expected (d,) or a scalar, and (d, d), (d,) or a scalar, with one d")
         if spread.ndim == 2:
             spread = check_covariance("covariance", spread)
         elif spread.min() < 0:
@@ -55,8 +48,7 @@ class Gaussian(Measure):
 
     def hess_K(self, tilts: Array) -> Array:
         """Σ, once per tilt."""
-        tilts = self.check_tilts(tilts)
-        return np.broadcast_to(self.covariance, (*tilts.shape, self.dim)).copy()
+        return np.broadcast_to(self.covariance, (*self.check_tilts(tilts).shape, self.dim)).copy()
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw m + Σ^{1/2} z with z standard normal."""

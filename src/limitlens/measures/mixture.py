@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.measures._shared import brief, by_blocks, check_weights, choose, standard_normal, token_shape
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
-from limitlens.measures.shared import brief, by_blocks, check_weights, choose, standard_normal, token_shape
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +25,8 @@ class GaussianMixture(Measure):
     The Hessian is the covariance within components plus that between their tilted means:
     ∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ].
 
-    Parameters
-    ----------
-    weights : (c,)
-        Probabilities of the components.
-    means : (c, d)
-    covariances : scalar, (c,), (d, d) or (c, d, d)
-        One variance for all, one variance per component, one matrix for all, or one matrix per component.
+    Weights (c,) are probabilities, means (c, d), covariances one variance for all, one per component (c,), one matrix
+    for all (d, d), or one matrix per component (c, d, d).
     """
 
     def __init__(self, weights: ArrayLike, means: ArrayLike, covariances: ArrayLike) -> None:
@@ -84,10 +79,8 @@ class GaussianMixture(Measure):
     def _tilted(self, tilts: Array) -> tuple[Array, Array, Array]:
         """For m tilts: K (m,), the softmax weights p of the components (c, m), their tilted means (c, m, d)."""
         spreads = self.covariances
-        if spreads.ndim < 2:
-            moves = spreads.reshape(-1, 1, 1) * tilts  # (c, m, d), or (1, m, d) where all components share one
-        else:
-            moves = tilts @ spreads.reshape(-1, self.dim, self.dim)
+        by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) where all components share one covariance
+        moves = tilts @ spreads.reshape(-1, self.dim, self.dim) if by_matrix else spreads.reshape(-1, 1, 1) * tilts
         centers = self.means[:, None, :]
         scores = self._log_weights[:, None] + np.einsum("md,cmd->cm", tilts, centers + moves / 2)
         top = scores.max(axis=0)

@@ -6,13 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from limitlens.errors import InputError
-from limitlens.measures.base import Measure
-from limitlens.measures.cube import Cube
-from limitlens.measures.discrete import Sample
-from limitlens.measures.gaussian import Gaussian
-from limitlens.measures.mixture import GaussianMixture
-from limitlens.measures.sphere import Ball, Sphere, VonMisesFisher
+from limitlens.errors import InputError, check_number
+from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sample, Sphere, VonMisesFisher
 
 NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 
@@ -22,27 +17,20 @@ def named_measure(
 ) -> Measure:
     """The standard law of a name in dimension `dim`.
 
-    gaussian: N(0, I). mixture: `components` equal parts N(m_c, I), the m_c evenly spaced along the first axis between
-    −separation and +separation. sphere, ball: the unit ones. cube: [−1, 1]^d. vmf: `concentration` around the first
-    axis.
+    gaussian: N(0, I). mixture: `components` equal parts N(m, I), their m even along the first axis between ±separation.
+    sphere, ball: the unit ones. cube: [−1, 1]^d. vmf: `concentration` around the first axis.
     """
-    if dim < 1:
-        raise InputError(f"the dimension is {dim}; expected a positive integer")
+    check_number("the dimension", dim, "a positive integer", low=1)
     axis = np.eye(dim)[0]
     match name:
         case "gaussian":
             return Gaussian(np.zeros(dim), 1.0)
         case "mixture":
-            if components < 2:
-                raise InputError(f"the mixture has {components} component(s); expected at least 2, or use gaussian")
+            check_number("the number of components", components, "at least 2, or use gaussian", low=2)
             means = np.linspace(-separation, separation, components)[:, None] * axis
             return GaussianMixture(np.full(components, 1 / components), means, 1.0)
-        case "sphere":
-            return Sphere(dim)
-        case "ball":
-            return Ball(dim)
-        case "cube":
-            return Cube(dim)
+        case "sphere" | "ball" | "cube":
+            return {"sphere": Sphere, "ball": Ball, "cube": Cube}[name](dim)
         case "vmf":
             return VonMisesFisher(axis, concentration)
     raise InputError(f"the measure is {name!r}; expected one of {', '.join(NAMES)}")

@@ -1,6 +1,6 @@
 """Radial functions of the uniform law on the unit sphere S^{d-1}: K, its derivative A, and the derivative of A.
 
-With ν = d/2 − 1 and I_ν the modified Bessel function,
+Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 1 and I_ν the modified Bessel function,
 
     K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 
 _LOWEST_DEBYE_ORDER = 24.0
 _DEBYE_TERMS = 11
@@ -34,32 +34,22 @@ _BLOCK = 1 << 13  # values evaluated at a time, so that every temporary stays in
 
 
 def radial_K(r: ArrayLike, dim: float) -> Array:
-    """K(r) = log E exp(r X₁) for X uniform on S^{d-1}: r²/(2d) near zero, r − (d−1)/2 log r + … far away.
-
-    Parameters
-    ----------
-    r : array of any shape, r ≥ 0
-    dim : the dimension d ≥ 1, not necessarily an integer
-
-    Returns
-    -------
-    array of the shape of r
-    """
+    """K(r) = log E exp(r X₁) for X uniform on S^{d-1}: r²/(2d) near zero, r − (d−1)/2 log r + … far away."""
     return _blockwise(_K, r, dim)
 
 
 def radial_mean(r: ArrayLike, dim: float) -> Array:
-    """A(r) = K'(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁); parameters as `radial_K`."""
+    """A(r) = K'(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁)."""
     return _blockwise(lambda radii, order: np.minimum(radii * _tangential(radii, order), 1), r, dim)
 
 
 def radial_tangential(r: ArrayLike, dim: float) -> Array:
-    """A(r) / r, the variance of X₂ under the tilt exp(r x₁), 1/d at r = 0; parameters as `radial_K`."""
+    """A(r) / r, the variance of X₂ under the tilt exp(r x₁), 1/d at r = 0."""
     return _blockwise(_tangential, r, dim)
 
 
 def radial_variance(r: ArrayLike, dim: float) -> Array:
-    """A'(r) = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁), 1/d at 0; parameters as `radial_K`."""
+    """A'(r) = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁), 1/d at r = 0."""
     return _blockwise(_variance, r, dim)
 
 
@@ -68,13 +58,7 @@ def radial_increment(r: float, change: ArrayLike, dim: float) -> Array:
 
     In w = r² the derivative of K is g/2, g = A/r, whose nearest poles are at −j², j the first zero of J_ν, and
     j² > d(d+8)/4. A change of at most half of r² + d(d+8)/4 is therefore integrated by ten Gauss-Legendre nodes to an
-    error of 3 · 5.8^{−20}, below rounding.
-
-    Parameters
-    ----------
-    r : float, r ≥ 0
-    change : array of any shape, change ≥ −r²
-    dim : as in `radial_K`
+    error of 3 · 5.8^{−20}, below rounding. Changes, of any shape, are at least −r².
     """
     changes = as_array("change", change)
     near = np.abs(changes) <= (r * r + dim * (dim + 8) / 4) / 2
@@ -90,9 +74,7 @@ def _blockwise(function: Callable[[Array, float], Array], r: ArrayLike, dim: flo
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
-    if not 1 <= dim < float("inf"):
-        raise InputError(f"dim is {dim}; expected a dimension of at least 1")
-    flat, order = radii.reshape(-1), dim / 2 - 1
+    flat, order = radii.reshape(-1), check_number("dim", dim, "a dimension of at least 1", low=1) / 2 - 1
     out = np.empty_like(flat)
     for start in range(0, flat.size, _BLOCK):
         out[start : start + _BLOCK] = function(flat[start : start + _BLOCK], order)
@@ -129,8 +111,7 @@ def _variance(r: Array, order: float) -> Array:
     square, rungs = r * r, _rungs(order)
     top = order + len(rungs)
     s = np.hypot(r, top)
-    p = top / s
-    series = _debye(top)
+    p, series = top / s, _debye(top)
     variance: Array = p / (s + top) + ((1 - 2 * p * p) * series.phi(p) + (1 - p * p) * series.p_phi_prime(p)) / (s * s)
     tangential = _debye_tangential(square, top)
     for twice in rungs:
@@ -146,13 +127,7 @@ def _rungs(order: float) -> list[float]:
 
 def _debye_tangential(square: Array, order: float) -> Array:
     s = np.sqrt(square + order * order)
-    tangential: Array = 1 / (s + order) - _debye(order).phi(order / s) / (s * s)
-    return tangential
-
-
-@lru_cache(maxsize=256)
-def _debye(order: float) -> _Debye:
-    return _Debye(order)
+    return np.asarray(1 / (s + order) - _debye(order).phi(order / s) / (s * s))
 
 
 class _Debye:
@@ -175,3 +150,6 @@ class _Debye:
         self.increment = (integral - integral(1.0)) // (p - 1)
         self.phi = 0.5 + p * slope
         self.p_phi_prime = p * self.phi.deriv()
+
+
+_debye = lru_cache(maxsize=256)(_Debye)

@@ -7,25 +7,30 @@ of R^d is that of the first d coordinates of the sphere of R^{d+2}; a tilted sph
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.measures._shared import (
+    brief,
+    check_dim,
+    check_scalar,
+    standard_normal,
+    token_shape,
+    uniform,
+    vector_norm,
+)
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance
-from limitlens.measures.shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform, vector_norm
 
 if TYPE_CHECKING:
     import torch
 
 
 class _Spherical(Measure):
-    """A law with K(t) = Λ(|s|) − const, s = Rt + shift: ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) u uᵀ].
-
-    Here g = Λ'(|s|)/|s| and u = s/|s|.
-    """
+    """K(t) = Λ(|s|) − const, s = Rt + shift: ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) uuᵀ], g = Λ'(|s|)/|s|, u = s/|s|."""
 
     _sphere_dim: int  # the dimension of the sphere that Λ belongs to
 
@@ -52,61 +57,45 @@ class _Spherical(Measure):
         return np.asarray(self.radius**2 * hessian)
 
 
-class Sphere(_Spherical):
-    """The uniform law on the sphere of radius R in R^d: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
+class _Uniform(_Spherical):
+    """The law of the first d coordinates of a uniform token on the sphere of R^{d + dropped}."""
 
-    In d = 1 the sphere is the pair ±R.
-    """
+    _dropped: ClassVar[int]
 
     def __init__(self, dim: int, radius: float = 1.0) -> None:
         self.dim = check_dim(dim)
         self.radius = check_scalar("radius", radius, above=0)
-        self._sphere_dim = self.dim
+        self._sphere_dim = self.dim + self._dropped
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw normal vectors and divide them by their lengths."""
-        normals = standard_normal(token_shape(shape, self.dim), generator)
-        return normals.div_(vector_norm(normals) / self.radius)
+        """Draw normal vectors, divide them by their lengths, and drop what lies beyond d coordinates."""
+        normals = standard_normal(token_shape(shape, self._sphere_dim), generator)
+        return normals.div_(vector_norm(normals) / self.radius)[..., : self.dim].contiguous()
 
-    def scaled(self, factor: float) -> Sphere:
-        """The sphere of radius |factor| R."""
-        return Sphere(self.dim, abs(factor) * self.radius)
+    def scaled(self, factor: float) -> Self:
+        """The same law with the radius |factor| R."""
+        return type(self)(self.dim, abs(factor) * self.radius)
 
     def __repr__(self) -> str:
-        return f"Sphere(dim={self.dim}, radius={self.radius:g})"
+        return f"{type(self).__name__}(dim={self.dim}, radius={self.radius:g})"
 
 
-class Ball(_Spherical):
+class Sphere(_Uniform):
+    """The uniform law on the sphere of radius R in R^d, ±R in d = 1: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|."""
+
+    _dropped = 0
+
+
+class Ball(_Uniform):
     """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
 
-    def __init__(self, dim: int, radius: float = 1.0) -> None:
-        self.dim = check_dim(dim)
-        self.radius = check_scalar("radius", radius, above=0)
-        self._sphere_dim = self.dim + 2
-
-    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw from the sphere of R^{d+2} and drop two coordinates."""
-        normals = standard_normal(token_shape(shape, self.dim + 2), generator)
-        return normals[..., : self.dim] / (vector_norm(normals) / self.radius)
-
-    def scaled(self, factor: float) -> Ball:
-        """The ball of radius |factor| R."""
-        return Ball(self.dim, abs(factor) * self.radius)
-
-    def __repr__(self) -> str:
-        return f"Ball(dim={self.dim}, radius={self.radius:g})"
+    _dropped = 2
 
 
 class VonMisesFisher(_Spherical):
     """The law of density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
 
-    Parameters
-    ----------
-    direction : (d,)
-        The mean direction μ; any vector but zero, of which only the direction counts.
-    concentration : float
-        κ ≥ 0; zero gives the uniform law.
-    radius : float
+    Of the mean direction μ (d,) only the direction counts; the concentration κ = 0 gives the uniform law.
     """
 
     def __init__(self, direction: ArrayLike, concentration: float, radius: float = 1.0) -> None:
@@ -166,9 +155,8 @@ class VonMisesFisher(_Spherical):
 
     def scaled(self, factor: float) -> VonMisesFisher:
         """The law on the sphere of radius |factor| R, its direction reversed where the factor is negative."""
-        return VonMisesFisher(
-            math.copysign(1.0, factor) * self.direction, self.concentration, abs(factor) * self.radius
-        )
+        direction = math.copysign(1.0, factor) * self.direction
+        return VonMisesFisher(direction, self.concentration, abs(factor) * self.radius)
 
     def __repr__(self) -> str:
         shown = f"dim={self.dim}, direction={brief(self.direction)}, concentration={self.concentration:g}"

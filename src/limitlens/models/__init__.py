@@ -11,16 +11,6 @@ from limitlens.models.projections import Projections, projections
 from limitlens.models.windows import Windows, choose
 
 __all__ = [
-    "ALIASES",
-    "BUILT_IN",
-    "Captured",
-    "Corpus",
-    "LoadedModel",
-    "Projections",
-    "Windows",
-    "capture",
-    "choose",
-    "load",
-    "open_corpus",
-    "projections",
-]
+    "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "capture", "choose", "load",
+    "open_corpus", "projections",
+]  # fmt: skip

@@ -16,8 +16,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError
+from limitlens.models._quiet import quiet
 from limitlens.models.projections import query_projection
-from limitlens.models.quiet import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,45 +39,20 @@ class Captured:
         Σ_j e^{s_ij} v_j / (Σ_j e^{s_ij} + e^{sink_h}),    s_ij = a(scale · <q_i, k_j>) + bias_ij,
 
     both sums over the keys j that query i may see; the sink's term is there only when `sinks` is.
-
-    Attributes
-    ----------
-    layer : int
-        The layer's index in the model.
-    query, key, value : Tensor
-        Shapes (B, Hq, L, k), (B, Hkv, L, k) and (B, Hkv, L, v).
-    scale : float
-        The factor of the scores, most often 1/√k.
-    causal : bool
-        No query sees a key after itself.
-    sliding_window : int or None
-        A causal query sees itself and the sliding_window - 1 keys before it; one of an encoder sees the keys at a
-        distance below sliding_window. None when the layer sees the whole window.
-    softcap : float or None
-        The bound of the scores, see above.
-    sinks : Tensor or None
-        Learned logits, one per query head, shape (Hq,).
-    mask : Tensor or None
-        Boolean, broadcastable to (B, Hq, L, L), true where query i sees key j; it holds all restrictions at once
-        (causal, sliding, padding). None means that `causal` alone says what is seen.
-    bias : Tensor or None
-        What the model adds to the scores (relative positions), broadcastable to (B, Hq, L, L).
-    hidden : Tensor or None
-        What the query projection reads, shape (B, L, d), where it was asked for and can be had.
     """
 
-    layer: int
-    query: Tensor
+    layer: int  # the layer's index in the model
+    query: Tensor  # shapes (B, Hq, L, k), (B, Hkv, L, k) and (B, Hkv, L, v)
     key: Tensor
     value: Tensor
-    scale: float
-    causal: bool
-    sliding_window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-    hidden: Tensor | None = None
+    scale: float  # the factor of the scores, most often 1/√k
+    causal: bool  # no query sees a key after itself
+    sliding_window: int | None = None  # keys at a distance below this are seen; None when all of the window is
+    softcap: float | None = None  # the bound of the scores, see above
+    sinks: Tensor | None = None  # learned logits, one per query head, shape (Hq,)
+    mask: Tensor | None = None  # true where query i sees key j, like (B, Hq, L, L); None: `causal` alone says it
+    bias: Tensor | None = None  # what the model adds to the scores (relative positions), broadcastable to (B, Hq, L, L)
+    hidden: Tensor | None = None  # what the query projection reads, (B, L, d), where it was asked for and can be had
 
 
 @contextmanager
@@ -86,23 +61,13 @@ def capture(
 ) -> Iterator[None]:
     """Call `on_attention` with each layer's `Captured` in every forward of `model` within the block.
 
-    The forward's outputs are those of the model outside the block. The model is put back as it was on leaving the
-    block, whatever happened in it. Run the model without a key/value cache (`use_cache=False`), on whole windows.
+    The calls come in the order of the layers, before the layer's output is computed; with `hidden` they hold the
+    layer's input where its query projection is a known module. The forward's outputs are those of the model outside the
+    block, and the model is put back as it was on leaving, whatever happened. Run it without a key/value cache
+    (`use_cache=False`), on whole windows.
 
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        An encoder or a decoder.
-    on_attention : callable
-        Called in the order of the layers, before the layer's output is computed.
-    hidden : bool
-        Also give the layer's input (`Captured.hidden`) where its query projection is a known module.
-
-    Raises
-    ------
-    InputError
-        When the model, or some of its layers, does not go through the library's attention interface: on entering the
-        block where the library says so, else when the first forward ends.
+    A model of which some layer does not go through the library's attention interface raises an `InputError`: on
+    entering the block where the library says so, else when the first forward ends.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -195,22 +160,10 @@ class _Relay:
             bias = position_bias if bias is None else bias + position_bias
         # A mask says what is seen; only one that was left out, which eager mode never does, leaves it to the flag.
         causal = bool(flag) and chosen != "eager" if mask is None else not bool(mask.triu(1).any())
-        self.on_attention(
-            Captured(
-                layer=layer,
-                query=query,
-                key=key,
-                value=value,
-                scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-                causal=causal,
-                sliding_window=kwargs.get("sliding_window"),
-                softcap=softcap,
-                sinks=sinks,
-                mask=mask,
-                bias=bias,
-                hidden=self.inputs.pop(id(module), None),
-            )
-        )
+        factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        sliding_window, hidden = kwargs.get("sliding_window"), self.inputs.pop(id(module), None)
+        seen = Captured(layer, query, key, value, factor, causal, sliding_window, softcap, sinks, mask, bias, hidden)
+        self.on_attention(seen)
         namespace = inspect.unwrap(type(module).forward).__globals__
         if chosen == "eager" or softcap is not None or sinks is not None:  # torch's own function knows neither of them
             attend = namespace["eager_attention_forward"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError
-from limitlens.models.quiet import quiet
+from limitlens.models._quiet import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -79,30 +79,14 @@ ALIASES = {
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be read: in evaluation mode, without gradients, without a key/value cache.
+    """A model ready to be read: in evaluation mode, without gradients, without a key/value cache."""
 
-    Attributes
-    ----------
-    name : str
-        What the user called it.
-    model : transformers.PreTrainedModel
-        The stack of layers, without a language-model head.
-    tokenizer : transformers.PreTrainedTokenizerBase
-        Its tokenizer.
-    revision : str or None
-        The commit, for a model from the hub.
-    sha256 : str or None
-        The digest of the weights, for a model on this machine.
-    note : str
-        What a result must say about it, or empty.
-    """
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: Any
-    revision: str | None = None
-    sha256: str | None = None
-    note: str = ""
+    name: str  # what the user called it
+    model: PreTrainedModel  # the stack of layers, without a language-model head
+    tokenizer: Any  # its tokenizer
+    revision: str | None = None  # the commit, for a model from the hub
+    sha256: str | None = None  # the digest of the weights, for a model on this machine
+    note: str = ""  # what a result must say about it, or empty
 
     @cached_property
     def positions(self) -> int | None:
@@ -124,16 +108,9 @@ class LoadedModel:
 
 
 def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
-    """Load a model by alias, local folder, GGUF file or hub id; code from a repository is never run.
+    """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    Parameters
-    ----------
-    name : str
-        An alias (`ALIASES`), a folder with a model in the transformers format, a GGUF file, or a hub id.
-    device : str or torch.device
-        Where the model goes.
-    dtype : torch.dtype or None
-        The precision of its weights: float32 unless given.
+    Code from a repository is never run.
     """
     if name in ALIASES:
         return _load_alias(name, device, dtype)

@@ -27,18 +27,10 @@ _NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_
 
 @dataclass(frozen=True)
 class Corpus:
-    """A named text, as a stream of documents.
+    """A named text, as a stream of documents."""
 
-    Attributes
-    ----------
-    name : str
-        What the user called it.
-    documents : callable
-        Starts the stream anew: pieces of text, none empty, always in the same order.
-    """
-
-    name: str
-    documents: Callable[[], Iterator[str]]
+    name: str  # what the user called it
+    documents: Callable[[], Iterator[str]]  # starts the stream anew: pieces of text, none empty, in the same order
 
 
 def open_corpus(name: str) -> Corpus:
@@ -46,12 +38,8 @@ def open_corpus(name: str) -> Corpus:
 
     A folder gives its text files in the order of their paths; hidden files and files that are not text are passed over.
     A dataset of the hub, written owner/name or owner/name:configuration, gives the text column of its training part; it
-    needs the package `datasets` and a network.
-
-    Raises
-    ------
-    InputError
-        When there is no such corpus (naming those at hand), or, while it is read, when it is empty or not text.
+    needs the package `datasets` and a network. No such corpus raises an `InputError` here, one that is empty or not
+    text while it is read.
     """
     if name in BUILT_IN:
         return Corpus(name, _nonempty(name, BUILT_IN[name]))

@@ -20,24 +20,14 @@ _FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transpose
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """q = Wq x + bq and k = Wk x + bk, heads stacked: rows h·k .. (h+1)·k - 1 belong to head h.
+    """q = Wq x + bq and k = Wk x + bk, heads stacked: rows h·k .. (h+1)·k - 1 belong to head h."""
 
-    Attributes
-    ----------
-    query, key : Tensor
-        Wq of shape (Hq · k, d) and Wk of shape (Hkv · k, d), in the model's precision.
-    query_bias, key_bias : Tensor or None
-        Shapes (Hq · k,) and (Hkv · k,); a key bias cancels in the softmax, a query bias shifts the tilt.
-    rotary : bool
-        The model rotates queries and keys after the projection, by their positions: the weights give the geometry
-        before that.
-    """
-
-    query: Tensor
+    query: Tensor  # wq of shape (Hq · k, d) and Wk of shape (Hkv · k, d), in the model's precision
+    # shapes (Hq · k,) and (Hkv · k,); a key bias cancels in the softmax, a query bias shifts the tilt
     query_bias: Tensor | None
     key: Tensor
     key_bias: Tensor | None
-    rotary: bool
+    rotary: bool  # queries and keys are rotated after the projection: weights give the geometry before
 
     def factor(self, captured: Captured) -> float | None:
         """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, or None where there is none.
@@ -71,14 +61,8 @@ class Projections:
 
 
 def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:
-    """The query and key projections of a layer, and in words what limits them.
-
-    Returns
-    -------
-    projections : Projections or None
-        None when the layer has none in a known form; `Projections.factor` says whether they are the whole story.
-    reason : str
-        Why there are none, or what to keep in mind about them; empty when there is nothing to say.
+    """The query and key projections of a layer, or None when it has none in a known form, and in words why, or what
+    limits them; `Projections.factor` says whether they are the whole story.
     """
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]

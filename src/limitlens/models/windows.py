@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.errors import InputError
-from limitlens.models.quiet import quiet
+from limitlens.models._quiet import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,35 +32,17 @@ class Windows:
 
     A window may hold the end of one document and the beginning of the next; what is left after the last full window is
     dropped. The special tokens are those that the tokenizer itself puts around a text: [CLS] … [SEP] for BERT, a first
-    token where it adds one, none where it adds none.
-
-    Parameters
-    ----------
-    loaded : LoadedModel
-        The model they are for.
-    corpus : Corpus
-        The text they are made of; reading stops as soon as there is enough.
-    length : int
-        Tokens a window, special tokens included.
-    tokens : int
-        How many tokens are wanted, special tokens included: ⌈tokens / length⌉ windows are made.
-
-    Attributes
-    ----------
-    count, length : int
-        How many windows, and of how many tokens each.
-    prefix, suffix : tuple of int
-        The special tokens at the beginning and the end of each.
-    sha256 : str
-        The digest of the text that was read.
-    warnings : list of str
-        What a user must know about them.
-
-    Raises
-    ------
-    InputError
-        When the corpus holds too few tokens, or the model cannot run windows of this length.
+    token where it adds one, none where it adds none. Lengths and numbers of tokens include them: ⌈tokens / length⌉
+    windows are made, and the corpus is read no further. A corpus with too few tokens raises an `InputError`, and so
+    does a model that cannot run windows of this length.
     """
+
+    count: int  # how many windows
+    length: int  # of how many tokens each
+    prefix: tuple[int, ...]  # the special tokens at the beginning and the end of each
+    suffix: tuple[int, ...]
+    sha256: str  # the digest of the text that was read
+    warnings: list[str]  # what a user must know about them
 
     def __init__(self, loaded: LoadedModel, corpus: Corpus, *, length: int, tokens: int) -> None:
         self.prefix, self.suffix = special_tokens(loaded.tokenizer)

@@ -1,4 +1,4 @@
-"""One self-contained HTML file of a run: opens anywhere, needs no network, can be mailed.
+"""One self-contained HTML file of a result: opens anywhere, needs no network, can be mailed.
 
 The page is drawn by a few small scripts that are part of this package (assets/): a charting library would weigh a
 megabyte in every page, and its charts can be reached neither by keyboard nor head by head. A content security policy
@@ -10,87 +10,35 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+import re
 import shlex
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from html import escape
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from limitlens.errors import InputError
-from limitlens.record import provenance, read_run, to_json, write_whole
-from limitlens.report.compare_view import compare_view
-from limitlens.report.parts import View, compact, details, section, sentence, table
-from limitlens.report.plan_view import plan_view
-from limitlens.report.probe_view import probe_view
-from limitlens.report.scaling_view import heat_view, keys_view, law_view, schedules_view
-from limitlens.report.study_view import horizons_view, radii_view, study_view
-from limitlens.report.tail_view import hardmax_view, heavy_view
+from limitlens.record import write_whole
+from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, Text, View, Widget
+from limitlens.report.words import cell, is_number, numeric, sentence
 
-SCRIPTS = ("chart.js", "figure.js", "budget.js", "heads.js", "plans.js", "main.js")
-
-DIGESTS = ("model_revision", "model_sha256", "corpus_sha256", "device", "seconds")
+SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
+DIGITS = 5  # kept of every number in a page: more than anybody reads, few enough to mail
 RENAMED = {"length": "context"}  # parameters whose option has another name
-
-Make = Callable[[Mapping[str, Any], Mapping[str, Any]], View]
-
-# A document is known by what it holds: keys that no other kind has, and who draws it.
-KINDS: tuple[tuple[str, tuple[str, ...], Make], ...] = (
-    ("comparison", ("runs", "differences"), compare_view),
-    ("plan", ("heads", "key_value_heads"), plan_view),
-    ("probe", ("heads", "model", "corpus"), probe_view),
-    ("sweep of horizons", ("horizons", "studies"), horizons_view),
-    ("sweep of radii", ("radii", "studies"), radii_view),
-    ("study", ("errors", "rates", "n"), study_view),
-    ("scaling limits", ("control", "quantities"), law_view),
-    ("backward heat flow", ("growth_per_layer", "path"), heat_view),
-    ("real keys", ("queries", "median"), keys_view),
-    ("temperature schedules", ("predicted", "status"), schedules_view),
-    ("hardmax", ("hardmax", "softmax"), hardmax_view),
-    ("tails", ("tilts", "inputs"), heavy_view),
-)
-
-CITATION = """@software{{limitlens,
-  title   = {{limitlens: how softmax attention over n tokens approaches its infinite-token limit}},
-  version = {{{version}}},
-  year    = {{{year}}}
-}}
-@inproceedings{{bohbot2026token,
-  title     = {{Token Sample Complexity of Attention}},
-  author    = {{Bohbot and Letrouit and Peyr\\'e and Vialard}},
-  booktitle = {{ICML}}, year = {{2026}}, note = {{arXiv:2512.10656}}
-}}
-@article{{bruno2026scaling,
-  title  = {{Scaling Limits of Long-Context Transformers}},
-  author = {{Bruno and Chen and Lin and Polyanskiy and Rigollet}},
-  year   = {{2026}}, note = {{arXiv:2605.08505}}
-}}"""
+VERDICT = ("What was measured", "What it found", "What to do")
 
 
-def write_report(run: Any, path: str | Path | None = None) -> Path:
-    """Write the HTML page of a run.
-
-    Parameters
-    ----------
-    run : str, Path, mapping or object
-        A run folder; the contents of a run.json; or a result with `document()` (a curve, a probe, a plan).
-    path : str or Path, optional
-        The file to write; report.html in the run folder when left out.
-
-    Returns
-    -------
-    path : Path
-    """
-    if path is None:
-        if not isinstance(run, (str, Path)):
-            raise InputError("no file was given for the report; expected a path such as 'report.html'")
-        folder = Path(run)
-        path = (folder.parent if folder.is_file() else folder) / "report.html"
-    html = page(record_of(run))
+def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
+    """Write the page of a result to a file, or as report.html into a folder; the path of the file."""
     target = Path(path)
     if target.is_dir():
         target = target / "report.html"
+    html = page(view, made)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, lambda partial: partial.write_text(html, encoding="utf-8", errors="xmlcharrefreplace"))
@@ -101,81 +49,24 @@ def write_report(run: Any, path: str | Path | None = None) -> Path:
     return target
 
 
-def record_of(run: Any) -> dict[str, Any]:
-    """The contents of a run.json, from a folder, from themselves, or from a result that was never saved."""
-    if isinstance(run, (str, Path)):
-        return read_run(run)
-    if isinstance(run, Mapping):
-        return dict(run) if "result" in run else {"result": dict(run)}
-    if hasattr(run, "document"):
-        made = provenance("", {}, datetime.now(UTC))
-        return {"versions": made["versions"], "host": made["host"], "result": json.loads(to_json(run.document()))}
-    raise InputError(f"a {type(run).__name__} was given; expected a run folder or a result with document()")
-
-
-def page(record: Mapping[str, Any]) -> str:
-    """The page of a run as HTML."""
-    view = view_of(record)
+def page(view: View, made: Mapping[str, Any]) -> str:
+    """The page of a result as HTML; `made` says how the result was made (`record.provenance`)."""
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_digest(script)}'; img-src data:; base-uri 'none'"
-    )
-    words = ("What was measured", "What it found", "What to do")
+    digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
     verdict = "".join(
-        f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in zip(words, view.verdict, strict=True)
+        f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in zip(VERDICT, view.verdict, strict=True)
     )
-    body = "".join(view.sections)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(view.title)} · limitlens</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#content">Skip to the findings</a>
-<header>
-<div class="top"><span><b>limitlens</b> · attention over n tokens against its infinite-token limit</span>
-<button id="theme" type="button">Theme</button></div>
-<h1>{escape(view.title)}</h1>
-<p class="subtitle">{escape(view.subtitle)}</p>
-</header>
-<main id="content">
-<section class="card"><dl class="verdict">{verdict}</dl>{view.below}</section>
-<noscript><p class="card">The figures need JavaScript; the sentences above and the tables do not.</p></noscript>
-{body}
-{_trust(view)}
-{_provenance(record)}
-</main>
-<footer><p>Made by limitlens {escape(_version(record))}. This page needs no network and sends nothing anywhere.</p>
-</footer>
-<script type="application/json" id="data">{embedded({"figures": [], **view.data})}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def view_of(record: Mapping[str, Any]) -> View:
-    """Find out which kind of run this is and draw it."""
-    result = record["result"]
-    for _, keys, make in KINDS:
-        if all(key in result for key in keys):
-            try:
-                return make(result, record)
-            except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-                raise InputError(
-                    f"the {record.get('command', 'run')} lacks what its report needs ({type(error).__name__}: "
-                    f"{error}); "
-                    "expected a whole run of this version, so run its command again"
-                ) from error
-    raise InputError(
-        f"a run of {record.get('command', 'an unknown command')!r} has no report; "
-        f"expected one of: {', '.join(name for name, _, _ in KINDS)}"
-    )
+    data = view.data() if callable(view.data) else view.data
+    figures: list[dict[str, Any]] = []
+    above = "".join(_block(block, figures) for block in view.above)
+    body = "\n".join(_section(part, figures) for part in view.sections if part.only in ("", "page"))
+    parts = {
+        "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": style,
+        "verdict": verdict, "above": above, "body": body, "trust": _trust(view), "provenance": _provenance(view, made),
+        "version": escape(_version(made)), "data": embedded({**data, "figures": figures}), "script": script,
+    }  # fmt: skip
+    return Template(_asset("page.html")).substitute(parts)
 
 
 def embedded(data: Any) -> str:
@@ -186,37 +77,24 @@ def embedded(data: Any) -> str:
     return text
 
 
-def _trust(view: View) -> str:
-    warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in view.warnings)
-    known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
-    if not warned:
-        warned = '<li class="fine">The run gave no warnings.</li>'
-    return section(
-        "Can these numbers be trusted?",
-        "Every warning of the run, its numerical floor, and what its numbers do not say.",
-        f'<ul class="warnings">{warned}{known}</ul>',
-    )
-
-
-def _provenance(record: Mapping[str, Any]) -> str:
-    made = {key: value for key, value in record.items() if key != "result"}
-    rows = [(key, str(made[key])) for key in ("started", "finished") if made.get(key) is not None]
-    rows += [(key, str(value)) for group in ("versions", "host") for key, value in (made.get(group) or {}).items()]
-    rows += [(key, str(record["result"][key])) for key in DIGESTS if record["result"].get(key)]
-    year = str(made.get("finished", ""))[:4]
-    citation = CITATION.format(version=_version(record), year=year if year.isdigit() else "2026")
-    copy = '<button type="button" class="quiet" data-copy="citation">Select and copy</button>'
-    return section(
-        "How it was made, and how to cite it",
-        "The same command and versions give the same numbers on the same machine." if made else "",
-        f"<pre>{escape(command_line(made))}</pre>" if made.get("arguments") else "",
-        details("Versions, machine and times", table("how it was made", ("what", "value"), rows)) if rows else "",
-        f'<h3>Citation</h3><pre id="citation">{escape(citation)}</pre>{copy}',
-    )
+def compact(value: Any) -> Any:
+    """A document with its numbers cut to `DIGITS` significant digits, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): compact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [compact(item) for item in value]
+    if hasattr(value, "tolist"):
+        return compact(value.tolist())
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        rounded = float(f"{value:.{DIGITS}g}")
+        return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    return value
 
 
 def command_line(made: Mapping[str, Any]) -> str:
-    """The command that made a run, with every argument it had."""
+    """The command that made a result, with every argument it had."""
     arguments = dict(made["arguments"])
     words = ["limitlens", str(made.get("command"))]
     for name in ("model", "run", "runs"):
@@ -231,18 +109,111 @@ def command_line(made: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _version(record: Mapping[str, Any]) -> str:
-    versions = record.get("versions")
-    if isinstance(versions, Mapping) and "limitlens" in versions:
-        return str(versions["limitlens"])
-    from importlib.metadata import version
-
-    return version("limitlens")
+def _section(part: Section, figures: list[dict[str, Any]]) -> str:
+    mark = f' id="{escape(part.name)}"' if part.name else ""
+    lead = f'<p class="lead">{escape(part.lead)}</p>' if part.lead else ""
+    body = "".join(_block(block, figures, part.title) for block in part.blocks)
+    return f'<section class="card"{mark}><h2>{escape(part.title)}</h2>{lead}{body}</section>'
 
 
+def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> str:
+    """HTML of a block; a figure joins `figures`, which the scripts draw."""
+    if isinstance(block, Figure):
+        figures.append(_description(block))
+        return f'<figure data-figure="{len(figures) - 1}"></figure>'
+    if isinstance(block, Table):
+        return _table(block, heading)
+    if isinstance(block, Widget):
+        return widgets()[block.name]
+    if isinstance(block, Row):
+        return f'<div class="pair">{"".join(f"<div>{_block(b, figures, heading)}</div>" for b in block.blocks)}</div>'
+    return _text(block)
+
+
+def _text(block: Text) -> str:
+    if block.listed:
+        return f'<ul class="said">{"".join(f"<li>{escape(line)}</li>" for line in block.lines)}</ul>'
+    return "".join(f'<p class="note">{escape(line)}</p>' for line in block.lines)
+
+
+def _table(table: Table, heading: str = "") -> str:
+    """A table with a CSV download, under its title unless the section has the same one."""
+    kinds = [' class="number"' if number else "" for number in numeric(table)]
+    head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
+    body = "".join(
+        f"<tr{' class=marked' if index in table.marked else ''}>{''.join(map(_cell, row, kinds))}</tr>"
+        for index, row in enumerate(table.rows)
+    )
+    label = escape(table.title)
+    shown = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table data-csv="{label}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+    title = escape(table.title[:1].upper() + table.title[1:])
+    if table.folded:
+        return f"<details><summary>{title}</summary>{shown}</details>"
+    return shown if not title or table.title.lower() == heading.lower() else f'<h3 class="caption">{title}</h3>{shown}'
+
+
+def _cell(value: Cell, kind: str) -> str:
+    number = value.value if isinstance(value, Measured) else value if is_number(value) else None
+    exact = "" if number is None or not math.isfinite(float(number)) else f' data-value="{float(number):.6g}"'
+    return f"<td{kind}{exact}>{escape(cell(value))}</td>"
+
+
+def _description(item: Any) -> Any:
+    """A figure as assets/chart.js reads it: what is not given is left out."""
+    if isinstance(item, (list, tuple)):
+        return [_description(inner) for inner in item]
+    if not is_dataclass(item):
+        return compact(item)
+    names = {"low": "min", "high": "max"} if isinstance(item, Axis) else {}
+    found = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
+    return {name: value for name, value in found.items() if value is not None and value not in ("", [])}
+
+
+def _trust(view: View) -> str:
+    warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in view.warnings)
+    known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
+    if not warned:
+        warned = '<li class="fine">The run gave no warnings.</li>'
+    return (
+        '<section class="card"><h2>Can these numbers be trusted?</h2><p class="lead">Every warning of the run, its '
+        "numerical floor, and what its numbers do not say.</p>"
+        f'<ul class="warnings">{warned}{known}</ul></section>'
+    )
+
+
+def _provenance(view: View, made: Mapping[str, Any]) -> str:
+    rows: list[Sequence[Cell]] = [(key, str(made[key])) for key in ("started", "finished") if made.get(key) is not None]
+    rows += [(key, str(value)) for group in ("versions", "host") for key, value in (made.get(group) or {}).items()]
+    rows += [(key, str(value)) for key, value in view.details.items() if value]
+    year = str(made.get("finished", ""))[:4]
+    known = {"version": _version(made), "year": year if year.isdigit() else "2026"}
+    citation = Template(_asset("citation.bib")).substitute(known).strip()
+    command = f"<pre>{escape(command_line(made))}</pre>" if made.get("command") and made.get("arguments") else ""
+    same = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
+    table = Table("Versions, machine and times", ("what", "value"), rows, folded=True)
+    return (
+        f'<section class="card"><h2>How it was made, and how to cite it</h2>{same if command else ""}{command}'
+        f"{_table(table) if rows else ''}"
+        f'<h3>Citation</h3><pre id="citation">{escape(citation)}</pre>'
+        '<button type="button" class="quiet" data-copy="citation">Select and copy</button></section>'
+    )
+
+
+def _version(made: Mapping[str, Any]) -> str:
+    versions = made.get("versions") or {}
+    return str(versions.get("limitlens") or metadata.version("limitlens"))
+
+
+@cache
+def widgets() -> dict[str, str]:
+    """The parts of a page that the scripts fill from its data, by name."""
+    parts = re.split(r"<!-- (\w+) -->\n", _asset("widgets.html"))
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@cache
 def _asset(name: str) -> str:
     return (resources.files("limitlens.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _digest(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,10 +1,13 @@
-"""The look of every matplotlib figure: one column wide, colour-blind safe, readable in print."""
+"""The look of every figure outside a page: colour-blind safe, one column wide, readable in print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from limitlens.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,23 +15,19 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
-CYCLE = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
+PALETTE = {
+    "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
+}  # fmt: skip
+_WORDS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # of a map of words, in their order
+_VIRIDIS = (
+    "440154", "482878", "3e4a89", "31688e", "26828e", "1f9e89", "35b779", "6dcd59", "b4de2c", "fde725",
+)  # fmt: skip
 
 _SETTINGS: dict[str, Any] = {
-    "figure.figsize": (5.2, 3.6),
-    "figure.dpi": 150,
-    "savefig.bbox": "tight",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4,
-    "pdf.fonttype": 42,
-}
+    "figure.figsize": (5.2, 3.6), "figure.dpi": 150, "savefig.bbox": "tight", "pdf.fonttype": 42, "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10, "axes.titlelocation": "left",
+    "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5, "lines.markersize": 4,
+}  # fmt: skip
 
 
 @contextmanager
@@ -40,22 +39,49 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def saved(figure: Figure, path: str | None) -> Figure:
+def saved(figure: Figure, path: str | Path | None) -> Figure:
     """The figure, written to `path` where one is given: its ending says in which format."""
-    if path is not None:
-        figure.savefig(path)
+    if path is None:
+        return figure
+    endings = sorted(figure.canvas.get_supported_filetypes())
+    target = Path(path)
+    if target.suffix[1:].lower() not in endings:
+        raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
+    try:
+        figure.savefig(target)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the figure to {str(path)!r} ({error.strerror}); give a file that you may write"
+        ) from None
     return figure
 
 
 def plain_log(axes: Axes, *which: str) -> None:
-    """Logarithmic axes with ticks people read: 0.2, 0.5, 1 over less than two decades, powers of ten beyond."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Logarithmic axes with ticks people read: 0.2, 0.5, 1 or 0.3, 1 over two decades, powers of ten beyond."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for name in which:
         getattr(axes, f"set_{name}scale")("log")
         axis = getattr(axes, f"{name}axis")
         low, high = axis.get_view_interval()
         if 0 < low < high < 100 * low:
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            narrow = high < 5 * low  # there might be one mark of 1, 2, 5 or none
+            fronts = (1.0, 2.0, 5.0) if high < 30 * low else (1.0, 3.0)
+            axis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=fronts))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             axis.set_minor_formatter(NullFormatter())
+
+
+def word_colours(count: int) -> list[str]:
+    """Colours of the words of a map."""
+    return [_WORDS[index % len(_WORDS)] for index in range(count)]
+
+
+def viridis(share: float) -> tuple[str, str]:
+    """The colour at a share in [0, 1] of the scale, and the ink that can be read on it."""
+    at = min(max(share, 0.0), 1.0) * (len(_VIRIDIS) - 1)
+    index = min(int(at), len(_VIRIDIS) - 2)
+    left, right = (bytes.fromhex(_VIRIDIS[index + step]) for step in (0, 1))
+    mixed = [round(a + (at - index) * (b - a)) for a, b in zip(left, right, strict=True)]
+    bright = (0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2]) / 255
+    return f"#{bytes(mixed).hex()}", "#101010" if bright > 0.52 else "#ffffff"

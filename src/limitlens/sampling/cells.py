@@ -41,33 +41,31 @@ class Cells:
 
 
 def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
-    """Sizes from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of integers.
+    """Sizes from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of integers, all increasing.
 
     >>> parse_sizes("1000:8000:4")
     (1000, 2000, 4000, 8000)
     """
     if not isinstance(text, str):
-        return tuple(int(size) for size in text)
-    values = parse_grid(text, "sizes", "1000:30000:12")
-    sizes = tuple(int(size) for size in np.unique(np.rint(values)))
-    if sizes[0] < 1:
-        raise InputError(f"sizes are {text!r}; expected positive integers, such as 1000:30000:12")
-    return sizes
+        return Cells(tuple(int(size) for size in text)).sizes
+    values = [round(value) for value in parse_grid(text, "sizes", "1000:30000:12")]
+    # Neighbours in a progression may round to the same size; in a list they are a mistake.
+    return Cells(tuple(dict.fromkeys(values) if ":" in text else values)).sizes
 
 
-def parse_grid(text: str, name: str, example: str = "0.2:3:8") -> list[float]:
-    """Positive numbers from `lo:hi:k` (k values in geometric progression) or `a,b,c`."""
+def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8") -> list[float]:
+    """Positive numbers from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of numbers."""
     try:
-        if ":" in text:
+        if isinstance(text, str) and ":" in text:
             low, high, count = text.split(":")
             lo, hi, k = float(low), float(high), int(count)
-            if not (0 < lo <= hi < float("inf") and k >= 1):
-                raise ValueError
-            return [float(value) for value in np.geomspace(lo, hi, k)]
-        values = [float(part) for part in text.split(",")]
-        if not all(0 < value < float("inf") for value in values):
+            if 0 < lo <= hi < float("inf") and k >= 1:
+                return [float(value) for value in np.geomspace(lo, hi, k)]
             raise ValueError
-        return values
+        values = [float(part) for part in (text.split(",") if isinstance(text, str) else text)]
+        if values and all(0 < value < float("inf") for value in values):
+            return values
+        raise ValueError
     except ValueError:
         raise InputError(
             f"{name} is {text!r}; expected lo:hi:k with 0 < lo <= hi and k >= 1, such as {example}, or numbers such as "

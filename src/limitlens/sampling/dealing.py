@@ -16,23 +16,13 @@ from limitlens.sampling.cells import Cells
 
 
 def deal(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """For each block of tokens, how many go to each cell.
+    """For each block of tokens, given their lengths in order, how many go to each cell: (replicates, steps).
 
-    Parameters
-    ----------
-    blocks : list of int
-        The number of tokens in each block of the stream, in order; their sum is the size N of the pool.
-    cells, replicates
-        Every replicate fills its cells exactly: replicates · n_max ≤ N.
-
-    Yields
-    ------
-    counts : (replicates, steps) int64
-        Places taken by this block. Given the counts, the tokens of a block are assigned by a uniformly random order of
-        the block (`assign`): together this is a uniformly random deal of the whole stream.
+    Every replicate fills its cells exactly, so that replicates · n_max ≤ N, the sum of the blocks. Given the counts,
+    the tokens of a block are assigned by a uniformly random order of it (`assign`): together this is a uniformly random
+    deal of the whole stream.
     """
-    total = sum(blocks)
-    needed = replicates * cells.sizes[-1]
+    total, needed = sum(blocks), replicates * cells.sizes[-1]
     if needed > total:
         raise InputError(
             f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}; "

@@ -36,9 +36,8 @@ def held_interrupt() -> Iterator[Interrupt]:
         if interrupt.asked:
             raise KeyboardInterrupt
         interrupt.asked = True
-        print(
-            "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing", file=sys.stderr
-        )
+        told = "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing"
+        print(told, file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, note)
     try:

@@ -25,43 +25,22 @@ LEFT_OVER = 4  # states that share the tokens of no cell, so that these can be a
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one forward brings of a block.
+    """What one forward brings of a block."""
 
-    Attributes
-    ----------
-    kept, slots : (p,), (p,)
-        Tokens of the forward that are kept, and where among the kept tokens.
-    streamed, places : (q,), (q,)
-        The others, and where they wait for the rest of their block.
-    complete : Hand or None
-        The hand whose last tokens these are.
-    """
-
-    kept: NDArray[np.int64]
+    kept: NDArray[np.int64]  # (p,), (p,): tokens of the forward that are kept, and where among the kept tokens
     slots: NDArray[np.int64]
-    streamed: NDArray[np.int64]
+    streamed: NDArray[np.int64]  # (q,), (q,): the others, and where they wait for the rest of their block
     places: NDArray[np.int64]
-    complete: Hand | None
+    complete: Hand | None  # the hand whose last tokens these are
 
 
 @dataclass(frozen=True, eq=False)
 class Hand:
-    """Where the tokens of one block go.
+    """Where the tokens of one block go."""
 
-    Attributes
-    ----------
-    order : (block,)
-        The block's tokens, by their place in it: those that are kept, then cell by cell those of the streamed cells,
-        then those of no cell.
-    slots : (kept,)
-        Where the first of these are put among the kept tokens.
-    streamed : list of (int, int, int)
-        (number of a state, start, stop) among the others; the tokens of no cell come last.
-    """
-
-    order: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    streamed: list[tuple[int, int, int]]
+    order: NDArray[np.int64]  # (block,), by place in it: the kept tokens, then those of streamed cells, then the others
+    slots: NDArray[np.int64]  # (kept,): where the first of these are put among the kept tokens
+    streamed: list[tuple[int, int, int]]  # (number of a state, start, stop) among the others; those of no cell are last
 
     def parts(self, length: int) -> Iterator[Part]:
         """The hand as forwards of `length` pooled tokens each bring it, the last one perhaps of fewer."""
@@ -80,41 +59,22 @@ class Hand:
 
 
 class Deck:
-    """Cells (replicate r, step j) for a stream of known block lengths, and how many tokens each has so far.
-
-    Attributes
-    ----------
-    whole : int
-        Replicates 0 .. whole - 1 keep all their tokens, replicate r in slots r·n_max .. (r+1)·n_max - 1.
-    kept : (R, J) bool
-        Cells that keep their tokens.
-    start : (R, J)
-        First slot of a kept cell.
-    slots : int
-        All slots there are.
-    number : (R, J)
-        The state of a streamed cell.
-    states : int
-        All states there are; the last `LEFT_OVER` are of the tokens of no cell.
-    filled : (R, J)
-        Tokens dealt to each cell so far, those of the last hand included.
-    seen : int
-        Tokens dealt so far, those of no cell included.
-    """
+    """Cells (replicate r, step j) for a stream of known block lengths, and how many tokens each has so far."""
 
     def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
         steps = np.asarray(cells.steps)
+        # Replicates 0 .. whole − 1 keep all their tokens, replicate r in slots r·n_max .. (r + 1)·n_max − 1.
         self.whole = min(replicates, WHOLE_REPLICATES, max(1, KEPT_TOKENS // cells.sizes[-1]))
-        self.kept = np.tile(steps <= KEPT_STEP, (replicates, 1))
+        self.kept = np.tile(steps <= KEPT_STEP, (replicates, 1))  # (R, J): cells that keep their tokens
         self.kept[: self.whole] = True
         held = np.where(self.kept, steps, 0).ravel()
-        self.start = (np.cumsum(held) - held).reshape(self.kept.shape)
-        self.slots = int(held.sum())
-        self.number = np.cumsum(~self.kept).reshape(self.kept.shape) - 1
-        self.states = int((~self.kept).sum()) + LEFT_OVER
-        self.filled = np.zeros_like(self.start)
-        self.seen = 0
+        self.start = (np.cumsum(held) - held).reshape(self.kept.shape)  # (R, J): first slot of a kept cell
+        self.slots = int(held.sum())  # all there are
+        self.number = np.cumsum(~self.kept).reshape(self.kept.shape) - 1  # (R, J): the state of a streamed cell
+        self.states = int((~self.kept).sum()) + LEFT_OVER  # all there are; the last are of the tokens of no cell
+        self.filled = np.zeros_like(self.start)  # (R, J): tokens dealt so far, those of the last hand included
+        self.seen = 0  # tokens dealt so far, those of no cell included
 
     def slots_of(self, replicate: int) -> NDArray[np.int64]:
         """The slots of a whole replicate's tokens, in the order of its nested samples."""
@@ -127,10 +87,9 @@ class Deck:
         counted = deal(self.blocks, self.cells, self.replicates, self.seed)
         for block, counts in zip(self.blocks, counted, strict=True):
             parts = assign(counts, block, generator)
-            kept = np.flatnonzero(self.kept)
-            streamed = np.flatnonzero(~self.kept)
-            filled, start = self.filled.ravel(), self.start.ravel()
-            slots = [start[cell] + filled[cell] + np.arange(len(parts[cell])) for cell in kept]
+            kept, streamed = np.flatnonzero(self.kept), np.flatnonzero(~self.kept)
+            free = (self.start + self.filled).ravel()
+            slots = [free[cell] + np.arange(len(parts[cell])) for cell in kept]
             others = [*(parts[cell] for cell in streamed), *np.array_split(parts[-1], LEFT_OVER)]
             numbers = [*self.number.ravel()[streamed], *range(self.states - LEFT_OVER, self.states)]
             stops = np.cumsum([len(part) for part in others])

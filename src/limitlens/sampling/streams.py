@@ -27,7 +27,6 @@ class IidStream:
 
     def __init__(self, measure: Measure, seed: int) -> None:
         self.measure, self.seed = measure, seed
-        self.dim = measure.dim
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
@@ -57,7 +56,6 @@ class PoolStream:
                 "expected sizes no larger than the sample, so lower the sizes or bring more tokens"
             )
         self.tokens, self.largest, self.seed = tokens, largest, seed
-        self.dim = tokens.shape[1]
         self._orders: dict[int, Tensor] = {}
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:

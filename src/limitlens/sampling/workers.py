@@ -51,11 +51,6 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
         torch.set_num_threads(count)  # the number is each thread's own, but new threads take the one set last
 
         def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-            return pool.map(lambda item: _inferring(function, item), items)
+            return pool.map(torch.inference_mode()(function), items)  # the mode is each thread's own too
 
         yield spread
-
-
-def _inferring(function: Callable[[Item], Result], item: Item) -> Result:
-    with torch.inference_mode():  # each thread's own too
-        return function(item)

@@ -29,28 +29,14 @@ _ON_SPHERE = 1e-4  # float32 and half-precision unit vectors pass, raw keys do n
 
 @dataclass(frozen=True)
 class LocalExponent:
-    """P(|q − k| ≤ r) ~ C r^α near one query.
+    """P(|q − k| ≤ r) ~ C r^α near one query."""
 
-    Attributes
-    ----------
-    exponent, stderr : float
-        α and its standard error.
-    interval : (float, float)
-        95% confidence interval of α, exact when the power law is.
-    neighbours : int
-        The number k of nearest keys used.
-    radius : float
-        The distance r_k of the farthest of them.
-    n : int
-        The number of keys.
-    """
-
-    exponent: float
+    exponent: float  # α
     stderr: float
-    interval: tuple[float, float]
-    neighbours: int
-    radius: float
-    n: int
+    interval: tuple[float, float]  # 95%, exact when the power law is
+    neighbours: int  # the number k of nearest keys used
+    radius: float  # the distance r_k of the farthest of them
+    n: int  # the number of keys
 
     @property
     def local(self) -> LocalPower:
@@ -72,35 +58,28 @@ class LocalExponent:
 
 
 def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> LocalExponent:
-    """Estimate α from the distances of one query to its keys.
+    """Estimate α from the distances |q − k| (n,) of one query to all keys, in any order, the query itself left out.
 
-    Parameters
-    ----------
-    distances : (n,) distances |q − k| to all keys, in any order, the query itself left out
-    neighbours : the number k of nearest keys to use; √n when left out. More of them lower the variance α²/(k − 3), and
-        let in keys too far away for the power law to hold
+    `neighbours` is the number k of nearest keys to use, √n when left out. More of them lower the variance α²/(k − 3),
+    and let in keys too far away for the power law to hold.
     """
     values = as_array("distances", distances, ndim=1)
-    count = _neighbours(values.size, neighbours)
+    n = values.size
+    count = max(20, round(math.sqrt(n))) if neighbours is None else neighbours
+    if count < FEWEST_NEIGHBOURS:
+        raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
+    if count > n:
+        raise InputError(f"{n} keys were given; expected at least the {count} neighbours asked for, so give more keys")
     nearest = np.sort(np.partition(values, count - 1)[:count])
     if nearest[0] <= 0:
-        raise InputError(
-            f"the smallest distance is {nearest[0]:g}; expected positive distances, so leave the query itself out"
-        )
-    log_ratios = np.log(nearest[-1] / nearest[:-1])
-    total = float(log_ratios.sum())
+        told = "expected positive distances, so leave the query itself out"
+        raise InputError(f"the smallest distance is {nearest[0]:g}; {told}")
+    total = float(np.log(nearest[-1] / nearest[:-1]).sum())
     if total == 0:
         raise InputError(f"the {count} nearest distances are all equal; expected a spread, so use more neighbours")
     exponent = (count - 2) / total
-    low, high = special.gammaincinv(count - 1, [0.025, 0.975]) / total
-    return LocalExponent(
-        exponent=exponent,
-        stderr=exponent / math.sqrt(count - 3),
-        interval=(float(low), float(high)),
-        neighbours=count,
-        radius=float(nearest[-1]),
-        n=values.size,
-    )
+    low, high = (special.gammaincinv(count - 1, [0.025, 0.975]) / total).tolist()
+    return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
 
 
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:
@@ -108,8 +87,7 @@ def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) 
 
     With `normalise`, query and keys of any length are first projected onto the sphere.
     """
-    vectors = as_array("keys", keys, ndim=2)
-    centre = as_array("query", query, ndim=1)
+    vectors, centre = as_array("keys", keys, ndim=2), as_array("query", query, ndim=1)
     if centre.size != vectors.shape[1]:
         raise InputError(f"the query has dimension {centre.size} and the keys {vectors.shape[1]}; expected the same")
     centre, vectors = _on_sphere("the query", centre, normalise), _on_sphere("a key", vectors, normalise)
@@ -122,18 +100,8 @@ def _on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
     if normalise:
         if (lengths == 0).any():
             raise InputError(f"{name} is zero; expected non-zero vectors, so leave it out")
-        unit: Array = vectors / lengths
-        return unit
+        return np.asarray(vectors / lengths)
     worst = lengths.ravel()[np.abs(lengths - 1).argmax()]
     if abs(worst - 1) > _ON_SPHERE:
         raise InputError(f"{name} has length {worst:.6g}; expected unit vectors on the sphere, so normalise them")
     return vectors
-
-
-def _neighbours(n: int, asked: int | None) -> int:
-    count = max(20, round(math.sqrt(n))) if asked is None else asked
-    if count < FEWEST_NEIGHBOURS:
-        raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
-    if count > n:
-        raise InputError(f"{n} keys were given; expected at least the {count} neighbours asked for, so give more keys")
-    return count

@@ -6,14 +6,22 @@ so the central limit theorem starts to work; k̂ above 0.7 means that one more t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens import results
 from limitlens.errors import Array, InputError, as_array
 from limitlens.outcome import Outcome
+from limitlens.record import Run
+from limitlens.report.view import SHADES, Axis, Cell, Figure, Guide, Section, Table, View, cells, points
+from limitlens.report.words import sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def tail_length(n: int) -> int:
@@ -22,46 +30,27 @@ def tail_length(n: int) -> int:
 
 
 def pareto_shape(top_scores: ArrayLike) -> Array:
-    """Pareto shape k̂ of attention weights, from the largest scores of each query.
+    """Pareto shape k̂ of attention weights from the largest scores of each query, (..., m + 1) to (...), m at least 5.
 
-    The weights e^{score} above the smallest score given are fitted by a generalised Pareto law. Pass the
-    `tail_length(n)` + 1 largest scores of n. The shape does not change when all scores shift.
-
-    Parameters
-    ----------
-    top_scores : array of shape (..., m + 1)
-        Scores (log weights) in any order, m at least 5.
-
-    Returns
-    -------
-    Array of shape (...)
-        k̂ per query, shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
+    The weights e^{score} above the smallest score given are fitted by a generalised Pareto law, so pass the
+    `tail_length(n)` + 1 largest scores of n, in any order. A shift of all scores changes nothing. The shape is shrunk
+    towards 1/2 with the weight of ten observations, as in Vehtari et al.
     """
     scores = np.sort(as_array("top_scores", top_scores), axis=-1)
     if scores.ndim == 0 or scores.shape[-1] < 6:
         raise InputError(f"top_scores have shape {scores.shape}; expected at least 6 scores per query to fit a tail")
-    log_threshold = scores[..., :1]
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
-    exceedances = np.expm1(np.minimum(scores[..., 1:] - log_threshold, 300.0))
-    shape, _ = fit_generalised_pareto(exceedances)
+    exceedances = np.expm1(np.minimum(scores[..., 1:] - scores[..., :1], 300.0))
     m = exceedances.shape[-1]
-    return np.asarray((m * shape + 5.0) / (m + 10.0))
+    return np.asarray((m * fit_generalised_pareto(exceedances)[0] + 5.0) / (m + 10.0))
 
 
 def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
     """Shape k and scale σ of a generalised Pareto law by the posterior mean of Zhang and Stephens (2009).
 
-    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1}. The profile likelihood in θ = -k/σ is averaged over a grid placed by
-    the first quartile, which needs no iteration and has no failure case.
-
-    Parameters
-    ----------
-    exceedances : array of shape (..., m)
-        Values above the threshold, zero or positive.
-
-    Returns
-    -------
-    k, σ : arrays of shape (...)
+    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, (..., m) to (...) twice. The
+    profile likelihood in θ = -k/σ is averaged over a grid placed by the first quartile, which needs no iteration and
+    has no failure case.
     """
     x = np.sort(as_array("exceedances", exceedances), axis=-1)
     if x.ndim == 0 or x.shape[-1] < 5:
@@ -69,11 +58,9 @@ def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
     if (x[..., 0] < 0).any():
         raise InputError(f"an exceedance is {x.min():.3g}; expected values above the threshold, zero or positive")
     m = x.shape[-1]
-    largest = x[..., -1:]
-    flat = largest[..., 0] <= 0.0
+    flat = x[..., -1] <= 0.0
     x = np.where(flat[..., None], 1.0, x)  # a tail of equal values has shape 0 by convention, set below
-    largest = x[..., -1:]
-    quartile = x[..., int(m / 4 + 0.5) - 1, None]
+    largest, quartile = x[..., -1:], x[..., int(m / 4 + 0.5) - 1, None]
     quartile = np.where(quartile > 0, quartile, largest)  # a quarter of the tail ties with its threshold
     count = 30 + int(np.sqrt(m))
     grid = 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5))
@@ -89,26 +76,18 @@ def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
 
 
 def hill(values: ArrayLike, tail: int) -> Array:
-    """Hill estimate of the tail index inverse γ = 1/α from the `tail` largest positive values.
+    """Hill's γ̂ = 1/α of a power tail, the mean of ln(x_(i)/x_(tail+1)) over the `tail` largest: (..., n) to (...).
 
-    γ̂ = mean of ln(x_(i) / x_(tail+1)) over the `tail` largest. It assumes a power tail: it stays positive and falls
-    only slowly for lighter ones, so read it beside `fit_generalised_pareto`.
-
-    Parameters
-    ----------
-    values : array of shape (..., n)
-    tail : int
-        Between 1 and n - 1.
+    It stays positive and falls only slowly for lighter tails, so read it beside `fit_generalised_pareto`.
     """
     x = np.sort(as_array("values", values), axis=-1)
     if x.ndim == 0 or not 1 <= tail < x.shape[-1]:
         raise InputError(f"tail is {tail} for values of shape {x.shape}; expected between 1 and n - 1")
-    threshold = x[..., -tail - 1]
+    threshold = x[..., -tail - 1, None]
     if (threshold <= 0).any():
-        raise InputError(
-            "the tail reaches zero or below; expected positive values, so take a smaller tail or absolute values"
-        )
-    return np.asarray(np.mean(np.log(x[..., -tail:] / threshold[..., None]), axis=-1))
+        told = "expected positive values, so take a smaller tail or absolute values"
+        raise InputError(f"the tail reaches zero or below; {told}")
+    return np.asarray(np.mean(np.log(x[..., -tail:] / threshold), axis=-1))
 
 
 class Verdict(Outcome):
@@ -134,71 +113,101 @@ class Verdict(Outcome):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TailReport:
-    """Are these tokens sub-Gaussian?
+    """Are these tokens sub-Gaussian? Their log-moment curve K̂ along whitened directions, and the tail of norms."""
 
-    Attributes
-    ----------
-    tilts : Array of shape (points,)
-        Lengths s of the whitened tilts.
-    excess : Array of shape (directions, points)
-        K̂(s u) / (s²/2) - 1 per direction u: above 0 the tokens exceed the Gaussian curve ½ tᵀΣt.
-    stderr : Array of shape (directions, points)
-        Its standard error (delta method, whitening included).
-    variance_proxy : float
-        The largest K̂(s u) / (s²/2), at least 1: Σ times this number is a variance proxy as far as the sample sees.
-    hill_norm : float
-        Hill γ̂ of the norms of the whitened tokens.
-    pareto_norm, pareto_norm_stderr : float
-        Generalised Pareto shape k̂ of the same norms and its standard error (1 + k̂)/√m.
-    verdict : Verdict
-    """
-
-    tilts: Array
-    excess: Array
-    stderr: Array
-    variance_proxy: float
-    hill_norm: float
-    pareto_norm: float
-    pareto_norm_stderr: float
+    kind: ClassVar[str] = "tail verdict"
     verdict: Verdict
+    tilts: Array  # (points,): lengths s of the whitened tilts
+    excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, above 0 where tokens exceed the Gaussian curve
+    stderr: Array  # its standard error (delta method, whitening included)
+    variance_proxy: float  # the largest K̂(s u)/(s²/2), at least 1: times Σ a variance proxy as far as the sample sees
+    hill_norm: float  # Hill γ̂ of the norms of the whitened tokens
+    pareto_norm: float  # generalised Pareto shape k̂ of the same norms and its standard error (1 + k̂)/√m
+    pareto_norm_stderr: float
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON-ready mapping."""
-        return {
-            "verdict": self.verdict.value,
-            "meaning": self.verdict.meaning,
-            "remedy": self.verdict.remedy,
-            "variance_proxy": self.variance_proxy,
-            "pareto_norm": {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr},
-            "hill_norm": self.hill_norm,
-            "log_moment": {"tilts": self.tilts, "excess": self.excess, "stderr": self.stderr},
-        }
+        verdict, norm = self.verdict, {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr}
+        curves = {"tilts": self.tilts, "excess": self.excess, "stderr": self.stderr}
+        told = {"verdict": verdict.value, "meaning": verdict.meaning, "remedy": verdict.remedy}
+        numbers = {"variance_proxy": self.variance_proxy, "pareto_norm": norm, "hill_norm": self.hill_norm}
+        return {**told, **numbers, "log_moment": curves}
 
-    def __str__(self) -> str:
-        return (
-            f"{self.verdict.value}: variance proxy {self.variance_proxy:.3g}, norms have Pareto shape "
-            f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f} and Hill index {self.hill_norm:.2f}; "
-            f"{self.verdict.meaning}; {self.verdict.remedy}"
+    @classmethod
+    def load(cls, run: Run) -> TailReport:
+        """The report that a run folder holds."""
+        document, norm = run.document, run.document["pareto_norm"]
+        norms = {"pareto_norm": norm["measured"], "pareto_norm_stderr": norm["stderr"]}
+        flat = replace(run, document={**document, **document["log_moment"], **norms})
+        return results.load(cls, flat)  # type: ignore[no-any-return]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per direction and length of the tilt."""
+        import pandas as pd
+
+        directions, lengths = self.excess.shape
+        return pd.DataFrame(
+            {
+                "direction": np.repeat(np.arange(directions), lengths),
+                "tilt": np.tile(self.tilts, directions),
+                "excess": self.excess.ravel(),
+                "stderr": self.stderr.ravel(),
+            }
         )
+
+    def view(self) -> View:
+        """The verdict, then the log-moment curves, the farthest above the Gaussian one first."""
+        verdict, order = self.verdict, self.excess.max(axis=1).argsort()[::-1].tolist()
+        rows: list[list[Cell]] = [[i, *cells(self.excess[i], self.stderr[i])] for i in order]
+        columns = ["direction", *(f"s = {s:.2f}" for s in self.tilts)]
+        title = "K(s u)/(s²/2) − 1 along whitened directions u: above 0 exceeds the Gaussian curve"
+        figure = Figure(
+            "Above or below the Gaussian curve",
+            Axis("length s of the whitened tilt"),
+            Axis("K(s u)/(s²/2) − 1"),
+            [
+                points(f"direction {i}", self.tilts, self.excess[i], shade, self.stderr[i], joined=True, positive=False)
+                for i, shade in zip(order, SHADES, strict=False)
+            ],
+            [Guide("Gaussian", y=0.0)],
+        )
+        return View(
+            title=f"Tails: {verdict.value}",
+            subtitle=f"{len(rows)} directions · lengths s up to {self.tilts[-1]:.2f}",
+            verdict=(
+                f"Along {len(rows)} whitened directions the log-moment curve of the tokens was compared with the "
+                "Gaussian one, and a Pareto tail was fitted to their norms.",
+                f"The verdict is {verdict.value}: variance proxy {self.variance_proxy:.3g}, norms have Pareto shape "
+                f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f} and Hill index {self.hill_norm:.2f}; "
+                f"{verdict.meaning}.",
+                sentence(verdict.remedy),
+            ),
+            sections=[Section("Log-moment curves", "With 95% bars.", [figure, Table(title, columns, rows, shown=5)])],
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<TailReport: {self.verdict.value}, variance proxy {self.variance_proxy:.3g}, Pareto shape of the norms "
+            f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f}>"
+        )
+
+    tables, arrays, plot = results.table_as("tails"), results.no_arrays, results.draw
+    save, report = results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
 
 
 def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
-    """Compare the log-moment curve of tokens with ½ tᵀΣt along directions, and fit the tail of their norms.
+    """Compare the log-moment curve of tokens (n, d) with ½ tᵀΣt along directions, and fit the tail of their norms.
 
-    Tokens are centred and whitened with their own covariance. The curve stops at s = √(2 ln n)/2, beyond which a sample
-    of n cannot resolve K. An excess counts when it is four standard errors above zero, a power tail when k̂ of the norms
-    is three standard errors above zero (Gaussian norms have a slightly negative k̂, exponential ones zero).
-
-    Parameters
-    ----------
-    tokens : array of shape (n, d)
-        At least 100 tokens.
-    directions : array of shape (directions, d), optional
-        In whitened coordinates; both signs of each coordinate axis (the principal axes of the tokens) when absent.
-    points : int
-        Number of tilt lengths.
+    At least 100 tokens are centred and whitened with their own covariance; `directions` (directions, d) are in whitened
+    coordinates, both signs of each axis (the principal axes of the tokens) when absent. The curve has `points` lengths
+    up to s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess counts when it is four standard errors
+    above zero, a power tail when k̂ of the norms is three standard errors above zero (Gaussian norms have a slightly
+    negative k̂, exponential ones zero).
     """
     x = as_array("tokens", tokens, ndim=2)
     n, dim = x.shape
@@ -207,33 +216,17 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
     white = _whiten(x)
     axes = np.eye(white.shape[1])
     units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
-    if units.shape[1] != white.shape[1] or not (np.linalg.norm(units, axis=1) > 0).all():
+    lengths = np.linalg.norm(units, axis=1, keepdims=True)
+    if units.shape[1] != white.shape[1] or not (lengths > 0).all():
         raise InputError(f"directions have shape {units.shape}; expected non-zero rows of length {white.shape[1]}")
-    units = units / np.linalg.norm(units, axis=1, keepdims=True)
-
-    s = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
-    excess, stderr = _log_moment_excess(white @ units.T, s)
-    norms = np.linalg.norm(white, axis=1)
-    tail = tail_length(n)
-    ordered = np.sort(norms)
-    shape = float(fit_generalised_pareto(ordered[-tail:] - ordered[-tail - 1])[0])
+    tilts = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
+    excess, stderr = _log_moment_excess(white @ (units / lengths).T, tilts)
+    norms, tail = np.sort(np.linalg.norm(white, axis=1)), tail_length(n)
+    shape = float(fit_generalised_pareto(norms[-tail:] - norms[-tail - 1])[0])
     shape_stderr = (1.0 + max(shape, 0.0)) / float(np.sqrt(tail))
-    if shape > 3 * shape_stderr:
-        verdict = Verdict.POWER
-    elif (excess > 4 * stderr).any():
-        verdict = Verdict.ABOVE_GAUSSIAN
-    else:
-        verdict = Verdict.SUB_GAUSSIAN
-    return TailReport(
-        tilts=s,
-        excess=excess,
-        stderr=stderr,
-        variance_proxy=1.0 + max(float(excess.max()), 0.0),
-        hill_norm=float(hill(norms, tail)),
-        pareto_norm=shape,
-        pareto_norm_stderr=shape_stderr,
-        verdict=verdict,
-    )
+    heavier = Verdict.ABOVE_GAUSSIAN if (excess > 4 * stderr).any() else Verdict.SUB_GAUSSIAN
+    verdict, proxy = Verdict.POWER if shape > 3 * shape_stderr else heavier, 1.0 + max(float(excess.max()), 0.0)
+    return TailReport(verdict, tilts, excess, stderr, proxy, float(hill(norms, tail)), shape, shape_stderr)
 
 
 def _whiten(tokens: Array) -> Array:

@@ -7,31 +7,25 @@ says nothing before n = C(R)², where it reaches 1: that number is part of every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
-from limitlens.theory.reach import square_root
+from limitlens.theory.spectrum import score_matrix, square_root
 
 _LARGEST_EXPONENT = 700.0
+_nonnegative = partial(check_number, expected="a finite number that is zero or positive")
 
 
 @dataclass(frozen=True)
 class UniformBound:
-    """A law constant/√n for the error over a ball.
+    """A law constant/√n for the error over a ball."""
 
-    Attributes
-    ----------
-    prediction : Prediction
-        The constant, with its standing.
-    log_constant : float
-        Its logarithm, for constants beyond the range of floating point.
-    """
-
-    prediction: Prediction
-    log_constant: float
+    prediction: Prediction  # the constant
+    log_constant: float  # its logarithm, for constants beyond the range of floating point
 
     @property
     def useful_from(self) -> float:
@@ -49,17 +43,8 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
     It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}. What
     multiplies it is polynomial in R and in the dimension, and 1 here.
     """
-    if not 0 <= horizon_one_sided < float("inf"):
-        raise InputError(f"the one-sided horizon is {horizon_one_sided}; expected a finite number, zero or positive")
-    log_constant = (_radius(radius) * horizon_one_sided) ** 2
-    return _bound(
-        "uniform_exponential",
-        log_constant,
-        Status.PROVED,
-        "exp(R²‖Σ^{1/2}A‖₂²)",
-        BOHBOT,
-        "without its polynomial factor",
-    )
+    tau = _nonnegative("the radius", radius) * _nonnegative("the one-sided horizon", horizon_one_sided)
+    return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", BOHBOT, "without its polynomial factor")
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
@@ -68,29 +53,15 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ), and log u = min over λ of
     λu - log λ - 1. The objective grows with both forms, whose joint range is convex where it matters, so the maximum
     over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable.
-
-    Parameters
-    ----------
-    covariance, A : arrays of shape (d, d)
-    radius : float
-    V : array of shape (d_out, d), optional
     """
     root = square_root(covariance)
-    score = as_array("A", A, ndim=2)
-    if score.shape != root.shape:
-        raise InputError(f"A has shape {score.shape}; expected {root.shape} to match the covariance")
-    half = root @ score
+    half = root @ score_matrix(A, len(root))
     value = root if V is None else as_array("V", V, ndim=2) @ root
-    carried = _radius(radius) * value @ half
+    carried = _nonnegative("the radius", radius) * value @ half
     log_square = _largest_log_trace(radius**2 * half.T @ half, carried.T @ carried, float(np.sum(value**2)))
-    return _bound(
-        "uniform_gaussian",
-        log_square / 2,
-        Status.PROVED,
-        "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)",
-        DERIVED,
-        "asymptotic root mean square error at the worst point of the ball",
-    )
+    formula = "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)"
+    note = "asymptotic root mean square error at the worst point of the ball"
+    return _bound("uniform_gaussian", log_square / 2, formula, DERIVED, note)
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
@@ -112,12 +83,6 @@ def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
     return dual((low + high) / 2)
 
 
-def _bound(name: str, log_constant: float, status: Status, formula: str, reference: str, note: str) -> UniformBound:
+def _bound(name: str, log_constant: float, formula: str, reference: str, note: str) -> UniformBound:
     constant = float(np.exp(log_constant)) if log_constant < _LARGEST_EXPONENT else float("inf")
-    return UniformBound(Prediction(name, constant, status, formula, reference, note), float(log_constant))
-
-
-def _radius(radius: float) -> float:
-    if not 0 <= radius < float("inf"):
-        raise InputError(f"the radius is {radius}; expected a finite number that is zero or positive")
-    return float(radius)
+    return UniformBound(Prediction(name, constant, Status.PROVED, formula, reference, note), float(log_constant))

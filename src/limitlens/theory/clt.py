@@ -11,28 +11,19 @@ one set of tokens; whether its intervals may be believed is the business of `lim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
+
+check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """V S Vᵀ, the limit of n · Cov(Γ_n - Γ) at each tilt, for any measure with K [P].
-
-    Parameters
-    ----------
-    measure : Measure
-    tilts : array of shape (..., d)
-    V : array of shape (d_out, d), optional
-        The value matrix; the identity when absent.
-
-    Returns
-    -------
-    Array of shape (..., d_out, d_out)
-    """
+    """V S Vᵀ, the limit of n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d) or identity, to (..., d_out, d_out) [P]."""
     t = measure.check_tilts(tilts)
     shift = measure.grad_K(2 * t) - measure.grad_K(t)
     spread = measure.hess_K(2 * t) + shift[..., :, None] * shift[..., None, :]
@@ -40,14 +31,7 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
 
 
 def asymptotic_covariance_gaussian(covariance: ArrayLike, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """The same for Gaussian tokens in closed form: e^{τ²} V (Σ + Σ t tᵀ Σ) Vᵀ, τ² = tᵀ Σ t [P].
-
-    Parameters
-    ----------
-    covariance : array of shape (d, d)
-    tilts : array of shape (..., d)
-    V : array of shape (d_out, d), optional
-    """
+    """The same for Gaussian tokens in closed form: e^{τ²} V (Σ + Σ t tᵀ Σ) Vᵀ, τ² = tᵀ Σ t [P]."""
     sigma, t = as_array("covariance", covariance, ndim=2), as_array("tilts", tilts)
     pushed = t @ sigma
     spread = sigma + pushed[..., :, None] * pushed[..., None, :]
@@ -69,18 +53,7 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
 
 
 def plug_in_covariance(weights: ArrayLike, values: ArrayLike) -> Array:
-    """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: the estimated covariance of an attention output.
-
-    Parameters
-    ----------
-    weights : array of shape (..., n)
-        Attention weights, normalised here.
-    values : array of shape (n, d_out)
-
-    Returns
-    -------
-    Array of shape (..., d_out, d_out)
-    """
+    """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: weights (..., n), normalised here, values (n, d_out) to (..., d_out, d_out)."""
     w, v = as_array("weights", weights), as_array("values", values, ndim=2)
     if w.ndim == 0 or w.shape[-1] != v.shape[0]:
         raise InputError(f"weights have shape {w.shape} and values {v.shape}; expected (..., n) and (n, d_out)")
@@ -96,14 +69,8 @@ def plug_in_from_moments(
 ) -> Array:
     """The diagonal of `plug_in_covariance` from what an attention state keeps.
 
-    With p proportional to e^{2 score}: Σ w² [E_p(v²) - 2 Γ_n E_p(v) + Γ_n²], Σ w² = e^{lse2 - 2 lse}.
-
-    Parameters
-    ----------
-    lse, lse2 : arrays of shape (...)
-        Log-sum-exp of the scores and of twice the scores.
-    output, mean2, square2 : arrays of shape (..., d_out)
-        Attention output, and the means of v and v² under weights proportional to e^{2 score}.
+    With p proportional to e^{2 score}: Σ w² [E_p(v²) - 2 Γ_n E_p(v) + Γ_n²], Σ w² = e^{lse2 - 2 lse}. Log-sum-exps
+    (...) of the scores and of twice the scores, and Γ_n, E_p(v), E_p(v²) of shape (..., d_out), give (..., d_out).
     """
     gamma, first, second = as_array("output", output), as_array("mean2", mean2), as_array("square2", square2)
     participation = np.exp(as_array("lse2", lse2) - 2 * as_array("lse", lse))
@@ -126,40 +93,23 @@ class Interval:
 
 
 def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95) -> Interval:
-    """Normal confidence intervals Γ_n ± z √variance.
-
-    Parameters
-    ----------
-    output, variance : arrays of shape (..., d_out)
-        The attention output and its plug-in variance (the diagonal of `plug_in_covariance`).
-    level : float
-        The coverage asked for.
-    """
+    """Normal intervals Γ_n ± z √variance per coordinate (..., d_out); variance as the plug-in's diagonal."""
     from scipy.special import ndtri
 
     center, spread = as_array("output", output), as_array("variance", variance)
     if (spread < 0).any():
         raise InputError(f"a variance is {spread.min():.3g}; expected zero or positive numbers")
-    half = float(ndtri((1 + _level(level)) / 2)) * np.sqrt(spread)
+    half = float(ndtri((1 + check_level(level)) / 2)) * np.sqrt(spread)
     return Interval(center - half, center + half, level)
 
 
 @dataclass(frozen=True)
 class Ellipsoid:
-    """Confidence regions {y : (y - center)ᵀ covariance⁺ (y - center) ≤ radius²}.
+    """Confidence regions {y : (y - center)ᵀ covariance⁺ (y - center) ≤ radius²}."""
 
-    Attributes
-    ----------
-    center : Array of shape (..., d_out)
-    covariance : Array of shape (..., d_out, d_out)
-    radius : float
-        Square root of the chi-squared quantile.
-    level : float
-    """
-
-    center: Array
-    covariance: Array
-    radius: float
+    center: Array  # (..., d_out)
+    covariance: Array  # (..., d_out, d_out)
+    radius: float  # square root of the chi-squared quantile
     level: float
 
     def contains(self, value: ArrayLike) -> Array:
@@ -170,23 +120,14 @@ class Ellipsoid:
 
 
 def ellipsoid(output: ArrayLike, covariance: ArrayLike, level: float = 0.95) -> Ellipsoid:
-    """Confidence ellipsoid of an attention output, from the chi-squared law with d_out degrees of freedom.
-
-    Parameters
-    ----------
-    output : array of shape (..., d_out)
-    covariance : array of shape (..., d_out, d_out)
-        Covariance of the output, e.g. `plug_in_covariance`.
-    level : float
-        The coverage asked for.
-    """
+    """Ellipsoids of coverage `level` (χ² law, d_out degrees) about (..., d_out); covariance as `plug_in_covariance`."""
     from scipy.special import chdtri
 
     center, spread = as_array("output", output), as_array("covariance", covariance)
     dim = center.shape[-1] if center.ndim else 0
     if spread.shape != (*center.shape, dim):
         raise InputError(f"output has shape {center.shape}, covariance {spread.shape}; expected (..., d), (..., d, d)")
-    return Ellipsoid(center, spread, float(np.sqrt(chdtri(dim, 1 - _level(level)))), level)
+    return Ellipsoid(center, spread, float(np.sqrt(chdtri(dim, 1 - check_level(level)))), level)
 
 
 def _carry(spread: Array, V: ArrayLike | None) -> Array:
@@ -196,9 +137,3 @@ def _carry(spread: Array, V: ArrayLike | None) -> Array:
     if matrix.shape[1] != spread.shape[-1]:
         raise InputError(f"V has shape {matrix.shape}; expected (d_out, {spread.shape[-1]})")
     return np.asarray(matrix @ spread @ matrix.T)
-
-
-def _level(level: float) -> float:
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; expected a coverage between 0 and 1, such as 0.95")
-    return float(level)

@@ -6,19 +6,19 @@ any dimension; the averaged |error| by the three-piece law in d = 1; the mean ou
 
 from __future__ import annotations
 
+from math import isqrt
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.constants import mean_error_covariance
 from limitlens.theory.exact import pointwise_error
-from limitlens.theory.influence import LARGEST_HORIZON, mean_error_1d
-from limitlens.theory.reach import square_root, whitened
+from limitlens.theory.spectrum import square_root, whitened
+from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
-VERIFIED_HORIZON = 3.0
-"""Largest horizon at which the three-piece law has been held against simulations."""
-QUERY_POINTS = 512
-"""Points that stand for the law of queries in d > 1."""
+VERIFIED_HORIZON = 3.0  # the largest at which the three-piece law has been held against simulations
+QUERY_POINTS = 512  # that stand for the law of queries in d > 1
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
@@ -63,18 +63,8 @@ def query_error(
 ) -> Array:
     """E|Γ_n(x) - Γ(x)|² over samples of n Gaussian tokens, exactly, at given queries: (queries, sizes).
 
-    Parameters
-    ----------
-    covariance, A : arrays of shape (d, d)
-    queries : array of shape (queries, d)
-        In whitened coordinates: the query is x = mean + Σ^{1/2} z for the row z.
-    sizes : array of shape (sizes,)
-    V : array of shape (d_out, d), optional
-        The value matrix; the identity when absent.
-    mean : array of shape (d,), optional
-        Mean of the tokens; zero when absent.
-    own : bool
-        Whether the query is one of the n tokens, or independent of them.
+    Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
+    and the mean zero when absent. `own` says that the query is one of the n tokens, not independent of them.
     """
     root, B = square_root(covariance), whitened(covariance, A)
     dim = len(root)
@@ -108,14 +98,8 @@ def output_error(
     """Root mean square output error over queries and samples of n Gaussian tokens, without sampling them: (sizes,) [V].
 
     At each query the expectation over tokens is exact (`query_error`); over queries it is a quadrature in d = 1 and
-    an average over `QUERY_POINTS` evenly spread points in higher dimensions.
-
-    Parameters
-    ----------
-    covariance, A, sizes, V, mean
-        As in `query_error`.
-    mask_self : bool
-        Leave the query's own token out of its softmax (n - 1 others remain), or count it as one of the n.
+    an average over `QUERY_POINTS` evenly spread points in higher dimensions. `mask_self` leaves the query's own token
+    out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
     """
     counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
     z, weight = _standard_queries(len(as_array("covariance", covariance, ndim=2)))
@@ -131,7 +115,7 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
     """
     counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
     B = whitened(covariance, A)
-    if np.linalg.norm(B, 2) > (LARGEST_HORIZON if len(B) == 1 else np.nextafter(1.0, 0.0)):
+    if np.linalg.norm(B, 2) > (INFLUENCE_UP_TO if len(B) == 1 else np.nextafter(1.0, 0.0)):
         return None
     if len(B) == 1:
         scale = float(square_root(covariance)[0, 0])
@@ -160,17 +144,9 @@ def _standard_queries(dim: int) -> tuple[Array, Array]:
     from scipy.special import ndtri
 
     # Fractional parts of multiples of the square roots of primes fill the cube evenly in every projection.
-    steps = np.sqrt(_primes(dim)) % 1.0
+    numbers = range(2, 20 + int(2 * dim * np.log(dim + 2)))
+    primes = [number for number in numbers if all(number % factor for factor in range(2, isqrt(number) + 1))]
+    steps = np.sqrt(primes[:dim]) % 1.0
     cube: Array = (0.5 + np.arange(1, QUERY_POINTS + 1)[:, None] * steps) % 1.0
     normal: Array = ndtri(np.clip(cube, 1e-12, 1 - 1e-12))
     return normal, np.full(QUERY_POINTS, 1.0 / QUERY_POINTS)
-
-
-def _primes(count: int) -> Array:
-    bound = 20 + int(2 * count * np.log(count + 2))
-    sieve = np.ones(bound, dtype=bool)
-    sieve[:2] = False
-    for number in range(2, int(bound**0.5) + 1):
-        if sieve[number]:
-            sieve[number * number :: number] = False
-    return np.flatnonzero(sieve)[:count].astype(float)

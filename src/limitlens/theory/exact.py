@@ -36,41 +36,21 @@ _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 class PointwiseError:
     """Exact second moments of attention at whitened tilts over n Gaussian tokens; arrays of shape (tilts, sizes).
 
-    Attributes
-    ----------
-    along : Array
-        E[(error along the tilt)²].
-    across : Array
-        E[Σ w²] over the tokens other than the query's own: the mean square error of each coordinate across the tilt.
-        Without an own token, also the share by which the mean output is shorter than the limit.
-    own : Array
-        E[w²] of the query's own token; zero where it has none.
-    own_along : Array
-        E[w · error along the tilt] for the same token.
+    `across`, E[Σ w²] over the tokens other than the query's own, is the mean square error of each coordinate across the
+    tilt; without an own token, also the share by which the mean output is shorter than the limit.
     """
 
-    along: Array
+    along: Array  # E[(error along the tilt)²]
     across: Array
-    own: Array
-    own_along: Array
-
-    def mean_square(self, dim: int) -> Array:
-        """E|error|² in whitened space of dimension `dim`, for queries without an own token: (tilts, sizes)."""
-        return np.asarray(self.along + (dim - 1) * self.across)
+    own: Array  # E[w²] of the query's own token; zero where it has none
+    own_along: Array  # E[w · error along the tilt] for the same token
 
 
 def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = None) -> PointwiseError:
-    """Exact error of attention at whitened tilts τ = |Σ^{1/2} A x| over n Gaussian tokens.
+    """Exact error of attention at whitened tilts τ = |Σ^{1/2} A x| (tilts,) over n Gaussian tokens (sizes,).
 
-    Parameters
-    ----------
-    tilts : array of shape (tilts,)
-        Values of τ, zero or positive.
-    sizes : array of shape (sizes,)
-        Numbers of tokens n, at least 1.
-    own : array of shape (tilts,), optional
-        Where the query is one of the n tokens, the coordinate of that token along the query's tilt. Queries are
-        independent of the tokens when absent.
+    Where the query is one of the n tokens, `own` (tilts,) is the coordinate of that token along the query's tilt; when
+    absent, queries are independent of the tokens.
     """
     taus = np.atleast_1d(as_array("tilts", tilts, ndim=(0, 1)))
     counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
@@ -78,11 +58,8 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
         raise InputError(f"a tilt is {taus.min():.4g}; expected lengths that are zero or positive")
     if not counts.size or (counts < 1).any() or (counts > LARGEST).any():
         raise InputError(f"sizes are {counts.tolist()}; expected numbers of tokens between 1 and {LARGEST:.0e}")
-    if own is None:
-        rows = [_moments(float(tau), counts, None) for tau in taus]
-    else:
-        own_coordinates = np.broadcast_to(as_array("own", own, ndim=(0, 1)), taus.shape)
-        rows = [_moments(float(tau), counts, float(z)) for tau, z in zip(taus, own_coordinates, strict=True)]
+    known = [None] * len(taus) if own is None else np.broadcast_to(as_array("own", own, ndim=(0, 1)), taus.shape)
+    rows = [_moments(float(tau), counts, None if z is None else float(z)) for tau, z in zip(taus, known, strict=True)]
     return PointwiseError(*(np.stack(parts) for parts in zip(*rows, strict=True)))
 
 

@@ -15,41 +15,28 @@ P(n|D|² > tr S + 2‖S‖_F √x + 2‖S‖₂ x) ≤ e^{-x} (Laurent and Massa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
-from limitlens.theory.clt import asymptotic_covariance, log_weight_cost
+from limitlens.theory.clt import asymptotic_covariance, check_level, log_weight_cost
 
-LARGEST_COST = 600.0
-"""Largest log(1 + χ²) with room for products of its exponential in floating point; beyond, bounds are infinite."""
+LARGEST_COST = 600.0  # of log(1 + χ²), with room for products of its exponential; beyond, bounds are infinite
+_count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1)
 
 
 @dataclass(frozen=True)
 class TiltCost:
-    """What the finite-n bounds at one tilt are made of.
+    """What the finite-n bounds at one tilt are made of."""
 
-    Attributes
-    ----------
-    log_cost : float
-        log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens.
-    chi_squared : float
-        χ², the chi-squared divergence of the tilted law from the law.
-    covariance : Array of shape (d_out, d_out)
-        V S Vᵀ of the central limit theorem.
-    limit : float
-        |Γ|, what saying zero would cost.
-    reach : float
-        R, the largest |v - Γ| over the support; infinite for unbounded laws.
-    """
-
-    log_cost: float
-    chi_squared: float
-    covariance: Array
-    limit: float
-    reach: float
+    log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
+    chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
+    covariance: Array  # V S Vᵀ of the central limit theorem, (d_out, d_out)
+    limit: float  # |Γ|, what saying zero would cost
+    reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
 
     @property
     def trace(self) -> float:
@@ -58,14 +45,7 @@ class TiltCost:
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
-    """Collect the cost of one tilt.
-
-    Parameters
-    ----------
-    measure : Measure
-    tilt : array of shape (d,)
-    V : array of shape (d_out, d), optional
-    """
+    """The cost of one tilt (d,), with values V (d_out, d) or the tokens themselves."""
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
         raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
@@ -102,10 +82,8 @@ def mean_square_useful_from(cost: TiltCost) -> float:
 
 def deviation_bound(cost: TiltCost, n: float, error: float) -> float:
     """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P]."""
-    if not error > 0:
-        raise InputError(f"the error is {error}; expected a positive number")
-    delta = np.linspace(0.001, 0.999, 999)
-    chebyshev = cost.trace / (_count(n) * error**2 * (1 - delta) ** 2)
+    delta, wanted = np.linspace(0.001, 0.999, 999), check_number("the error", error, "a positive number", closed=False)
+    chebyshev = cost.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
     return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + cost.chi_squared))))))
 
 
@@ -123,20 +101,8 @@ def deviation_useful_from(cost: TiltCost, error: float) -> float:
 
 
 def quadratic_error_quantile(cost: TiltCost, n: float, level: float = 0.95) -> float:
-    """Level exceeded by |D|² with probability at most 1 - level, by chi-squared concentration [P, as n → ∞].
-
-    (tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n with x = -log(1 - level).
-    """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; expected a probability between 0 and 1, such as 0.95")
-    x = -np.log1p(-level)
-    spread = cost.covariance
+    """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞]."""
+    x, spread = -np.log1p(-check_level(level)), cost.covariance
     if not np.isfinite(cost.trace):
         return float("inf")
     return float((cost.trace + 2 * np.linalg.norm(spread) * np.sqrt(x) + 2 * np.linalg.norm(spread, 2) * x) / _count(n))
-
-
-def _count(n: float) -> float:
-    if not n >= 1:
-        raise InputError(f"n is {n}; expected a number of tokens of at least 1")
-    return float(n)

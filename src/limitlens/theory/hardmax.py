@@ -7,11 +7,14 @@ No formula is claimed in higher dimensions or for other laws.
 
 from __future__ import annotations
 
+from functools import partial
 from math import log, pi, sqrt
 
 import numpy as np
 
-from limitlens.errors import InputError
+from limitlens.errors import check_number
+
+check_size = partial(check_number, "n", expected="a number of tokens of at least 2", low=2)
 
 
 def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
@@ -19,7 +22,7 @@ def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
 
     Off by 45% at n = 1e2, 5.5% at 1e4 and 2.9% at 1e6: the corrections are themselves logarithmic.
     """
-    return float(scale) * log(4.0) / (2.0 * sqrt(2.0 * log(_size(n))))
+    return float(scale) * log(4.0) / (2.0 * sqrt(2.0 * log(check_size(n))))
 
 
 def hardmax_finite(n: float, scale: float = 1.0) -> float:
@@ -28,13 +31,13 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
     I is E|max + min|/2 were max and -min independent; the second term is the imbalance N₊ - N₋ between the signs.
     Measured over predicted is 1.06 at n = 1e2 and within 0.5% from n = 1e4 on.
     """
-    expected, half_gap = _extremes(_size(n))
+    expected, half_gap = _extremes(check_size(n))
     return float(scale) * sqrt(half_gap**2 + (2.0 / pi) * expected**2 / n)
 
 
 def expected_maximum(n: float) -> float:
     """E[max of n standard normals] = ∫ x n φ Φ^{n-1}."""
-    return _extremes(_size(n))[0]
+    return _extremes(check_size(n))[0]
 
 
 def _extremes(n: float) -> tuple[float, float]:
@@ -47,9 +50,3 @@ def _extremes(n: float) -> tuple[float, float]:
     density = n * np.exp((n - 1) * log_power - x**2 / 2) / sqrt(2.0 * pi)
     power = np.exp(n * log_power)
     return float(step * (x @ density)), float(step * (power @ (1.0 - power)))
-
-
-def _size(n: float) -> float:
-    if not 2 <= n < float("inf"):
-        raise InputError(f"n is {n}; expected a number of tokens of at least 2")
-    return float(n)

@@ -8,40 +8,34 @@ no limit (α ≤ 1), where finitely many tokens share the weight. For Student to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.outcome import Outcome
 from limitlens.theory.prediction import DERIVED, Prediction, Status
+
+NO_RATE = Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to")
+_scale = partial(check_number, "the scale", expected="a positive number", closed=False)
 
 
 class Existence(Outcome):
     """What attention over infinitely many tokens is at a tilt."""
 
-    NORMAL = (
-        "limit with a central limit theorem",
-        "the output converges like n^(-1/2) with a Gaussian error",
-    )
+    NORMAL = ("limit with a central limit theorem", "the output converges like n^(-1/2) with a Gaussian error")
     STABLE = (
         "limit without a central limit theorem",
         "the output converges, more slowly than n^(-1/2), with rare large errors and no valid interval",
     )
-    NONE = (
-        "no limit",
-        "finitely many tokens keep all the weight and the output follows the extremes of the sample",
-    )
+    NONE = ("no limit", "finitely many tokens keep all the weight and the output follows the extremes of the sample")
 
 
 def laplace_K(tilts: ArrayLike, scale: float) -> Array:
     """K(t) = -Σ_i log(1 - b² t_i²) of independent Laplace coordinates of scale b; +inf where some |t_i| ≥ 1/b.
 
-    Parameters
-    ----------
-    tilts : array of shape (..., d)
-    scale : float
-        b; a coordinate has variance 2 b².
+    Tilts (..., d) to values (...); a coordinate has variance 2 b².
     """
     product = (_scale(scale) * as_array("tilts", tilts)) ** 2
     inside = (product < 1).all(-1)
@@ -63,17 +57,10 @@ def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
 
 @dataclass(frozen=True)
 class HeavyLaw:
-    """What attention over heavy-tailed tokens does at one tilt.
-
-    Attributes
-    ----------
-    existence : Existence
-    predictions : tuple of Prediction
-        `rate`, `participation` (the limit of E Σw²) and `growth` (the exponent or logarithmic slope of the output).
-    """
+    """What attention over heavy-tailed tokens does at one tilt."""
 
     existence: Existence
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...]  # rate, participation (limit of E Σw²), growth (exponent or logarithmic slope)
 
 
 def laplace_law(tilt: float, scale: float) -> HeavyLaw:
@@ -83,21 +70,18 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
     - b t ≥ 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     """
-    product = _scale(scale) * _tilt(tilt)
+    product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     stable = "docs/theory.md; stable laws of index 1/(bt)"
     shares = "Pitman and Yor (1997), Poisson-Dirichlet law of index 1/(bt)"
     if product < 1:
-        existence = Existence.NORMAL if product < 0.5 else Existence.STABLE
-        rate = Prediction(
-            "rate", min(0.5, 1 - product), Status.VERIFIED, "min(1/2, 1−bt)", stable, "of the output at the tilt"
-        )
+        existence, note = Existence.NORMAL if product < 0.5 else Existence.STABLE, "of the output at the tilt"
+        rate = Prediction("rate", min(0.5, 1 - product), Status.VERIFIED, "min(1/2, 1−bt)", stable, note)
         none = Prediction("participation", 0.0, Status.PROVED, "0", shares, "no token keeps a share")
         flat = Prediction("growth", 0.0, Status.PROVED, "0", DERIVED, "the output converges")
         return HeavyLaw(existence, (rate, none, flat))
     share = Prediction("participation", 1 - 1 / product, Status.VERIFIED, "1−1/(bt)", shares, "limit of E Σw²")
     growth = Prediction("growth", float(scale), Status.VERIFIED, "b", DERIVED, "output per unit of ln n")
-    rate = Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to")
-    return HeavyLaw(Existence.NONE, (rate, share, growth))
+    return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))
 
 
 def student_law(degrees: float) -> HeavyLaw:
@@ -106,27 +90,8 @@ def student_law(degrees: float) -> HeavyLaw:
     K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and leads the second by as much, so its weight
     tends to 1 and the output grows like n^{1/ν}.
     """
-    if not degrees > 0:
-        raise InputError(f"degrees is {degrees}; expected a positive number of degrees of freedom")
-    return HeavyLaw(
-        Existence.NONE,
-        (
-            Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to"),
-            Prediction(
-                "participation", 1.0, Status.VERIFIED, "1", DERIVED, "limit of E Σw²: the largest token takes all"
-            ),
-            Prediction("growth", 1.0 / degrees, Status.VERIFIED, "1/ν", DERIVED, "exponent of n in the output"),
-        ),
-    )
-
-
-def _scale(scale: float) -> float:
-    if not 0 < scale < float("inf"):
-        raise InputError(f"the scale is {scale}; expected a positive number")
-    return float(scale)
-
-
-def _tilt(tilt: float) -> float:
-    if not 0 <= tilt < float("inf"):
-        raise InputError(f"the tilt is {tilt}; expected a number that is zero or positive")
-    return float(tilt)
+    freedom = check_number("degrees", degrees, "a positive number of degrees of freedom", closed=False)
+    note = "limit of E Σw²: the largest token takes all"
+    share = Prediction("participation", 1.0, Status.VERIFIED, "1", DERIVED, note)
+    growth = Prediction("growth", 1.0 / freedom, Status.VERIFIED, "1/ν", DERIVED, "exponent of n in the output")
+    return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))

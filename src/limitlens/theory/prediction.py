@@ -11,62 +11,27 @@ from limitlens.outcome import Outcome
 class Status(Outcome):
     """How far a prediction may be trusted; the value is the word shown beside the number."""
 
-    PROVED = (
-        "proved",
-        "a theorem of the literature",
-    )
-    VERIFIED = (
-        "verified",
-        "derived for this project and confirmed by a simulation that runs in its tests",
-    )
-    HEURISTIC = (
-        "heuristic",
-        "a scaling argument with partial support; not a theorem",
-    )
-    DRAWN = (
-        "drawn",
-        "a curve the literature draws beside its measurements; a valid lower bound of the rate, not the rate",
-    )
+    PROVED = ("proved", "a theorem of the literature")
+    VERIFIED = ("verified", "derived for this project and confirmed by a simulation that runs in its tests")
+    HEURISTIC = ("heuristic", "a scaling argument with partial support; not a theorem")
+    DRAWN = ("drawn", "a curve the literature draws beside its measurements; a lower bound of the rate, not the rate")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One predicted number with what it rests on.
+    """One predicted number with what it rests on."""
 
-    Attributes
-    ----------
-    name : str
-        The key under which documents carry it, e.g. ``rate_sharp``.
-    value : float
-        The number; infinite where the quantity diverges.
-    status : Status
-        Proved, verified, heuristic or drawn.
-    formula : str
-        The formula, in the letters of docs/theory.md.
-    reference : str
-        Where it comes from.
-    note : str
-        What a reader must know before using it; often empty.
-    """
-
-    name: str
-    value: float
+    name: str  # the key under which documents carry it, e.g. rate_sharp
+    value: float  # infinite where the quantity diverges
     status: Status
-    formula: str
+    formula: str  # in the letters of docs/theory.md
     reference: str
-    note: str = ""
+    note: str = ""  # what a reader must know before using it
 
     def as_dict(self) -> dict[str, Any]:
         """The prediction as a JSON-ready mapping, without its name."""
-        document: dict[str, Any] = {
-            "predicted": self.value,
-            "status": self.status.value,
-            "formula": self.formula,
-            "reference": self.reference,
-        }
-        if self.note:
-            document["note"] = self.note
-        return document
+        standing = {"predicted": self.value, "status": self.status.value, "formula": self.formula}
+        return {**standing, "reference": self.reference, **({"note": self.note} if self.note else {})}
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value:.4g} ({self.status.value}: {self.formula})"

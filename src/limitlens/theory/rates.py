@@ -2,37 +2,19 @@
 
 Errors decay like n^{-β}. Two kinds of error have two exponents and must never be compared: the moments of the outputs
 (mean and covariance over queries, `rate_sharp`) and the root mean square output error (`rate_sharp_output`).
-The geometry (`reach` and its relatives) lives in `limitlens.theory.reach` and is offered here too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import log, sqrt
 
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_number
 from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
-from limitlens.theory.reach import Reach, horizon_from_covariances, reach, reach_from_projections, reach_per_head
+from limitlens.theory.spectrum import Reach
 
-__all__ = [
-    "Prediction",
-    "Reach",
-    "SharpLaw",
-    "Status",
-    "horizon_from_covariances",
-    "predictions",
-    "rate_drawn",
-    "rate_drawn_coupling",
-    "rate_proved",
-    "rate_rms",
-    "rate_rms_output",
-    "rate_sharp",
-    "rate_sharp_output",
-    "reach",
-    "reach_from_projections",
-    "reach_per_head",
-    "sharp_law",
-]
+_nonnegative = partial(check_number, expected="a finite number that is zero or positive")
 
 
 def rate_proved(coupling: float) -> float:
@@ -88,9 +70,7 @@ class SharpLaw:
 
     def local_rate(self, n: float) -> float:
         """Local slope -d ln(error) / d ln n = exponent - log_power / ln n at a finite n > 1."""
-        if not n > 1:
-            raise InputError(f"n is {n}; expected a number of tokens above 1")
-        return self.exponent - self.log_power / log(n)
+        return self.exponent - self.log_power / log(check_number("n", n, "more than one token", low=1, closed=False))
 
 
 def sharp_law(horizon: float, moment: str = "mean") -> SharpLaw:
@@ -98,12 +78,6 @@ def sharp_law(horizon: float, moment: str = "mean") -> SharpLaw:
 
     The mean error is n^{-1/2} for H < 1, n^{-1/2} (ln n)^{3/4} at H = 1 and (√ln n / n)^{1/(1+H²)} above; from H = 1 on
     the covariance has an extra √ln n.
-
-    Parameters
-    ----------
-    horizon : float
-        The two-sided horizon H.
-    moment : {"mean", "covariance"}
     """
     if moment not in ("mean", "covariance"):
         raise InputError(f"moment is {moment!r}; expected 'mean' or 'covariance'")
@@ -117,13 +91,8 @@ def sharp_law(horizon: float, moment: str = "mean") -> SharpLaw:
 def predictions(reach: Reach, *, gaussian: bool = True, compact: bool = False) -> list[Prediction]:
     """Every exponent predicted for a head of the given reach, each with its standing.
 
-    Parameters
-    ----------
-    reach : Reach
-    gaussian : bool
-        Whether the tokens are Gaussian; what is verified for them is only heuristic for other laws.
-    compact : bool
-        Whether the tokens are bounded, in which case every exponent is 1/2 in the end.
+    What is verified for `gaussian` tokens is only heuristic for other laws; for `compact` ones, which are bounded,
+    every exponent is 1/2 in the end.
     """
     H, coupling = reach.horizon, reach.coupling
     verified = Status.VERIFIED if gaussian else Status.HEURISTIC
@@ -145,10 +114,3 @@ def predictions(reach: Reach, *, gaussian: bool = True, compact: bool = False) -
         note = "bounded tokens: every error, once n is past the constant of the uniform bound"
         table.append(("rate_compact", 0.5, Status.PROVED, "1/2", BOHBOT, note))
     return [Prediction(*row) for row in table]
-
-
-def _nonnegative(name: str, value: float) -> float:
-    number = float(value)
-    if not number >= 0.0 or number == float("inf"):
-        raise InputError(f"{name} is {value}; expected a finite number that is zero or positive")
-    return number

@@ -14,22 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from limitlens.errors import InputError
-from limitlens.theory.prediction import Status
-from limitlens.theory.scaling.control import (
-    Regime,
-    check_beta,
-    check_keys,
-    critical_beta,
-    critical_beta_asymptotic,
-    regime,
-    theta,
-    theta_asymptotic,
-)
+from limitlens.theory.scaling import control
 from limitlens.theory.scaling.laws import GapLaw, LocalPower
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
 from limitlens.theory.scaling.weights import entropy, participation
@@ -46,7 +36,7 @@ class ScheduleStep:
     theta: float
     sharing_keys: float  # 1/EΣw²
     entropy: float
-    regime: Regime
+    regime: control.Regime
 
 
 def constant(n: float, first: float, beta: float, law: Law) -> float:
@@ -66,51 +56,39 @@ def yarn(n: float, first: float, beta: float, law: Law) -> float:
 
 def critical(n: float, first: float, beta: float, law: Law) -> float:
     """The β that keeps θ where it was at n₀: asymptotically β₀ (n/n₀)^{2/α}."""
+    return beta_at(n, law, theta_at(first, beta, law))
+
+
+def theta_at(n: float, beta: float, law: Law) -> float:
+    """θ of n keys at β: exact for a known law, asymptotic where only the local power law is known."""
+    return control.theta(n, beta, law) if isinstance(law, GapLaw) else control.theta_asymptotic(n, beta, law)
+
+
+def beta_at(n: float, law: Law, target: float) -> float:
+    """The β at which n keys have θ = `target`: exact or asymptotic as in `theta_at`."""
     if isinstance(law, GapLaw):
-        return critical_beta(n, law, theta(first, beta, law))
-    return critical_beta_asymptotic(n, law, theta_asymptotic(first, beta, law))
+        return control.critical_beta(n, law, target)
+    return control.critical_beta_asymptotic(n, law, target)
 
 
 SCHEDULES: dict[str, Callable[[float, float, float, Law], float]] = {
-    "constant": constant,
-    "log": logarithmic,
-    "yarn": yarn,
-    "critical": critical,
-}
+    "constant": constant, "log": logarithmic, "yarn": yarn, "critical": critical,
+}  # fmt: skip
 
 
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
     """Every schedule along growing context lengths, all starting from `beta` at the first of them."""
     if not sizes:
         raise InputError("no context lengths were given; expected at least one")
-    first = check_keys(sizes[0])
-    check_beta(beta)
+    first = control.check_keys(sizes[0])
+    control.check_beta(beta)
     if any(later < earlier for earlier, later in pairwise(sizes)):
         raise InputError(f"the context lengths {list(sizes)} go down; expected them to grow from the first")
     return {name: [_step(n, schedule(n, first, beta, law), law) for n in sizes] for name, schedule in SCHEDULES.items()}
 
 
-def schedules_document(steps: dict[str, list[ScheduleStep]], law: Law) -> dict[str, Any]:
-    """The comparison as a JSON-ready document: one column per quantity and schedule."""
-    names = [field.name for field in fields(ScheduleStep)]
-    status = Status.VERIFIED if isinstance(law, GapLaw) else Status.HEURISTIC
-    return {
-        "inputs": {"exponent": 2 * law.a, "log_c": law.log_c},
-        "status": status.value,
-        "predicted": {
-            schedule: {name: [getattr(step, name) for step in rows] for name in names}
-            for schedule, rows in steps.items()
-        },
-    }
-
-
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:
-    points: Points
-    if isinstance(law, GapLaw):
-        effective = theta(n, beta, law)
-        points = KeyPoints(law, n, beta)
-    else:
-        effective = theta_asymptotic(n, beta, law)
-        points = PoissonPoints(effective, law.a)
+    reached = theta_at(n, beta, law)
+    points: Points = KeyPoints(law, n, beta) if isinstance(law, GapLaw) else PoissonPoints(reached, law.a)
     shared = participation(points)
-    return ScheduleStep(n, beta, effective, 1 / shared, entropy(points), regime(shared))
+    return ScheduleStep(n, beta, reached, 1 / shared, entropy(points), control.regime(shared))

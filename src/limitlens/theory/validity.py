@@ -1,35 +1,23 @@
-"""When not to believe a number.
-
-Intervals fail when queries reach beyond the sample's extremes, slopes are no rates before their asymptotics, and with a
-positive isotropic A a token may win its own softmax.
-"""
+"""When not to believe a number: intervals beyond the extremes, early slopes, tokens that win their own softmax."""
 
 from __future__ import annotations
 
 from math import log, sqrt
 
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_number
 from limitlens.outcome import Outcome
-from limitlens.theory.reach import Reach
+from limitlens.theory.spectrum import Reach
 
-SAFE_TILT = 0.2
-"""Largest τ/√(2 ln n) at which the plug-in 95% interval keeps a coverage of 0.93 (Gaussian tokens)."""
-SAFE_SHAPE = 0.25
-"""Largest Pareto shape k̂ of the weights that raises no warning (0.29 on average where the coverage is 0.92)."""
-BROKEN_SHAPE = 0.7
-"""Pareto shape k̂ above which the interval is meaningless."""
-BROKEN_TILT = 0.5
-"""τ/√(2 ln n) above which the weights of a Gaussian tilt no longer average: the error stops following n^(-1/2)."""
+SAFE_TILT = 0.2  # largest τ/√(2 ln n) at which the plug-in 95% interval keeps a coverage of 0.93 (Gaussian tokens)
+SAFE_SHAPE = 0.25  # largest Pareto shape k̂ of the weights without a warning (0.29 on average where coverage is 0.92)
+BROKEN_SHAPE = 0.7  # Pareto shape k̂ above which the interval is meaningless
+BROKEN_TILT = 0.5  # τ/√(2 ln n) above which the error at a Gaussian tilt stops following n^(-1/2)
 
 
 class Validity(Outcome):
     """Whether a plug-in confidence interval may be believed."""
 
-    VALID = (
-        "valid",
-        "the interval covers about as often as it says",
-        "nothing to do",
-    )
+    VALID = ("valid", "the interval covers about as often as it says")
     DOUBTFUL = (
         "doubtful",
         "the interval is too short: a 95% interval may cover less than 93% of the time",
@@ -44,42 +32,25 @@ class Validity(Outcome):
 
 def tilt_ratio(tilt: float, n: float) -> float:
     """τ/√(2 ln n): how far into the sample's own extremes a query of tilt τ reaches."""
-    if not n > 1:
-        raise InputError(f"n is {n}; expected a number of tokens above 1")
-    if not tilt >= 0:
+    if not tilt >= 0:  # it may be infinite
         raise InputError(f"the tilt is {tilt}; expected a length that is zero or positive")
-    return float(tilt) / sqrt(2 * log(n))
+    return float(tilt) / sqrt(2 * log(check_number("n", n, "more than one token", low=1, closed=False)))
 
 
 def interval_validity(n: float, *, tilt: float | None = None, pareto_k: float | None = None) -> Validity:
     """Judge the plug-in interval of one query from its tilt, from the Pareto shape of its weights, or from both.
 
     The worse of the two judgements counts. The effective sample size observed, 1/Σw², takes no part: it looks healthy
-    exactly when the tokens that matter have not been seen.
-
-    Parameters
-    ----------
-    n : float
-        Number of tokens.
-    tilt : float, optional
-        τ, the standard deviation of the query's scores over the tokens.
-    pareto_k : float, optional
-        k̂ of its weights (`limitlens.statistics.tails.pareto_shape`).
+    exactly when the tokens that matter have not been seen. The tilt τ is the standard deviation of the query's scores
+    over the tokens, `pareto_k` the shape k̂ of its weights (`limitlens.statistics.tails.pareto_shape`).
     """
     if tilt is None and pareto_k is None:
         raise InputError("neither tilt nor pareto_k was given; expected at least one of them")
-    judgements = []
-    if tilt is not None:
-        judgements.append(_judge(tilt_ratio(tilt, n), SAFE_TILT, BROKEN_TILT))
-    if pareto_k is not None:
-        judgements.append(_judge(pareto_k, SAFE_SHAPE, BROKEN_SHAPE))
-    return max(judgements, key=list(Validity).index)
-
-
-def _judge(value: float, safe: float, broken: float) -> Validity:
-    if value >= broken:
-        return Validity.MEANINGLESS
-    return Validity.VALID if value < safe else Validity.DOUBTFUL
+    by_tilt = [] if tilt is None else [(tilt_ratio(tilt, n), SAFE_TILT, BROKEN_TILT)]
+    by_shape = [] if pareto_k is None else [(pareto_k, SAFE_SHAPE, BROKEN_SHAPE)]
+    # 0 for valid, 1 for doubtful, 2 for meaningless
+    levels = [int(not value < safe) + int(value >= broken) for value, safe, broken in by_tilt + by_shape]
+    return list(Validity)[max(levels)]
 
 
 def is_pre_asymptotic(reach: Reach, n: float) -> bool:
@@ -99,7 +70,7 @@ def warnings(reach: Reach, n: float, *, mask_self: bool = False) -> list[str]:
         messages.append(
             f"each token wins its own softmax at n = {n:.3g}, because its score with itself, about tr B = "
             f"{reach.trace:.3g}, exceeds ln n + ‖B‖_F²/2 = {log(n) + reach.frobenius**2 / 2:.3g}; outputs copy their "
-            "queries and slopes mean nothing, so pass --mask-self to leave the token out"
+            "queries and slopes mean nothing, so pass mask_self=True to leave the token out"
         )
     if is_pre_asymptotic(reach, n):
         messages.append(

@@ -32,24 +32,26 @@ def kernel_for(device: torch.device) -> Kernel:
 def state_of(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, top: int = 0, kernel: Kernel | None = None
 ) -> State:
-    """The state of one block of tokens.
+    """The state of a block of n ≥ 0 tokens: shapes as in a kernel, where a bias of −inf masks a token.
 
-    Parameters
-    ----------
-    query, key, value : (..., m, k), (..., n, k), (..., n, v)
-        n may be 0.
-    bias : (..., 1 or m, n), optional
-        Added to the scores; −inf masks a token.
-    top : int
-        With `top` > 0 the state carries its `Detail`, with that many top scores.
-    kernel : Kernel, optional
-        Default: the best one for the tensors' device.
+    With `top` > 0 it carries its `Detail`, with that many top scores. Default kernel: the best for the device.
     """
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     if n == 0:
         return State.empty(batch, m, v, top=top, device=query.device)
     lse, output = (kernel or kernel_for(query.device))(query, key, value, bias)
-    detail = detail_of(query, key, value, bias, lse, top) if top else None
+    detail = None
+    if top:
+        scores = query @ key.transpose(-1, -2)
+        detail = detail_of(scores if bias is None else scores + bias, value, lse, top)
     count = torch.full(batch, n, dtype=torch.int64, device=query.device)
+    return State(count, lse.double(), output.double(), detail)
+
+
+def state_of_scores(scores: Tensor, value: Tensor, *, top: int = 0) -> State:
+    """The state of one block whose scores (..., m, n ≥ 1) were formed, over values (..., n, v)."""
+    lse, output = reference.attend_scores(scores, value)
+    detail = detail_of(scores, value, lse, top) if top else None
+    count = torch.full(lse.shape[:-1], scores.shape[-1], dtype=torch.int64, device=scores.device)
     return State(count, lse.double(), output.double(), detail)

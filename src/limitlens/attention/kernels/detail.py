@@ -9,15 +9,13 @@ from torch.nn.functional import pad
 from limitlens.attention.state import Detail
 
 
-def detail_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, lse: Tensor, top: int) -> Detail:
-    """Everything diagnostics need from the scores of m queries over n ≥ 1 tokens; shapes as the package says."""
-    scores = query @ key.transpose(-1, -2)
-    if bias is not None:
-        scores = scores + bias
+def detail_of(scores: Tensor, value: Tensor, lse: Tensor, top: int) -> Detail:
+    """Everything diagnostics need from the scores (..., m, n ≥ 1) of values (..., n, v) and their log-sum-exp."""
     level = lse.masked_fill(torch.isneginf(lse), 0.0)
-    weights = torch.exp(scores - level[..., None])
-    finite = scores if bias is None else scores.masked_fill(torch.isneginf(scores), 0.0)
-    score = torch.linalg.vecdot(weights, finite)
+    below = scores - level[..., None]
+    weights = torch.exp(below)
+    # The mean score relative to the block's own lse, in which nothing cancels when the entropy is taken.
+    score = level.double() + torch.linalg.vecdot(weights, below.masked_fill(torch.isneginf(scores), 0.0)).double()
     # Of the block's own lse, so the largest weight is at least 1/n and its square cannot vanish.
     squares = weights.square_()
     mass = squares.sum(-1)

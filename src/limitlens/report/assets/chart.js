@@ -1,8 +1,9 @@
 "use strict";
 // One chart from a plain description: axes, guides and series as SVG, drawn in real pixels so that text never shrinks.
 //
-// spec = {x: {label, log, min, max}, y: {...}, series: [...], guides: [{x or y, label}], height}
-// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, labels, ids, chosen}
+// spec = {x: {label, log, min, max, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
+// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, listed}
+//       or {name, kind: "map", x: labels of the columns, y: of the rows, values, words}: a map of numbers, or of words
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
@@ -69,55 +70,85 @@ function axisScale(axis, values, from, to) {
 
 function ticksOf(axis, scale, room) {
   const most = Math.max(2, Math.floor(room));
-  if (!axis.log) {
-    const rough = (scale.high - scale.low) / most, ten = 10 ** Math.floor(Math.log10(rough));
-    let step = ten * ([1, 2, 5, 10].find((s) => s * ten >= rough) ?? 10);
-    if (axis.whole) step = Math.max(1, Math.round(step));
-    const ticks = [];
-    for (let k = Math.ceil(scale.low / step - 1e-9); k * step <= scale.high + 1e-9 * step; k++) ticks.push(Number((k * step).toPrecision(12)));
-    return ticks;
-  }
+  if (!axis.log) return evenTicks(scale, most, axis.whole);
   const first = Math.floor(Math.log10(scale.low)), last = Math.ceil(Math.log10(scale.high));
   const inside = (list) => list.filter((v) => v >= scale.low * 0.9999 && v <= scale.high * 1.0001);
   for (const fronts of [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1, 3], [1]]) {
     const ticks = [];
     for (let p = first; p <= last; p++) for (const front of fronts) ticks.push(Number((front * 10 ** p).toPrecision(3)));
-    if (inside(ticks).length <= most && (inside(ticks).length > 1 || fronts.length === 1)) return inside(ticks);
+    const found = inside(ticks);
+    if (found.length > 1 && found.length <= most) return found;
   }
-  const every = Math.ceil((last - first) / most);
-  const ticks = [];
+  const ticks = [], every = Math.ceil((last - first) / most);
   for (let p = first; p <= last; p++) if ((p - first) % every === 0) ticks.push(10 ** p);
-  return inside(ticks);
+  const found = inside(ticks);
+  // Over a fraction of a decade there may be no round number of one digit: even steps then.
+  return found.length > 1 ? found : evenTicks(scale, most, false);
+}
+
+// Two ticks or more, in steps of 1, 2 or 5.
+function evenTicks(scale, most, whole) {
+  for (let count = most; ; count++) {
+    const rough = (scale.high - scale.low) / count, ten = 10 ** Math.floor(Math.log10(rough));
+    let step = ten * ([1, 2, 5, 10].find((s) => s * ten >= rough) ?? 10);
+    if (whole) step = Math.max(1, Math.round(step));
+    const ticks = [];
+    for (let k = Math.ceil(scale.low / step - 1e-9); k * step <= scale.high + 1e-9 * step; k++) ticks.push(Number((k * step).toPrecision(12)));
+    if (ticks.length > 1 || count > most + 8) return ticks;
+  }
+}
+
+// As many digits as it takes to tell ticks apart.
+function tickLabels(ticks) {
+  for (let digits = 3; ; digits++) {
+    const labels = ticks.map((tick) => (digits > 3 && Math.abs(tick) >= 1000 ? Number(tick.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 9 }) : short(tick, digits)));
+    if (digits > 8 || new Set(labels).size === ticks.length) return labels;
+  }
+}
+
+const LETTER = 6.9; // pixels that a letter of a label takes at most
+
+// Ticks whose labels stand apart, each with the middle of its label, moved inwards where it would leave the chart.
+function spacedTicks(axis, scale, length, width) {
+  for (let room = length / 62; ; room *= 0.8) {
+    const ticks = ticksOf(axis, scale, room), labels = tickLabels(ticks);
+    const places = ticks.map((tick, i) => {
+      const half = (LETTER * labels[i].length) / 2;
+      return { tick, label: labels[i], half, at: Math.min(scale.at(tick), width - half - 1) };
+    });
+    const apart = places.every((p, i) => i === 0 || p.at - p.half > places[i - 1].at + places[i - 1].half + 6);
+    if (apart || room < 2) return places;
+  }
 }
 
 function drawChart(spec, width) {
+  const map = spec.series.find((s) => s.kind === "map");
+  if (map) return drawMap(spec, map, width);
   const height = spec.height ?? 290;
   const margin = { left: 0, right: 14, top: 12, bottom: 42 };
   const all = (names) => spec.series.flatMap((s) => names.flatMap((name) => s[name] ?? []));
   const y = axisScale(spec.y, all(["y", "low", "high"]), height - margin.bottom, margin.top);
-  const rungs = ticksOf(spec.y, y, (height - margin.top - margin.bottom) / 34);
-  margin.left = 34 + 7 * Math.max(2, ...rungs.map((tick) => short(tick).length));
+  const rungs = ticksOf(spec.y, y, (height - margin.top - margin.bottom) / 34), names = tickLabels(rungs);
+  margin.left = 34 + 7 * Math.max(2, ...names.map((name) => name.length));
   const x = axisScale(spec.x, all(["x"]), margin.left, width - margin.right);
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "chart" });
-  svg.setAttribute("aria-label", `${spec.title ?? "chart"}: ${spec.y.label} against ${spec.x.label}; the numbers are in the table below`);
+  const svg = canvas(spec, width, height);
   const clip = `clip${drawChart.count++}`;
   const box = shape("clipPath", { id: clip });
   box.append(shape("rect", { x: margin.left - 6, y: margin.top - 6, width: width - margin.left - margin.right + 12, height: height - margin.top - margin.bottom + 12 }));
   svg.append(box);
-  for (const tick of ticksOf(spec.x, x, (width - margin.left - margin.right) / 62)) {
+  for (const { tick, label, at } of spacedTicks(spec.x, x, width - margin.left - margin.right, width)) {
     svg.append(shape("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: margin.top, y2: height - margin.bottom }));
-    svg.append(shape("text", { class: "tick", x: x.at(tick), y: height - margin.bottom + 15, "text-anchor": "middle" }, short(tick)));
+    svg.append(shape("text", { class: "tick", x: at, y: height - margin.bottom + 15, "text-anchor": "middle" }, label));
   }
-  for (const tick of rungs) {
+  rungs.forEach((tick, i) => {
     svg.append(shape("line", { class: "grid", y1: y.at(tick), y2: y.at(tick), x1: margin.left, x2: width - margin.right }));
-    svg.append(shape("text", { class: "tick", x: margin.left - 7, y: y.at(tick) + 4, "text-anchor": "end" }, short(tick)));
-  }
-  svg.append(shape("text", { class: "axis", x: (margin.left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle" }, spec.x.label));
-  const middle = (height - margin.bottom + margin.top) / 2;
-  svg.append(shape("text", { class: "axis", x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` }, spec.y.label));
+    svg.append(shape("text", { class: "tick", x: margin.left - 7, y: y.at(tick) + 4, "text-anchor": "end" }, names[i]));
+  });
+  axisNames(svg, spec, margin, width, height);
   const plot = shape("g", { "clip-path": `url(#${clip})` });
   svg.append(plot);
-  for (const guide of spec.guides ?? []) drawGuide(plot, guide, x, y, margin, width, height);
+  const taken = [];
+  for (const guide of spec.guides ?? []) drawGuide(plot, guide, x, y, margin, width, height, taken);
   for (const series of spec.series) if (series.kind === "band") drawBand(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "line") drawLine(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "points") drawPoints(plot, series, x, y, spec);
@@ -125,15 +156,79 @@ function drawChart(spec, width) {
 }
 drawChart.count = 0;
 
+function canvas(spec, width, height) {
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "chart" });
+  svg.setAttribute("aria-label", `${spec.title ?? "chart"}: ${spec.y.label} against ${spec.x.label}; the numbers are in the table below`);
+  return svg;
+}
+
+function axisNames(svg, spec, margin, width, height) {
+  const middle = (height - margin.bottom + margin.top) / 2, centre = (margin.left + width - margin.right) / 2;
+  // A name that is longer than its axis is squeezed into the chart.
+  const fit = (text, room) => (LETTER * text.length > room ? { textLength: room, lengthAdjust: "spacingAndGlyphs" } : {});
+  const reach = 2 * Math.min(centre, width - centre) - 4;
+  svg.append(shape("text", { class: "axis", x: centre, y: height - 6, "text-anchor": "middle", ...fit(spec.x.label, reach) }, spec.x.label));
+  svg.append(shape("text", { class: "axis", x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})`, ...fit(spec.y.label, 2 * middle - 4) }, spec.y.label));
+}
+
+const VIRIDIS = ["#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725"];
+const WORD_COLOURS = ["blue", "green", "red", "orange", "pink", "sky", "grey"];
+
+function viridis(share) {
+  const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1), i = Math.min(Math.floor(at), VIRIDIS.length - 2), t = at - i;
+  const parts = [1, 3, 5].map((k) => Math.round((1 - t) * parseInt(VIRIDIS[i].slice(k, k + 2), 16) + t * parseInt(VIRIDIS[i + 1].slice(k, k + 2), 16)));
+  const bright = (0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2]) / 255;
+  return { fill: `rgb(${parts.join(",")})`, ink: bright > 0.52 ? "#101010" : "#ffffff" };
+}
+
+const mapEnds = (map) => {
+  const numbers = map.values.flat().filter(known);
+  return numbers.length ? [Math.min(...numbers), Math.max(...numbers)] : [0, 1];
+};
+
+const mapText = (map, value) => (map.words && known(value) ? map.words[value] : short(value));
+
+// Every cell a rectangle, coloured by its number or by its word; rows from the top.
+function drawMap(spec, map, width) {
+  const height = spec.height ?? 290, [low, high] = mapEnds(map);
+  const margin = { left: 30 + 7 * Math.max(...map.y.map((label) => String(label).length)), right: 4, top: 4, bottom: 42 };
+  const wide = (width - margin.left - margin.right) / map.x.length, tall = (height - margin.top - margin.bottom) / map.y.length;
+  const gap = Math.min(wide, tall) > 7 ? 1 : 0;
+  const svg = canvas(spec, width, height);
+  map.values.forEach((row, r) => row.forEach((value, c) => {
+    const cell = shape("rect", { x: (margin.left + c * wide).toFixed(1), y: (margin.top + r * tall).toFixed(1), width: (wide - gap).toFixed(1), height: (tall - gap).toFixed(1) });
+    if (!known(value)) cell.setAttribute("class", "no-value");
+    else if (map.words) cell.setAttribute("class", `word c-${WORD_COLOURS[value % WORD_COLOURS.length]}`);
+    else cell.setAttribute("fill", viridis(high > low ? (value - low) / (high - low) : 0.5).fill);
+    cell.dataset.tip = `${spec.y.label} ${map.y[r]}, ${spec.x.label} ${map.x[c]}\n${map.name}: ${mapText(map, value)}`;
+    svg.append(cell);
+  }));
+  const skip = (labels, size, room) => Math.max(1, Math.ceil(room(labels) / size));
+  const across = skip(map.x, wide, (labels) => 8 + LETTER * Math.max(...labels.map((label) => String(label).length))), down = skip(map.y, tall, () => 14);
+  map.x.forEach((label, c) => {
+    if (c % across === 0) svg.append(shape("text", { class: "tick", x: margin.left + (c + 0.5) * wide, y: height - margin.bottom + 15, "text-anchor": "middle" }, String(label)));
+  });
+  map.y.forEach((label, r) => {
+    if (r % down === 0) svg.append(shape("text", { class: "tick", x: margin.left - 7, y: margin.top + (r + 0.5) * tall + 4, "text-anchor": "end" }, String(label)));
+  });
+  axisNames(svg, spec, margin, width, height);
+  return svg;
+}
+
 const drawable = (series) => series.x.map((v, i) => i).filter((i) => known(series.x[i]) && known(series.y[i]));
 
-function drawGuide(plot, guide, x, y, margin, width, height) {
-  if (guide.x !== undefined) {
+function drawGuide(plot, guide, x, y, margin, width, height, taken) {
+  const long = LETTER * guide.label.length;
+  if (known(guide.x)) {
     if (guide.x < x.low || guide.x > x.high) return;
-    const at = x.at(guide.x), late = at + 6.5 * guide.label.length > width - margin.right;
+    const at = x.at(guide.x), late = at + 5 + long > width - margin.right;
+    const from = Math.max(late ? at - 5 - long : at + 5, margin.left + 2); // where neither side has room, over the line
+    let row = 0;
+    while (taken.some((other) => other.row === row && from < other.to && from + long > other.from)) row++;
+    taken.push({ row, from, to: from + long });
     plot.append(shape("line", { class: "guide", x1: at, x2: at, y1: margin.top, y2: height - margin.bottom }));
-    plot.append(shape("text", { class: "guide-label", x: at + (late ? -5 : 5), y: margin.top + 10 + 14 * (guide.row ?? 0), "text-anchor": late ? "end" : "start" }, guide.label));
-  } else {
+    plot.append(shape("text", { class: "guide-label", x: from, y: margin.top + 10 + 14 * row }, guide.label));
+  } else if (known(guide.y)) {
     if (guide.y < y.low || guide.y > y.high) return;
     plot.append(shape("line", { class: "guide", x1: margin.left, x2: width - margin.right, y1: y.at(guide.y), y2: y.at(guide.y) }));
     const below = y.at(guide.y) < margin.top + 12 ? 14 : -5;
@@ -152,16 +247,23 @@ function drawLine(plot, series, x, y) {
   if (path.length) plot.append(shape("path", { class: `line c-${series.colour}${series.dash ? " " + series.dash : ""}`, d: `M${path.join("L")}` }));
 }
 
+// A point: full, hollow or square, so that many series can be told apart.
+function mark(series, cx, cy, r) {
+  const look = `dot c-${series.colour}${series.dash === "dashed" ? " hollow" : ""}`;
+  if (series.dash === "dotted") return shape("rect", { class: look, x: (cx - r).toFixed(1), y: (cy - r).toFixed(1), width: 2 * r, height: 2 * r });
+  return shape("circle", { class: look, cx: cx.toFixed(1), cy: cy.toFixed(1), r });
+}
+
 function drawPoints(plot, series, x, y, spec) {
-  if (series.joined) drawLine(plot, { ...series, dash: "thin" }, x, y);
+  if (series.joined) drawLine(plot, { ...series, dash: `thin ${series.dash ?? ""}` }, x, y);
   for (const i of drawable(series)) {
     const cx = x.at(series.x[i]), cy = y.at(series.y[i]);
     if (series.low && known(series.low[i]) && known(series.high[i])) {
       plot.append(shape("line", { class: `bar c-${series.colour}`, x1: cx, x2: cx, y1: y.at(series.low[i]), y2: y.at(series.high[i]) }));
     }
-    const dot = shape("circle", { class: `dot c-${series.colour}`, cx: cx.toFixed(1), cy: cy.toFixed(1), r: series.radius ?? 3.6 });
+    const dot = mark(series, cx, cy, series.radius ?? 3.6);
     const range = series.low && known(series.low[i]) ? ` (95%: ${short(series.low[i])} to ${short(series.high[i])})` : "";
-    dot.dataset.tip = series.labels?.[i] ?? `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
+    dot.dataset.tip = series.labels?.[i] || `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
     if (series.ids) {
       dot.classList.add("pick");
       dot.dataset.head = series.ids[i];

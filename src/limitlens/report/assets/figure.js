@@ -14,8 +14,9 @@ function mountFigure(host, describe) {
     title.textContent = spec.title ?? "";
     note.textContent = spec.note ?? "";
     note.hidden = !spec.note;
-    legend.replaceChildren(...spec.series.filter((s) => s.name && !s.unlisted).map(legendItem));
-    legend.hidden = legend.children.length < 2;
+    const map = spec.series.find((s) => s.kind === "map");
+    legend.replaceChildren(...(map ? mapKey(map) : spec.series.filter((s) => s.name && s.listed !== false).map(legendItem)));
+    legend.hidden = !map && legend.children.length < 2;
     if (width > 0) holder.replaceChildren(drawChart(spec, width));
     data.refresh();
   };
@@ -29,15 +30,26 @@ function mountFigure(host, describe) {
 }
 
 function legendItem(series) {
-  const mark = shape("svg", { width: 26, height: 12, "aria-hidden": "true" });
-  if (series.kind === "points") mark.append(shape("circle", { class: `dot c-${series.colour}`, cx: 13, cy: 6, r: 4 }));
-  else if (series.kind === "band") mark.append(shape("rect", { class: `band c-${series.colour}`, x: 1, y: 1, width: 24, height: 10 }));
-  else mark.append(shape("path", { class: `line c-${series.colour}${series.dash ? " " + series.dash : ""}`, d: "M1,6H25" }));
-  return node("li", {}, mark, node("span", {}, series.name));
+  const sign = shape("svg", { width: 26, height: 12, "aria-hidden": "true" });
+  if (series.kind === "points") sign.append(mark(series, 13, 6, 4));
+  else if (series.kind === "band") sign.append(shape("rect", { class: `band c-${series.colour}`, x: 1, y: 1, width: 24, height: 10 }));
+  else sign.append(shape("path", { class: `line c-${series.colour}${series.dash ? " " + series.dash : ""}`, d: "M1,6H25" }));
+  return node("li", {}, sign, node("span", {}, series.name));
 }
 
-// The series of a figure in long form: one row a point.
+function mapKey(map) {
+  if (map.words) return map.words.map((word, k) => node("li", {}, node("i", { class: `swatch fill c-${WORD_COLOURS[k % WORD_COLOURS.length]}` }), word));
+  const [low, high] = mapEnds(map);
+  return [node("li", { class: "key" }, `${map.name}: ${short(low)}`, node("i", { class: "ramp" }), short(high))];
+}
+
+// The series of a figure in long form: one row a point, or a cell of a map.
 function figureTable(spec) {
+  const map = spec.series.find((s) => s.kind === "map");
+  if (map) {
+    const cells = map.values.flatMap((row, r) => row.map((value, c) => [map.y[r], map.x[c], map.words ? (map.words[value] ?? null) : value]));
+    return { columns: [spec.y.label, spec.x.label, map.name], rows: cells };
+  }
   const ranged = spec.series.some((s) => s.low);
   const rows = spec.series.flatMap((s) => s.x.map((x, i) => {
     const row = [s.name ?? "", x, s.y?.[i] ?? null];

@@ -1,15 +1,25 @@
 "use strict";
 // The map of all heads and the panel of the chosen one.
 
-const VIRIDIS = ["#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725"];
-const REGIMES = { averaging: "blue", selective: "green", frozen: "red" };
 const BEYOND_ALL = "beyond"; // in the place of a number that lies beyond ten times the largest size measured
 
-function viridis(share) {
-  const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1), i = Math.min(Math.floor(at), VIRIDIS.length - 2), t = at - i;
-  const parts = [1, 3, 5].map((k) => Math.round((1 - t) * parseInt(VIRIDIS[i].slice(k, k + 2), 16) + t * parseInt(VIRIDIS[i + 1].slice(k, k + 2), 16)));
-  const bright = (0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2]) / 255;
-  return { fill: `rgb(${parts.join(",")})`, ink: bright > 0.52 ? "#101010" : "#ffffff" };
+const regimeColour = (page, name) => page.regimes?.find((regime) => regime.name === name)?.colour ?? "grey";
+
+// How many heads are in each regime, as a bar and in words.
+function mountRegimes(bar, meanings, page) {
+  const found = page.regimes.filter((regime) => regime.count);
+  bar.append(...found.map(({ colour, count }) => {
+    const part = node("i", { class: `c-${colour}` });
+    part.style.flex = String(count);
+    return part;
+  }));
+  meanings.append(...found.map(({ name, colour, count, meaning }) => node("li", {}, node("i", { class: `swatch fill c-${colour}` }), node("b", {}, `${count} ${name}`), `: ${meaning}`)));
+}
+
+// Buttons that lead to the heads a reader should see first.
+function mountJumps(host, page) {
+  if (!page.jumps.length) return;
+  host.append(node("li", {}, "Look first at"), ...page.jumps.map(({ head, text }) => node("li", {}, node("button", { type: "button", class: "jump", "data-head": head }, text))));
 }
 
 function headName(heads, i) {
@@ -85,7 +95,7 @@ function mountMap(host, legendHost, page, choose) {
     cells.forEach((cell, i) => {
       const value = values[i], text = quantityText(quantity, value, page.farthest);
       const missing = value === null || value === undefined;
-      cell.className = `cell${missing ? " missing" : value === BEYOND_ALL ? " beyond" : ""}${quantity.kind === "regime" ? ` fill c-${REGIMES[value] ?? "grey"}` : ""}`;
+      cell.className = `cell${missing ? " missing" : value === BEYOND_ALL ? " beyond" : ""}${quantity.kind === "regime" ? ` fill c-${regimeColour(page, value)}` : ""}`;
       const colour = quantity.kind === "regime" || missing ? { fill: "", ink: "" } : viridis(shade.share(value));
       cell.style.backgroundColor = colour.fill;
       cell.style.color = colour.ink;
@@ -101,10 +111,7 @@ function mountMap(host, legendHost, page, choose) {
 
 function mapLegend(quantity, shade, values, page) {
   if (quantity.kind === "regime") {
-    return Object.entries(REGIMES).map(([name, colour]) => {
-      const count = values.filter((v) => v === name).length;
-      return node("span", { class: "key" }, node("i", { class: `swatch fill c-${colour}` }), `${name} (${count})`);
-    });
+    return page.regimes.map(({ name, colour, count }) => node("span", { class: "key" }, node("i", { class: `swatch fill c-${colour}` }), `${name} (${count})`));
   }
   const bar = node("i", { class: "ramp" });
   const ends = shade.any ? [(shade.clipped[0] ? "≤ " : "") + short(shade.low), (shade.clipped[1] ? "≥ " : "") + short(shade.high)] : ["–", "–"];
@@ -119,7 +126,7 @@ function curveFigure(page, state) {
   const { heads } = page, i = state.head, n = page.n, error = heads.error[i], spread = heads.error_stderr[i];
   const low = error.map((e, j) => Math.max(e - 1.96 * spread[j], 0.05 * e)), high = error.map((e, j) => e + 1.96 * spread[j]);
   const series = [
-    { name: "95% band", kind: "band", colour: "blue", x: n, y: error, low, high, unlisted: true },
+    { name: "95% band", kind: "band", colour: "blue", x: n, y: error, low, high, listed: false },
     { name: "measured, with its 95% band", kind: "points", colour: "blue", x: n, y: error, low, high },
   ];
   const fit = heads.rate[i];
@@ -138,7 +145,7 @@ function curveFigure(page, state) {
   return {
     title: `Error of ${headName(heads, i)}`, height: 300, series, note,
     x: { label: "number of tokens n", log: true }, y: { label: "relative output error", log: true },
-    guides: [{ y: state.error, label: `${short(100 * state.error)}% wanted` }],
+    guides: known(state.error) ? [{ y: state.error, label: `${short(100 * state.error)}% wanted` }] : [],
   };
 }
 
@@ -147,7 +154,7 @@ function tokensFigure(page, state) {
   return {
     title: "How many tokens share the mass", height: 210,
     series: [
-      { name: "effective tokens 1/Σw²", kind: "points", colour: REGIMES[heads.regime[i]] ?? "blue", x: page.n, y: heads.effective_tokens[i] },
+      { name: "effective tokens 1/Σw²", kind: "points", colour: regimeColour(page, heads.regime[i]), x: page.n, y: heads.effective_tokens[i] },
       { name: "every token alike", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
     ],
     x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, min: 1 },
@@ -158,7 +165,7 @@ function weightsFigure(page, state) {
   const { heads } = page, weights = heads.ordered_weights[state.head] ?? { rank: [], weight: [] };
   return {
     title: `Its largest weights among ${short(page.n[page.n.length - 1])} tokens`, height: 210,
-    series: [{ name: "mean weight", kind: "points", colour: REGIMES[heads.regime[state.head]] ?? "blue", x: weights.rank, y: weights.weight }],
+    series: [{ name: "mean weight", kind: "points", colour: regimeColour(page, heads.regime[state.head]), x: weights.rank, y: weights.weight }],
     x: { label: "rank of the token", log: true }, y: { label: "weight", log: true },
   };
 }
@@ -187,7 +194,7 @@ function mountPanel(host, facts, page) {
     const i = state.head;
     title.textContent = `Layer ${heads.layer[i]}, head ${heads.head[i]}`;
     badge.textContent = heads.regime[i];
-    badge.className = `badge fill c-${REGIMES[heads.regime[i]] ?? "grey"}`;
+    badge.className = `badge fill c-${regimeColour(page, heads.regime[i])}`;
     reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ").replace(/n\^(-?\d+\.\d+)/g, (_, power) => `n${superscript(power)}`);
     if (!updates.length) {
       add(host, curveFigure, state);

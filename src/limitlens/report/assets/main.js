@@ -3,7 +3,7 @@
 
 function ratesFigure(page, state) {
   const { heads } = page, axis = page.rate_axes.find((a) => a.key === state.axis);
-  const groups = Object.entries(REGIMES).map(([name, colour]) => ({ name, kind: "points", colour, x: [], y: [], ids: [], labels: [], radius: heads.layer.length > 200 ? 2.6 : 3.6 }));
+  const groups = page.regimes.map(({ name, colour }) => ({ name, kind: "points", colour, x: [], y: [], ids: [], labels: [], radius: heads.layer.length > 200 ? 2.6 : 3.6 }));
   heads.regime.forEach((regime, i) => {
     const group = groups.find((g) => g.name === regime), x = heads[axis.key][i], y = heads.rate_pooled[i];
     if (!group || !known(x) || !known(y) || x <= 0) return;
@@ -12,22 +12,11 @@ function ratesFigure(page, state) {
     group.ids.push(i);
     group.labels.push(`${headName(heads, i)}, ${regime}\nrate ${short(y)} ± ${short(heads.rate_pooled_stderr[i], 1)}\n${axis.label} ${short(x)}`);
   });
-  const xs = groups.flatMap((g) => g.x), low = Math.min(...xs), high = Math.max(...xs);
-  const lines = [];
-  if (axis.lines && xs.length) {
-    const fine = Array.from({ length: 80 }, (_, k) => low * (high / low) ** (k / 79));
-    lines.push(...Object.entries({
-      "sharp, moments: min(½, 1/(1+H²)), verified": [(h) => Math.min(0.5, 1 / (1 + h * h)), "", "ink"],
-      "sharp, output: min(½, 1/(1+2H²)), heuristic": [(h) => Math.min(0.5, 1 / (1 + 2 * h * h)), "dashed", "ink"],
-      "drawn: 1/(2(1+H²))": [(h) => 1 / (2 * (1 + h * h)), "dotted", "orange"],
-      "proved at best: 1/(2(1+32H²))": [(h) => 1 / (2 * (1 + 32 * h * h)), "", "grey"],
-    }).map(([name, [rate, dash, colour]]) => ({ name, kind: "line", dash, colour, x: fine, y: fine.map(rate) })));
-  }
-  const top = Math.max(0.55, ...groups.flatMap((g) => g.y)) * 1.05;
+  const rates = groups.flatMap((g) => g.y), lines = (axis.lines || []).map((line) => ({ ...line, kind: "line" }));
   return {
     title: `Fitted rates against the ${axis.label.toLowerCase()}`, height: 380, chosen: state.head,
     series: [...lines, ...groups.filter((g) => g.x.length)],
-    x: { label: axis.axis, log: true }, y: { label: "rate β: error falls like n to the −β", min: Math.min(0, ...groups.flatMap((g) => g.y)), max: top },
+    x: { label: axis.axis, log: true }, y: { label: "rate β: error falls like n to the −β", min: Math.min(0, ...rates), max: 1.05 * Math.max(0.55, ...rates) },
     guides: [{ y: 0.5, label: "½: plain averaging" }, ...(axis.guides ?? [])],
     note: axis.note,
   };
@@ -50,15 +39,11 @@ function curvesTable(page) {
 
 function mountProbe(page, state) {
   const at = (id) => document.getElementById(id), { heads } = page;
-  page.budget.curves = heads.layer.map((layer, i) => ({
-    label: headName(heads, i), x: layer + page.jitter * heads.head[i], group: `${layer}/${heads.kv_head[i]}`,
-    regime: heads.regime[i], n: page.n, error: heads.error[i], stderr: heads.error_stderr[i],
-    bare: heads.bare_error?.[i], bareStderr: heads.bare_stderr?.[i], dilution: heads.sink_dilution?.[i],
-    sinkKeys: heads.sink_keys?.[i], sliding: heads.sliding_window?.[i],
-  }));
   const updates = [];
   const refresh = () => updates.forEach((update) => update(state));
   const choose = (i) => { state.head = i; refresh(); };
+  if (at("regime-share")) mountRegimes(at("regime-share"), at("regime-meanings"), page);
+  if (at("jumps")) mountJumps(at("jumps"), page);
   const select = at("quantity");
   select.append(...page.quantities.map((q) => node("option", { value: q.key }, q.label)));
   select.addEventListener("change", () => { state.quantity = select.value; refresh(); });
@@ -77,7 +62,6 @@ function mountProbe(page, state) {
     updates.push(mountFigure(at("rates"), () => ratesFigure(page, state)));
   }
   if (budgets) updates.push(budgets);
-  if (at("schedules")) updates.push(mountSchedules(at("schedules"), page, state));
   document.addEventListener("click", (event) => {
     const chosen = event.target.closest?.("[data-head]");
     if (!chosen || chosen.classList.contains("cell")) return;

@@ -13,11 +13,12 @@ about 2^{−a} beyond. So a regime is named by the expected participation itself
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 from scipy import optimize
 
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_number
 from limitlens.theory.scaling.laws import GapLaw, Local
 
 Regime = Literal["averaging", "selective", "frozen"]
@@ -25,6 +26,11 @@ Regime = Literal["averaging", "selective", "frozen"]
 AVERAGING_FROM = 20.0  # keys that share the mass, 1/EΣw²: in dimension 3 this is θ = 10
 FROZEN_FROM = 0.9  # EΣw²: in dimension 3 this is θ = 0.1
 _SMALLEST_LOG = -690.0  # of θ
+
+# Each hands back the number it was given, or raises an `InputError`.
+check_keys = partial(check_number, "n", expected="a number of keys of at least 2", low=2)
+check_beta = partial(check_number, "beta", expected="a positive inverse temperature", closed=False)
+check_theta = partial(check_number, "theta", expected="a positive effective number of keys", closed=False)
 
 
 def theta(n: float, beta: float, law: GapLaw) -> float:
@@ -77,27 +83,6 @@ def regime(participation: float) -> Regime:
     if participation < 1 / AVERAGING_FROM:
         return "averaging"
     return "frozen" if participation > FROZEN_FROM else "selective"
-
-
-def check_keys(n: float) -> float:
-    """`n` if it is a finite number of at least 2 keys, else an `InputError`."""
-    if not 2 <= n < math.inf:
-        raise InputError(f"n is {n:g}; expected a number of keys of at least 2")
-    return n
-
-
-def check_beta(beta: float) -> float:
-    """`beta` if it is positive and finite, else an `InputError`."""
-    if not 0 < beta < math.inf:
-        raise InputError(f"beta is {beta:g}; expected a positive inverse temperature")
-    return beta
-
-
-def check_theta(value: float) -> float:
-    """`value` if it is a positive and finite θ, else an `InputError`."""
-    if not 0 < value < math.inf:
-        raise InputError(f"theta is {value:g}; expected a positive effective number of keys")
-    return value
 
 
 def _log_scale(local: Local) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
 from limitlens.measures.radial import radial_mean
 from limitlens.theory.scaling.control import check_beta, check_keys
 from limitlens.theory.scaling.laws import check_dim, uniform
@@ -58,8 +58,7 @@ class ZonalFlow:
     def __post_init__(self) -> None:
         check_dim(self.dim)
         check_beta(self.beta)
-        if self.degree < 1:
-            raise InputError(f"degree is {self.degree}; expected at least one mode")
+        check_number("degree", self.degree, "at least one mode", low=1)
 
     def layers(self, coefficients: ArrayLike, count: int) -> Array:
         """The coefficients c_1, c_2, … after 0, 1, …, count layers: (modes,) to (count + 1, degree)."""
@@ -68,19 +67,14 @@ class ZonalFlow:
             raise InputError(f"{start.size} coefficients were given; expected between 1 and the degree {self.degree}")
         path = np.zeros((count + 1, self.degree))
         path[0, : start.size] = start
-        density = self._density(path[0])
-        if density.min() < 0:
-            raise InputError(
-                f"the density falls to {density.min():.3g}; expected 1 + Σ c_l G_l ≥ 0, so lower the modes"
-            )
-        for layer in range(1, count + 1):
-            path[layer] = self._push(path[layer - 1], density)
-            density = self._density(path[layer])
-            if density.min() < 0:
-                raise InputError(
-                    f"the density falls to {density.min():.3g} at layer {layer}, where the heat equation run backwards "
-                    f"has blown up; expected a positive density, so keep fewer modes than {self.degree} or fewer layers"
-                )
+        for layer in range(count + 1):
+            if layer > 0:
+                path[layer] = self._push(path[layer - 1])
+            lowest = self._density(path[layer]).min()
+            if lowest < 0:
+                why = f"has blown up by layer {layer}: keep fewer modes than {self.degree} or fewer layers"
+                remedy = f"for the heat equation run backwards {why}" if layer else "so lower the modes"
+                raise InputError(f"the density falls to {lowest:.3g}; expected 1 + Σ c_l G_l ≥ 0, {remedy}")
         return path
 
     def displacement(self, coefficients: Array, t: Array) -> Array:
@@ -89,20 +83,17 @@ class ZonalFlow:
         multiplier, derivative = self._kernel
         full = np.concatenate([[1.0], coefficients])
         tangential = -np.sqrt(1 - t * t) * ((full * multiplier) @ slopes) / self.beta
-        angle: Array = np.arctan2(tangential, (full * derivative) @ modes)
-        return angle
+        return np.asarray(np.arctan2(tangential, (full * derivative) @ modes))
 
-    def _push(self, coefficients: Array, density: Array) -> Array:
+    def _push(self, coefficients: Array) -> Array:
         """c_l' = N_l ∫ G_l(T x) f(x) dσ(x): the push-forward seen by each mode, no inverse of T needed."""
-        t, weight = self._nodes
+        t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
         images = _legendre(moved, self.dim, self.degree)[0]
-        pushed: Array = _multiplicity(self.degree, self.dim) * (images[1:] @ (weight * density))
-        return pushed
+        return np.asarray(_multiplicity(self.degree, self.dim) * (images[1:] @ (weight * self._density(coefficients))))
 
     def _density(self, coefficients: Array) -> Array:
-        density: Array = 1 + coefficients @ self._modes[1:]
-        return density
+        return np.asarray(1 + coefficients @ self._nodes[2][1:])
 
     @cached_property
     def _kernel(self) -> tuple[Array, Array]:
@@ -111,27 +102,21 @@ class ZonalFlow:
         return ratios[:-1], ratios[1:] + np.arange(self.degree + 1) / self.beta * ratios[:-1]
 
     @cached_property
-    def _nodes(self) -> tuple[Array, Array]:
-        return _sphere_nodes(self.dim, 4 * self.degree + 64)  # enough for products of kernel and modes
-
-    @cached_property
-    def _modes(self) -> Array:
-        return _legendre(self._nodes[0], self.dim, self.degree)[0]
+    def _nodes(self) -> tuple[Array, Array, Array]:
+        """Nodes t, enough for products of kernel and modes, their weights, and the modes there."""
+        t, weight = _sphere_nodes(self.dim, 4 * self.degree + 64)
+        return t, weight, _legendre(t, self.dim, self.degree)[0]
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
-    """Covariances (layers + 1, d, d) of N(0, Σ) in R^d after 0, 1, … layers, exact: Σ ↦ MΣM with M = Σ(Σ + I/β)^{−1}.
-
-    The backward heat equation says Σ − 2tI with t = layers/β.
-    """
+    """N(0, Σ) after 0, 1, … layers, (layers + 1, d, d), exact: Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}; heat says Σ − 2tI."""
     sigma = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     values, axes = np.linalg.eigh(sigma)
     path = np.empty((layers + 1, values.size))
     path[0] = values
     for layer in range(layers):
         path[layer + 1] = path[layer] * np.square(path[layer] / (path[layer] + 1 / check_beta(beta)))
-    covariances: Array = np.einsum("ij,tj,kj->tik", axes, path, axes)
-    return covariances
+    return np.asarray(np.einsum("ij,tj,kj->tik", axes, path, axes))
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
@@ -151,10 +136,7 @@ def token_noise(n: float, beta: float, dim: int) -> float:
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Root mean square over tokens of how far a layer moves them, over their noise, for the density 1 + ε cos θ.
-
-    It falls like n^{1/2} β^{−(d+1)/4}: the flow is visible token by token only for β << n^{2/(d+1)}.
-    """
+    """Root mean square over tokens of a layer's move over its noise, density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}."""
     t, weight = _sphere_nodes(dim, 256)
     drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
     return math.sqrt(float(weight @ ((1 + amplitude * t) * drift**2))) / token_noise(n, beta, dim)
@@ -183,8 +165,7 @@ def _multipliers(beta: float, dim: int, degree: int) -> Array:
 def _multiplicity(degree: int, dim: int) -> Array:
     """N_l for l = 1, …, degree, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle."""
     degrees = np.arange(1.0, degree + 1)
-    count: Array = (2 * degrees + dim - 2) / degrees * special.binom(degrees + dim - 3, degrees - 1)
-    return count
+    return np.asarray((2 * degrees + dim - 2) / degrees * special.binom(degrees + dim - 3, degrees - 1))
 
 
 def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:

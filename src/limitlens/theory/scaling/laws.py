@@ -4,14 +4,13 @@ Attention from a fixed query depends on the keys through their gaps, and at larg
 
     P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
 
-A law knows its density on [0, 2], and hence E e^{−βD} (which is e^{K(β)−β}, without the cancellation in K(β) − β), the
-moments of D under that tilt, its distribution function and its quantiles.
+From its density on [0, 2] follow E e^{−βD} = e^{K(β)−β}, the moments of D under that tilt, and the quantiles.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Protocol
@@ -21,9 +20,9 @@ from numpy.typing import ArrayLike
 from scipy import special
 from scipy.interpolate import CubicHermiteSpline
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.radial import radial_K
-from limitlens.theory.scaling.quadrature import tanh_sinh
+from limitlens.theory.scaling._quadrature import tanh_sinh
 
 _NODES = 401
 _SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
@@ -50,7 +49,7 @@ class LocalPower:
     log_c: float
 
 
-class GapLaw(ABC):
+class GapLaw(Local):
     """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
 
     @property
@@ -62,16 +61,6 @@ class GapLaw(ABC):
     def parameters(self) -> dict[str, float]:
         """What the law was made of, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    @property
-    @abstractmethod
-    def a(self) -> float:
-        """Half the local exponent α."""
-
-    @property
-    @abstractmethod
-    def log_c(self) -> float:
-        """The logarithm of the constant c in P(D ≤ s) ~ c s^a."""
 
     @property
     @abstractmethod
@@ -98,20 +87,17 @@ class GapLaw(ABC):
         node, complement, weight = tanh_sinh(_NODES)
         span = s[..., None]
         density = np.exp(self.log_density(span * node, span * complement + (2 - span)))
-        total: Array = s * (density @ weight)
-        return total
+        return np.asarray(s * (density @ weight))
 
     def quantile(self, probability: ArrayLike) -> Array:
         """The s with P(D ≤ s) = u: probabilities (...) to gaps (...).
 
         A cubic Hermite interpolation, with exact slopes, of the smooth function log s − log(u/c)/a of log u.
         """
-        u = as_array("probability", probability)
         lowest, correction = self._quantile_table
-        log_u = np.log(np.clip(u, np.finfo(float).tiny, 1))
+        log_u = np.log(np.clip(as_array("probability", probability), np.finfo(float).tiny, 1))
         leading = (log_u - self.log_c) / self.a
-        s: Array = np.exp(leading + correction(np.maximum(log_u, lowest)))
-        return np.minimum(s, 2)
+        return np.minimum(np.exp(leading + correction(np.maximum(log_u, lowest))), 2)
 
     def log_laplace(self, beta: ArrayLike) -> Array:
         """log E e^{−βD} = K(β) − β, of any shape."""
@@ -192,28 +178,22 @@ class PowerGap(GapLaw):
     @property
     def log_c(self) -> float:
         """log of 1/(a B(a, b) 2^a): for γ = 0, c = 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))."""
-        return -float(special.betaln(self.a, self._b)) - self.a * math.log(2) - math.log(self.a)
+        return -float(special.betaln(self.a, self.tangent_dim / 2)) - self.a * math.log(2) - math.log(self.a)
 
     @property
     def tangent_dim(self) -> int:
         """The dimension d − 1 of the directions around the query."""
         return self.dim - 1
 
-    @property
-    def _b(self) -> float:
-        return (self.dim - 1) / 2
-
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
         """(a−1) log D + (b−1) log(2−D) − log B(a, b) − (a+b−1) log 2."""
-        a, b = self.a, self._b
+        a, b = self.a, self.tangent_dim / 2
         norm = float(special.betaln(a, b)) + (a + b - 1) * math.log(2)
-        log_density = special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm
-        return np.asarray(log_density, dtype=np.float64)
+        return np.asarray(special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm, dtype=np.float64)
 
     def cdf(self, gap: ArrayLike) -> Array:
         """P(D ≤ s), the regularised incomplete beta function of s/2."""
-        value: Array = special.betainc(self.a, self._b, np.clip(as_array("gap", gap), 0, 2) / 2)
-        return value
+        return np.asarray(special.betainc(self.a, self.tangent_dim / 2, np.clip(as_array("gap", gap), 0, 2) / 2))
 
 
 @dataclass(frozen=True)
@@ -228,18 +208,13 @@ class VonMisesFisherGap(GapLaw):
     dim: int
     concentration: float
     cosine: float = 1.0
+    name = "vmf"
 
     def __post_init__(self) -> None:
         check_dim(self.dim)
-        if not 0 <= self.concentration < math.inf:
-            raise InputError(f"concentration is {self.concentration:g}; expected a concentration of at least 0")
+        check_number("concentration", self.concentration, "a concentration of at least 0")
         if not -1 <= self.cosine <= 1:
             raise InputError(f"cosine is {self.cosine:g}; expected <mean direction, query> between -1 and 1")
-
-    @property
-    def name(self) -> str:
-        """vmf."""
-        return "vmf"
 
     @property
     def a(self) -> float:
@@ -249,9 +224,8 @@ class VonMisesFisherGap(GapLaw):
     @property
     def log_c(self) -> float:
         """The uniform one plus the log-density κ cosφ − K_d(κ) at the query."""
-        return (
-            PowerGap(self.dim).log_c + self.concentration * self.cosine - float(radial_K(self.concentration, self.dim))
-        )
+        along = self.concentration * self.cosine
+        return PowerGap(self.dim).log_c + along - float(radial_K(self.concentration, self.dim))
 
     @property
     def tangent_dim(self) -> int | None:
@@ -263,8 +237,8 @@ class VonMisesFisherGap(GapLaw):
         sine = math.sqrt(max(0.0, 1 - self.cosine**2))
         around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
         along = self.concentration * self.cosine * (1 - gap)
-        log_density: Array = PowerGap(self.dim).log_density(gap, to_antipode) + along + around
-        return log_density - float(radial_K(self.concentration, self.dim))
+        uniformly = PowerGap(self.dim).log_density(gap, to_antipode)
+        return np.asarray(uniformly + along + around - float(radial_K(self.concentration, self.dim)))
 
 
 def uniform(dim: int) -> PowerGap:
@@ -284,16 +258,13 @@ def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
     """The law of a name, as the command line spells it: uniform, vmf, subsphere or power."""
-    match name:
-        case "uniform":
-            return uniform(dim)
-        case "vmf":
-            return VonMisesFisherGap(dim, concentration, cosine)
-        case "subsphere":
-            return subsphere(dim, sub)
-        case "power":
-            return PowerGap(dim, power)
-    raise InputError(f"the law is {name!r}; expected uniform, vmf, subsphere or power")
+    if name == "vmf":
+        return VonMisesFisherGap(dim, concentration, cosine)
+    if name == "subsphere":
+        return subsphere(dim, sub)
+    if name not in ("uniform", "power"):
+        raise InputError(f"the law is {name!r}; expected uniform, vmf, subsphere or power")
+    return PowerGap(dim, power if name == "power" else 0.0)
 
 
 def check_dim(dim: int) -> None:

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, check_number
+from limitlens.theory.scaling._quadrature import panels, tanh_sinh
 from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
 from limitlens.theory.scaling.laws import GapLaw, negligible_beyond
-from limitlens.theory.scaling.quadrature import panels, tanh_sinh
 
 _NODES = 401
 _SATURATED = 4.0  # e^{−e^4} = 2e-24: keys with z beyond it count fully
@@ -38,25 +38,10 @@ _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing t
 class Points(ABC):
     """A point process of rescaled gaps x with mean measure Λ."""
 
-    @property
-    @abstractmethod
-    def a(self) -> float:
-        """Half the local exponent."""
-
-    @property
-    @abstractmethod
-    def edge(self) -> float:
-        """The x beyond which there are no points, possibly infinite."""
-
-    @property
-    @abstractmethod
-    def log_theta(self) -> float:
-        """log θ, with θ = ∫ e^{−x} dΛ(x)."""
-
-    @property
-    @abstractmethod
-    def total(self) -> float:
-        """The number of keys, possibly infinite."""
+    a: float  # half the local exponent
+    log_theta: float  # θ = ∫ e^{−x} dΛ(x)
+    edge: float = math.inf  # the x beyond which there are no points
+    total: float = math.inf  # the number of keys
 
     @abstractmethod
     def reach(self, count: ArrayLike) -> Array:
@@ -80,15 +65,15 @@ class Points(ABC):
 
     def mean_over(self, kernel: Callable[[Array, Array], Array]) -> float:
         """∫ dy V(Φ(y)) ∫ kernel(x, z) dΛ(x) with z = y − x; `kernel` must decay like e^{z − e^z}."""
-        grid = self._grid
-        inner = np.einsum("ij,ij->i", kernel(grid.x, grid.z), grid.mass)
-        return float(grid.weight @ (inner * self.void(grid.expected)))
+        return float(self._grid.weight @ (self._inner(kernel) * self.void(self._grid.expected)))
 
     def mean_over_pairs(self, kernel: Callable[[Array, Array], Array]) -> float:
         """∫ dy V₂(Φ(y)) [∫ kernel(x, z) dΛ(x)]²: the same for ordered pairs of different keys."""
-        grid = self._grid
-        inner = np.einsum("ij,ij->i", kernel(grid.x, grid.z), grid.mass)
-        return float(grid.weight @ (np.square(inner) * self.void(grid.expected, chosen=2)))
+        return float(self._grid.weight @ (np.square(self._inner(kernel)) * self.void(self._grid.expected, chosen=2)))
+
+    def _inner(self, kernel: Callable[[Array, Array], Array]) -> Array:
+        """∫ kernel(x, z) dΛ(x) at each y."""
+        return np.asarray(np.einsum("ij,ij->i", kernel(self._grid.x, self._grid.z), self._grid.mass))
 
     @cached_property
     def _grid(self) -> _Grid:
@@ -113,9 +98,6 @@ class Points(ABC):
         to_edge = span * complement + (self.edge - high)[:, None]
         return x, self.density(x, to_edge) * (span * weight)
 
-    def _expected(self, y: float) -> float:
-        return float(self._rows(np.array([y]))[2][0])
-
     def _panel_edges(self) -> Array:
         """Edges in y of panels on which the integrands are smooth: Φ grows by at most e, the width is at most |y|/4."""
         bottom = math.log(_SMALLEST) - self.log_theta - 1  # since Φ(y) ≤ θ e^y
@@ -125,18 +107,15 @@ class Points(ABC):
         log_expected = np.log(np.maximum(self._rows(y)[2], _SMALLEST))
         pace = np.maximum(np.gradient(log_expected, y), 1 / np.maximum(1, np.abs(y) / 4))
         count = np.concatenate([[0], np.cumsum(np.diff(y) * (pace[1:] + pace[:-1]) / 2)])
-        edges: Array = np.interp(np.linspace(0, count[-1], math.ceil(count[-1]) + 1), count, y)
-        return edges
+        return np.asarray(np.interp(np.linspace(0, count[-1], math.ceil(count[-1]) + 1), count, y))
 
     def _level(self, goal: float, bottom: float, top: float) -> float:
         """The y in [bottom, top] with Φ(y) = goal, or `top` when Φ stays below (fewer keys than the goal)."""
-        if self._expected(top) <= goal:
-            return top
 
         def excess(y: float) -> float:
-            return math.log(max(self._expected(y), 1e-300) / goal)
+            return math.log(max(float(self._rows(np.array([y]))[2][0]), 1e-300) / goal)
 
-        return float(optimize.brentq(excess, bottom, top, xtol=1e-3))
+        return top if excess(top) <= 0 else float(optimize.brentq(excess, bottom, top, xtol=1e-3))
 
 
 @dataclass(frozen=True)
@@ -153,52 +132,27 @@ class PoissonPoints(Points):
     """The scaling limit: a Poisson process of intensity θ x^{a−1}/Γ(a)."""
 
     theta: float
-    half_exponent: float
+    a: float
 
     def __post_init__(self) -> None:
-        check_theta(self.theta)
-        if not 0.15 <= self.half_exponent < math.inf:
-            raise InputError(f"a is {self.half_exponent:g}; expected half a local exponent, at least 0.15")
-
-    @property
-    def a(self) -> float:
-        """As given."""
-        return self.half_exponent
-
-    @property
-    def edge(self) -> float:
-        """None."""
-        return math.inf
-
-    @property
-    def log_theta(self) -> float:
-        """As given."""
-        return math.log(self.theta)
-
-    @property
-    def total(self) -> float:
-        """Infinite."""
-        return math.inf
+        check_number("a", self.a, "half a local exponent, at least 0.15", low=0.15)
+        vars(self).update(log_theta=math.log(check_theta(self.theta)))  # follows from the frozen fields
 
     def reach(self, count: ArrayLike) -> Array:
         """(Γ(a+1) count/θ)^{1/a}."""
-        x: Array = np.exp((np.log(count) + math.lgamma(self.a + 1) - self.log_theta) / self.a)
-        return x
+        return np.asarray(np.exp((np.log(count) + math.lgamma(self.a + 1) - self.log_theta) / self.a))
 
     def cumulative(self, x: Array) -> Array:
         """θ x^a / Γ(a+1)."""
-        value: Array = self.theta * np.exp(special.xlogy(self.a, x) - math.lgamma(self.a + 1))
-        return value
+        return np.asarray(self.theta * np.exp(special.xlogy(self.a, x) - math.lgamma(self.a + 1)))
 
     def density(self, x: Array, to_edge: Array) -> Array:
         """θ x^{a−1} / Γ(a)."""
-        value: Array = self.theta * np.exp(special.xlogy(self.a - 1, x) - math.lgamma(self.a))
-        return value
+        return np.asarray(self.theta * np.exp(special.xlogy(self.a - 1, x) - math.lgamma(self.a)))
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
         """e^{−Φ}: the other keys of a Poisson process do not notice the chosen ones."""
-        factor: NDArray[Any] = np.exp(-expected)
-        return factor
+        return np.asarray(np.exp(-expected))
 
     def tangent_square(self, x: Array) -> Array:
         """2x."""
@@ -214,32 +168,13 @@ class KeyPoints(Points):
     beta: float
 
     def __post_init__(self) -> None:
-        check_keys(self.n)
-        check_beta(self.beta)
-
-    @property
-    def a(self) -> float:
-        """That of the law."""
-        return self.law.a
-
-    @cached_property
-    def log_theta(self) -> float:
-        """log n + log E e^{−βD}."""
-        return math.log(self.n) + float(self.law.log_laplace(self.beta))
-
-    @property
-    def total(self) -> float:
-        """n."""
-        return self.n
+        log_theta = math.log(check_keys(self.n)) + float(self.law.log_laplace(check_beta(self.beta)))
+        edge = 2 * self.beta  # the antipode of the query
+        vars(self).update(a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)  # follow from the frozen fields
 
     def reach(self, count: ArrayLike) -> Array:
         """β times the quantile of D at count/n."""
         return self.beta * self.law.quantile(np.minimum(1, np.asarray(count, dtype=np.float64) / self.n))
-
-    @property
-    def edge(self) -> float:
-        """2β, the antipode of the query."""
-        return 2 * self.beta
 
     def cumulative(self, x: Array) -> Array:
         """n P(D ≤ x/β)."""
@@ -254,7 +189,7 @@ class KeyPoints(Points):
         ordered_pairs = 1 - 1 / self.n if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
         none_left = expected >= self.n  # the logarithm of zero, up to rounding
         log_share = np.log1p(-np.where(none_left, 0, expected) / self.n)
-        factor: NDArray[Any] = ordered_pairs * np.exp((self.n - chosen) * log_share)
+        factor = np.asarray(ordered_pairs * np.exp((self.n - chosen) * log_share))
         factor[none_left] = float(self.n == chosen)
         return factor
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from limitlens.errors import InputError
+from limitlens.errors import check_number
 from limitlens.theory.scaling.control import check_beta, check_keys
 from limitlens.theory.scaling.laws import GapLaw, Local, negligible_beyond
 from limitlens.theory.scaling.points import Points
@@ -16,31 +16,15 @@ from limitlens.theory.scaling.points import Points
 
 @dataclass(frozen=True)
 class Averaging:
-    """The output Γ_n of attention in the subcritical regime, by the central limit theorem.
+    """The output Γ_n of attention in the subcritical regime, by the central limit theorem."""
 
-    Attributes
-    ----------
-    mean : float
-        The limit of <q, Γ_n>: A_d(β) for uniform keys.
-    shrinkage : float
-        1 − mean, to full relative accuracy: a/β − … for β large.
-    bias : float
-        E<q, Γ_n> − mean at order 1/n: −(A(2β) − A(β)) / effective_sample_size.
-    radial_variance : float
-        [Var_{2β}(D) + (A(2β) − A(β))²] / effective_sample_size.
-    tangential_variance : float or None
-        Of one coordinate across the query: E_{2β}[D(2−D)] / (tangent_dim · effective_sample_size), which is
-        A_d(2β) / (2β effective_sample_size) for uniform keys; None when the keys are not uniform around the query.
-    effective_sample_size : float
-        n e^{2K(β) − K(2β)}, which tends to 2^a θ.
-    """
-
-    mean: float
-    shrinkage: float
-    bias: float
-    radial_variance: float
+    mean: float  # the limit of <q, Γ_n>: A_d(β) for uniform keys
+    shrinkage: float  # 1 − mean, to full relative accuracy: a/β − … for β large
+    bias: float  # E<q, Γ_n> − mean at order 1/n: −(A(2β) − A(β)) / n_eff
+    radial_variance: float  # [Var_{2β}(D) + (A(2β) − A(β))²] / n_eff
+    # of one coordinate across the query: E_{2β}[D(2−D)] / (tangent_dim · n_eff); None unless keys are uniform around it
     tangential_variance: float | None
-    effective_sample_size: float
+    effective_sample_size: float  # n_eff = n e^{2K(β) − K(2β)}, which tends to 2^a θ
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
@@ -51,14 +35,8 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
     spread = float(law.tilted_variance(2 * beta))
     size = n * math.exp(2 * log_single - log_double)
     across = None if law.tangent_dim is None else (2 * sharper - spread - sharper**2) / (law.tangent_dim * size)
-    return Averaging(
-        mean=1 - float(mean),
-        shrinkage=float(mean),
-        bias=float(sharper - mean) / size,
-        radial_variance=(spread + float(mean - sharper) ** 2) / size,
-        tangential_variance=None if across is None else float(across),
-        effective_sample_size=size,
-    )
+    bias, variance = float(sharper - mean) / size, (spread + float(mean - sharper) ** 2) / size
+    return Averaging(1 - float(mean), float(mean), bias, variance, None if across is None else float(across), size)
 
 
 def shrinkage_expansion(beta: float, dim: int) -> float:
@@ -67,10 +45,9 @@ def shrinkage_expansion(beta: float, dim: int) -> float:
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
-    """The number of nearest keys that hold `share` of the mass when θ is large.
+    """The number Λ([0, x]) of nearest keys that hold `share` of the mass, ∫_0^x e^{−u} dΛ = share · θ, when θ is large.
 
-    It is Λ([0, x]) with ∫_0^x e^{−u} dΛ = share · θ; in the limit θ x^a/Γ(a+1), x being the `share` quantile of the
-    Gamma(a) law.
+    In the limit it is θ x^a/Γ(a+1), x being the `share` quantile of the Gamma(a) law.
     """
     goal = share * math.exp(points.log_theta)
 
@@ -85,11 +62,8 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 
 def collapse_deficit(n: float, beta: float, local: Local) -> float:
     """E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β for θ → 0 and a > 1/2: the mass that leaks to the second key."""
-    if not local.a > 0.5:
-        raise InputError(
-            f"the local exponent is {2 * local.a:g}; expected more than 1 for the collapse law "
-            "(keys on a circle have a logarithm instead), so use the exact mean of the top weight"
-        )
+    wanted = "more than 1 for the collapse law (keys on a circle have a logarithm instead): use the exact mean_top"
+    check_number("the local exponent", 2 * local.a, wanted, low=1, closed=False)
     log_scale = (math.log(check_keys(n)) + local.log_c) / local.a
     return math.log(2) * local.a * math.gamma(2 - 1 / local.a) * math.exp(log_scale) / check_beta(beta)
 

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.theory.scaling._quadrature import tanh_sinh
 from limitlens.theory.scaling.laws import negligible_beyond
 from limitlens.theory.scaling.points import Points, PoissonPoints
-from limitlens.theory.scaling.quadrature import tanh_sinh
 
 _MOST_KEYS = 45.0  # the nearest key lies within reach(45) up to a probability e^{−45}
 _NEAREST_NODES, _PATH_NODES = 151, 201
@@ -41,8 +41,13 @@ def mean_top(points: Points) -> float:
     lowest, highest = -math.log(mean_inverse_top(points)) - 37, 4.0
     log_lambda = np.arange(lowest, highest, _STEP)
     grid = _grid(points, math.exp(highest))
-    transform = np.array([_laplace(points, grid, math.exp(value)) for value in log_lambda])
-    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ transform)
+
+    def transform(lam: float) -> float:
+        """ψ(λ)."""
+        expected = grid.within + np.einsum("ij,ij->i", -np.expm1(-lam * grid.ratio), grid.rest)
+        return float(grid.mass @ points.void(expected))
+
+    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ [transform(math.exp(value)) for value in log_lambda])
 
 
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
@@ -82,12 +87,6 @@ def _grid(points: Points, largest: float) -> _Grid:
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
     return _Grid(mass, points.cumulative(x), np.exp(x[:, None] - u), rest)
-
-
-def _laplace(points: Points, grid: _Grid, lam: float) -> float:
-    """ψ(λ) for one λ > 0."""
-    expected = grid.within + np.einsum("ij,ij->i", -np.expm1(-lam * grid.ratio), grid.rest)
-    return float(grid.mass @ points.void(expected))
 
 
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:

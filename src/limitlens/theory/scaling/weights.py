@@ -57,10 +57,9 @@ def gap_variance(points: Points) -> float:
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """The variance times β of one coordinate of the output across the query, for keys uniform around it.
+    """β Var of a coordinate of the output across the query, keys uniform around it: E Σ w² ρ² / tangent_dim.
 
-    Directions are independent of the gaps and average to zero, so only single keys count: E Σ w² ρ² / tangent_dim with
-    ρ² the squared distance to the axis.
+    Directions do not depend on the gaps and average to zero, so single keys alone count; ρ is the distance to the axis.
     """
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
 

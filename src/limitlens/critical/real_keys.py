@@ -1,0 +1,204 @@
+"""Where a sample of real keys puts attention: the local exponent at a query, the critical β, and the weights it gives.
+
+Keys and queries lie on the unit sphere. The local power law is estimated from the nearest keys; the scaling limit with
+that exponent then says what to expect of the weights at any β, beside what softmax over the sample does. In high
+dimension the limit is far away at any real n; the β at which five keys of the sample share the mass needs no law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from limitlens import results
+from limitlens.critical.quantity import Quantity
+from limitlens.critical.weight_samples import sample_weights
+from limitlens.errors import Array, InputError, as_array
+from limitlens.record import plain
+from limitlens.report.view import Guide, Row, Table, View, line, points
+from limitlens.report.words import falling, join, read_words, short, worded_figure, worded_view
+from limitlens.statistics.local_exponent import LocalExponent, local_exponent, query_distances
+from limitlens.theory import PoissonPoints, mean_top, participation, regime, theta_asymptotic
+from limitlens.theory.prediction import Status
+from limitlens.theory.scaling.control import Regime, check_beta
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WORDS = read_words("critical/words.json")["keys"]
+_REPLICATES = 2000
+_COLDEST = 100.0  # of log β: by then only keys at the very same distance still share the mass
+
+
+@dataclass(frozen=True)
+class QueryKeys:
+    """One query against the keys at one β."""
+
+    exponent: Quantity  # local, with its 95% interval
+    radius: float  # distance of the farthest key behind it
+    critical_beta: Quantity  # the β of θ = 1 by the local law
+    five_key_beta: Quantity  # at which five keys of the sample share the mass
+    beta: float
+    theta: Quantity  # at β, of the scaling limit and of the sample, as what follows
+    participation: Quantity
+    top_weight: Quantity
+    regime: Regime
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RealKeys:
+    """Queries against real keys."""
+
+    kind: ClassVar[str] = "keys"
+    inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and where keys were read from
+    median: Mapping[str, float]  # of `exponent` and `critical_beta`, over queries
+    queries: tuple[QueryKeys, ...]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per query."""
+        import pandas as pd
+
+        names = ("exponent", "critical_beta", "five_key_beta", "theta", "participation", "top_weight")
+        return pd.DataFrame(
+            {"query": index, "beta": row.beta, "regime": row.regime}
+            | {name: getattr(row, name).measured for name in names}
+            | {"exponent_stderr": row.exponent.stderr, "critical_beta_stderr": row.critical_beta.stderr}
+            for index, row in enumerate(self.queries)
+        )
+
+    def view(self) -> View:
+        """Local exponent, critical temperature and weights per query."""
+        regimes = [row.regime for row in self.queries]
+        counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
+        alphas, shares = [row.exponent for row in self.queries], [row.participation for row in self.queries]
+        exponents, bars = [row.measured for row in alphas], [row.stderr for row in alphas]
+        expected, found = ([getattr(row, name) for row in shares] for name in ("predicted", "measured"))
+        ends = [min(expected + found), max(expected + found)]
+        local = [points("measured", range(len(alphas)), exponents, stderr=bars)]
+        weights = [points("queries", expected, found), line("equal", ends, ends, "grey", "dashed")]
+        median = Guide("median", y=self.median["exponent"])
+        figures = [worded_figure(WORDS["local"], local, median), worded_figure(WORDS["weights"], weights)]
+        cells = [(row.exponent.cell, row.critical_beta.cell, row.five_key_beta.cell) for row in self.queries]
+        rows = [
+            (index, *cells[index], row.beta, row.theta.predicted, expected[index], found[index], row.regime)
+            for index, row in enumerate(self.queries)
+        ]
+        return worded_view(
+            WORDS,
+            [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)],
+            of=self,
+            many="1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries",
+            exponent=short(self.median["exponent"]),
+            critical_beta=short(self.median["critical_beta"], 4),
+            regimes=counts,
+            growth=falling(-2 / self.median["exponent"]),
+        )
+
+    def __repr__(self) -> str:
+        told = "median local exponent {exponent:.3g}, median critical β {critical_beta:.4g}".format(**self.median)
+        return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {told}>"
+
+    document, load = plain, classmethod(results.load)
+    tables, arrays, plot = results.table_as("scaling"), results.no_arrays, results.draw
+    save, report = results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
+
+
+def real_keys(
+    queries: ArrayLike,
+    keys: ArrayLike,
+    beta: float | None = None,
+    theta: float = 1.0,
+    neighbours: int | None = None,
+    *,
+    normalise: bool = False,
+    seed: int = 0,
+    files: Mapping[str, str] | None = None,
+) -> RealKeys:
+    """Every query (rows of (q, d)) against the keys (n, d), at β, or at the β where each query has this θ."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for estimate, distances in _estimates(queries, keys, neighbours, normalise):
+        at = check_beta(beta) if beta is not None else estimate.critical_beta(theta=theta)[0]
+        found.append(_query(estimate, distances, at, rng))
+    inputs: dict[str, Any] = {"keys": estimate.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
+    inputs |= {"neighbours": estimate.neighbours, "normalise": normalise, **({"files": files} if files else {})}
+    names = ("exponent", "critical_beta")
+    median = {name: float(np.median([getattr(row, name).measured for row in found])) for name in names}
+    return RealKeys(inputs, median, tuple(found))
+
+
+def median_exponent(
+    queries: ArrayLike, keys: ArrayLike, neighbours: int | None = None, normalise: bool = False
+) -> LocalExponent:
+    """The estimate at the query whose critical β is the median one: a single local law to stand for the head."""
+    estimates = [estimate for estimate, _ in _estimates(queries, keys, neighbours, normalise)]
+    return sorted(estimates, key=lambda estimate: estimate.critical_beta()[0])[(len(estimates) - 1) // 2]
+
+
+def _estimates(
+    queries: ArrayLike, keys: ArrayLike, neighbours: int | None, normalise: bool
+) -> Iterator[tuple[LocalExponent, Array]]:
+    asked = as_array("queries", queries, ndim=2)
+    if not len(asked):
+        raise InputError("there are no queries; expected at least one row")
+    for query in asked:
+        distances = query_distances(query, keys, normalise)
+        yield local_exponent(distances, neighbours), distances
+
+
+def _query(estimate: LocalExponent, distances: Array, beta: float, rng: np.random.Generator) -> QueryKeys:
+    critical, relative = estimate.critical_beta()
+    theta = theta_asymptotic(estimate.n, beta, estimate.local)
+    limit = PoissonPoints(theta, estimate.local.a)
+    drawn = sample_weights(limit, _REPLICATES, rng)
+    gaps = np.square(distances) / 2
+    shared, top = _shares(gaps, beta)
+
+    def beside(expected: float, measured: float, draws: Array | None = None) -> Quantity:
+        below = None if draws is None else float(np.mean(draws <= measured))
+        # the power law is assumed to reach from r_k down to the nearest keys
+        return Quantity(expected, Status.HEURISTIC, measured=measured, quantile_in_limit=below)
+
+    return QueryKeys(
+        exponent=Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval),
+        radius=estimate.radius,
+        critical_beta=Quantity(measured=critical, stderr=critical * relative),
+        five_key_beta=Quantity(measured=_sharing_beta(gaps, 5.0)),
+        beta=beta,
+        theta=beside(theta, float(np.exp(-beta * gaps).sum())),
+        participation=beside(participation(limit), shared, drawn.participation),
+        top_weight=beside(mean_top(limit), top, drawn.top),
+        regime=regime(shared),
+    )
+
+
+def _shares(gaps: Array, beta: float) -> tuple[float, float]:
+    """Σw² and the top weight of the sample at β."""
+    weight = np.exp(beta * (gaps.min() - gaps))
+    mass = float(weight.sum())
+    return float(np.square(weight).sum()) / mass**2, 1 / mass
+
+
+def _sharing_beta(gaps: Array, keys: float) -> float | None:
+    """The β at which `keys` keys of the sample share the mass, 1/Σw² = keys: no law is assumed; None when n ≤ keys."""
+    if gaps.size <= keys:
+        return None
+
+    def excess(log_beta: float) -> float:
+        return math.log(keys * _shares(gaps, math.exp(log_beta))[0])
+
+    low = high = -math.log(float(np.median(gaps)))
+    while excess(low) > 0:
+        low -= 1
+    while excess(high) < 0 and high < _COLDEST:
+        high += 1
+    return math.exp(float(optimize.brentq(excess, low, high))) if excess(high) >= 0 else None

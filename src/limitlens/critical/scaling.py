@@ -1,0 +1,89 @@
+"""`scaling`: one question, whether attention over n keys averages, selects or collapses, asked in four ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from limitlens.critical.heat import HeatFlow, heat_flow
+from limitlens.critical.real_keys import RealKeys, median_exponent, real_keys
+from limitlens.critical.scaling_limits import ScalingLimits, scaling_limits
+from limitlens.critical.schedules import Schedules, follow_schedules
+from limitlens.errors import InputError
+from limitlens.measures.named import sample_from_file
+from limitlens.theory.scaling.laws import named_law
+
+
+def scaling(
+    *,
+    dim: int | None = None,
+    n: float = 10_000,
+    theta: float | None = None,
+    beta: float | None = None,
+    law: str = "uniform",
+    concentration: float = 5.0,
+    cosine: float = 1.0,
+    sub: int = 2,
+    power: float = 1.0,
+    keys: ArrayLike | str | Path | None = None,
+    queries: ArrayLike | str | Path | None = None,
+    neighbours: int | None = None,
+    normalise: bool = False,
+    schedules: str | Sequence[float] | None = None,
+    heat: bool = False,
+    layers: int = 400,
+    amplitude: float = 0.5,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> ScalingLimits | RealKeys | Schedules | HeatFlow:
+    """Does attention over n keys average, select a handful or collapse onto one? Predicted beside measured.
+
+    `n` keys lie on the sphere S^{dim−1}, dim being 5, or 2 with `heat`; `theta` is their effective number (1, the
+    critical scale, by default), or the inverse temperature `beta` is given instead. What comes back:
+
+    - `ScalingLimits` for a `law`: "uniform"; "vmf" with `concentration` and `cosine` to the query; "subsphere" of its
+      own dimension `sub`; "power" of the density near the query.
+    - `RealKeys` for `keys` (n, d) and `queries` (q, d), arrays or .npy files: `neighbours` nearest keys are fitted
+      (about √n by default), `normalise` projects both onto the sphere.
+    - `Schedules` for context lengths `schedules`, "lo:hi:k" or a sequence, over a law or real keys.
+    - `HeatFlow` for `heat=True`: a density 1 + `amplitude` cos through `layers`.
+    """
+    if theta is not None and beta is not None:
+        raise InputError("both theta and beta were given; expected one, since each follows from the other")
+    if heat:
+        if keys is not None or schedules is not None:
+            raise InputError("heat was given with another study; expected it alone, on uniform keys")
+        dim, beta = 2 if dim is None else dim, 2000.0 if beta is None else beta
+        return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed)
+    if keys is not None or queries is not None:
+        if keys is None or queries is None:
+            raise InputError("one of keys and queries was given; expected both, to look at and to look from")
+        seen, looking = _rows(keys), _rows(queries)
+        if schedules is not None:
+            local = median_exponent(looking, seen, neighbours, normalise).local
+            return follow_schedules(schedules, local, theta=theta, beta=beta)
+        given = {"keys": keys, "queries": queries}
+        files = {name: str(where) for name, where in given.items() if isinstance(where, (str, Path))}
+        target = 1.0 if theta is None else theta
+        return real_keys(looking, seen, beta, target, neighbours, normalise=normalise, seed=seed, files=files)
+    dim = 5 if dim is None else dim
+    gap_law = named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
+    if schedules is not None:
+        about: dict[str, Any] = {"law": law, "dim": dim} | ({"sub": sub} if law == "subsphere" else {})
+        return follow_schedules(schedules, gap_law, theta=theta, beta=beta, about=about)
+    theta = 1.0 if theta is None and beta is None else theta
+    return scaling_limits(gap_law, _count(n), theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
+
+
+def _rows(given: ArrayLike | str | Path) -> ArrayLike:
+    """An array as given, or that of a .npy file."""
+    return sample_from_file(str(given)).tokens if isinstance(given, (str, Path)) else given
+
+
+def _count(n: float) -> int:
+    if not float(n).is_integer():
+        raise InputError(f"n is {n:g}; expected a whole number of keys")
+    return int(n)

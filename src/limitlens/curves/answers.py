@@ -1,0 +1,36 @@
+"""Numbers of tokens for many errors and contexts at once: what the sliders of a page step through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from limitlens.curves.error_curve import TokensFor
+
+ERRORS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+CONTEXTS = (2048, 8192, 32768, 131072, None)  # None: endlessly many tokens
+MARKS = ("measured", "extrapolated", "beyond", "not known")  # in the order in which a page counts them
+
+
+def answers(
+    ask: Sequence[Callable[[float, float], TokensFor]],
+    errors: Sequence[float] = ERRORS,
+    contexts: Sequence[float | None] = CONTEXTS,
+) -> dict[str, Any]:
+    """What each of `ask` says for every error and context; an endless context is passed as infinity.
+
+    `n`, `low`, `high` and `mark` are lists by curve, error and context: the number and the ends of its 95% interval,
+    None where there is none, and where it comes from, counted in `MARKS`.
+    """
+    found = [
+        [[one(error, math.inf if context is None else context) for context in contexts] for error in errors]
+        for one in ask
+    ]
+    parts: dict[str, Callable[[TokensFor], int | None]] = {
+        "n": lambda answer: answer.n,
+        "low": lambda answer: answer.interval[0],
+        "high": lambda answer: answer.interval[1],
+        "mark": lambda answer: MARKS.index(answer.mark),
+    }
+    return {name: [[[*map(part, row)] for row in rows] for rows in found] for name, part in parts.items()}

@@ -1,0 +1,193 @@
+"""The error of attention over n tokens against its limit, for nested sizes n: the one curve of this program.
+
+A study, a probe and a plan all read the same things off it: the error at each size with its standard error, the rate at
+which it falls and by which law, and n(ε), how many tokens an error takes. Whatever is uncertain is uncertain over whole
+replicates, because their sizes are nested: every interval comes from resampling them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from limitlens.curves.crossing import BEYOND, LINE_SIZES, crossing, log_unseen, power_law
+from limitlens.curves.fit import LEVEL, Rate, bootstrap, fit_rate, local_slopes, typical, typical_stderr
+from limitlens.errors import Array, InputError
+
+FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is neither fitted nor crossed
+_TINY = np.finfo(float).tiny
+
+
+@dataclass(frozen=True)
+class TokensFor:
+    """How many random tokens bring the error down to a wanted one, n(ε), of endlessly many or of a context."""
+
+    n: int | None  # None where it is not known; all of a finite context that needs every token
+    interval: tuple[int | None, int | None] = (None, None)  # 95%, over replicates; None at an end that nothing bounds
+    extrapolated: bool = True  # the number lies outside the sizes measured
+    beyond: bool = False  # it lies further out than these sizes can tell
+    farthest: int | None = None  # how far that is
+    why: str = ""  # there is no number at all, where that is so
+
+    @property
+    def mark(self) -> str:
+        """Where the number comes from: "measured", "extrapolated", "beyond" or "not known"."""
+        if self.why:
+            return "not known"
+        return "beyond" if self.beyond else "extrapolated" if self.extrapolated else "measured"
+
+    def plus(self, atoms: int) -> TokensFor:
+        """The same with tokens that are always there."""
+        n, low, high = (None if value is None else value + atoms for value in (self.n, *self.interval))
+        return replace(self, n=n, interval=(low, high))
+
+    def document(self) -> dict[str, Any] | None:
+        """The answer as JSON; null where there is no number."""
+        if self.n is None or self.beyond:
+            return None
+        return {"n": self.n, "interval": list(self.interval), "extrapolated": self.extrapolated}
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"not known: {self.why}"
+        if self.n is None:
+            return f"beyond {self.farthest:,} tokens" if self.farthest else "beyond what these sizes can tell"
+        low, high = ("more" if end is None else f"{end:,}" for end in self.interval)
+        note = ", every one" if self.beyond else ", extrapolated" if self.extrapolated else ""
+        return f"{self.n:,} tokens (95%: {low} to {high}{note})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ErrorCurve:
+    """Errors at nested sizes n₁ < n₂ < ....
+
+    `powers` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; one in a
+    study) so that the mean over clusters is the mean over queries; rows that controls have adjusted may be negative.
+    """
+
+    sizes: tuple[int, ...]
+    powers: Array  # (clusters, replicates, sizes)
+    moment: int = 2  # which error is meant: 1 for E|error|, 2 for the root mean square; their exponents can differ
+    unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
+    floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
+    seed: int = 0
+
+    @classmethod
+    def of(cls, sizes: Any, rows: Array, **known: Any) -> ErrorCurve:
+        """The curve of one cluster, from rows (replicates, sizes)."""
+        return cls(tuple(int(size) for size in sizes), np.asarray(rows, dtype=float)[None], **known)
+
+    def scaled(self, scale: float) -> ErrorCurve:
+        """The curve of errors divided by a number; undefined everywhere where that is 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = 1 / np.float64(scale) if scale else np.nan
+        return replace(self, powers=self.powers * factor**self.moment, floor=self.floor * factor)
+
+    @cached_property
+    def rows(self) -> Array:
+        """|error|^moment of each replicate, true to the limit: (replicates, sizes)."""
+        return np.asarray(self.powers.mean(0) / self.unseen**self.moment)
+
+    @property
+    def replicates(self) -> int:
+        """Number of replicates behind every point."""
+        return int(self.powers.shape[1])
+
+    @cached_property
+    def error(self) -> Array:
+        """The error at each size, (sizes,)."""
+        return typical(self.rows, self.moment)
+
+    @cached_property
+    def stderr(self) -> Array:
+        """Its standard error over replicates (by the delta method for a root mean square), (sizes,)."""
+        return typical_stderr(self.rows, self.moment)
+
+    @property
+    def defined(self) -> bool:
+        """Whether there is an error at every size: relative errors of a limit that is 0 are none."""
+        return bool(np.isfinite(self.rows).all())
+
+    @cached_property
+    def usable(self) -> Any:
+        """Sizes whose error is far enough above the numerical floor: (sizes,) bool."""
+        return self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
+
+    @cached_property
+    def rate(self) -> Rate | None:
+        """The fitted rate; None where fewer than three sizes can be fitted."""
+        if not self.defined:
+            return None
+        return fit_rate(np.asarray(self.sizes), self.rows, moment=self.moment, usable=self.usable, seed=self.seed)
+
+    @cached_property
+    def local_slopes(self) -> tuple[Array, Array]:
+        """Slopes between neighbouring sizes and their standard errors: (sizes − 1,) twice."""
+        return local_slopes(np.asarray(self.sizes), self.rows, moment=self.moment, seed=self.seed)
+
+    @cached_property
+    def _line(self) -> tuple[Array, Array]:
+        """log n (J,) and log e of the curve and of its resamples (1 + resamples, J), at the usable sizes.
+
+        Resamples are reflected in the curve, since the logarithm of a mean of few skewed squares errs to the other side
+        than its resamples do, and spread by what few replicates leave out: √(r/(r − 1)) and Student's quantile.
+        """
+        kept, count = self.usable, self.replicates
+        here = np.log(np.maximum(self.error[kept], _TINY))
+        if count < 2:
+            return np.log(np.asarray(self.sizes, float)[kept]), here[None]
+        drawn = np.log(np.maximum(bootstrap(self.rows[:, kept], self.seed, self.moment), _TINY))
+        upper = (1 + LEVEL) / 2
+        spread = math.sqrt(count / (count - 1)) * float(special.stdtrit(count - 1, upper) / special.ndtri(upper))
+        return np.log(np.asarray(self.sizes, float)[kept]), np.vstack((here, here + spread * (here - drawn)))
+
+    def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
+        """The smallest n from which on the error of n of `context` tokens, e(n) √(1 − n/C), stays at most `error`."""
+        if not 0 < error < math.inf:
+            raise InputError(f"the error is {error:g}; expected a positive number, such as 0.05")
+        if not context >= 1:
+            raise InputError(f"the context is {context:g} tokens; expected at least 1, such as 32768")
+        if not self.defined:
+            return TokensFor(None, why="the limit is 0, so there is no relative error")
+        if self.usable.sum() < LINE_SIZES:
+            few = "sizes or more are needed" if len(self.sizes) < LINE_SIZES else "sizes must lie above the floor"
+            return TokensFor(None, why=f"{LINE_SIZES} {few} to tell")
+        x, y = self._line
+        needed = crossing(x, y, math.log(error), math.log(context))
+        found = float(needed[0])
+        resampled = needed[1:] if len(needed) > 1 else needed
+        low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
+        return TokensFor(
+            n=_whole(found, context),
+            interval=(_whole(float(low), context), _whole(float(high), context)),
+            extrapolated=not math.exp(x[0]) * (1 - 1e-9) <= found <= math.exp(x[-1]) * (1 + 1e-9),
+            beyond=not math.isfinite(found),
+            farthest=BEYOND * self.sizes[-1],
+        )
+
+    def error_at(self, n: float, context: float = math.inf) -> float:
+        """The error of n of `context` tokens, n within the sizes or outside them."""
+        x, y = np.log(np.asarray(self.sizes, float)), np.log(np.maximum(self.error, _TINY))
+        at = math.log(n)
+        if x[0] <= at <= x[-1]:
+            value = float(np.interp(at, x, y))
+        else:
+            slope, level = power_law(x, y[None], slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
+            value = float(level[0] + slope[0] * at)
+        return math.exp(value + float(log_unseen(np.asarray(at), math.log(context))))
+
+    def __repr__(self) -> str:
+        rate = "no rate" if self.rate is None else f"rate {self.rate.slope:.3f} ± {self.rate.stderr:.3f}"
+        ends = f"{self.error[0]:.3g} at n = {self.sizes[0]:,} to {self.error[-1]:.3g} at n = {self.sizes[-1]:,}"
+        return f"<ErrorCurve: {ends}, {rate}, {self.replicates} replicates>"
+
+
+def _whole(n: float, context: float) -> int | None:
+    """n as a number of tokens, at most the context; None where neither is finite."""
+    bounded = min(n, context)
+    return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 and a rounding error

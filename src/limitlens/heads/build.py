@@ -1,0 +1,98 @@
+"""From the measurements of a layer to the records of its heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from limitlens.errors import Array
+from limitlens.heads.collect import Collector
+from limitlens.heads.diagnostics import LayerDetail, layer_detail
+from limitlens.heads.geometry import LayerGeometry, layer_geometry
+from limitlens.heads.layer import LayerCurves, layer_curves
+from limitlens.heads.pilot import Layer
+from limitlens.heads.record import HeadRecord, Sink
+from limitlens.heads.regimes import Thresholds, classify
+from limitlens.heads.sinks import dilution_length, sink_share
+from limitlens.record import plain
+
+# What a head's record takes from its layer's as it is, by the same name.
+GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
+DETAIL = (
+    "predicted_error", "hardmax_error", "effective_tokens", "top_weight", "entropy", "ordered_weights", "pareto_k",
+    "local_dimension",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """All measurements of one layer; `special` (heads,) is the share of the pooled mass on special tokens."""
+
+    layer: Layer
+    curves: LayerCurves
+    detail: LayerDetail
+    geometry: LayerGeometry
+    special: Array
+
+
+def measure(collector: Collector) -> Measured:
+    """All measurements of a layer that has seen the pool."""
+    with torch.inference_mode():
+        curves = layer_curves(collector)
+        share = torch.exp(collector.special.lse - curves.reference.lse)
+        special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
+        return Measured(collector.layer, curves, layer_detail(collector), layer_geometry(collector), special)
+
+
+def head_records(
+    measured: Measured, *, causal: bool, window: int, thresholds: Thresholds, seed: int
+) -> list[HeadRecord]:
+    """The records of a layer's query heads, in order."""
+    layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
+    sizes = np.rint(curves.counts.mean(0))
+    known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor), "seed": seed}
+    main = curves.bare if curves.atomic is None else curves.atomic
+
+    def record(head: int) -> HeadRecord:
+        verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
+        curve, sink = main.curve(head, sizes, **known), _sink(measured, head, sizes, window)
+        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **known)
+        return HeadRecord(
+            layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
+            sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,
+            **{name: _of_head(getattr(geometry, name), head) for name in GEOMETRY},
+            **{name: _of_head(getattr(detail, name), head) for name in DETAIL},
+            curve=curve, pooled=pooled, centred=main.centred(head, curve),
+            pooled_centred=None if pooled is None else curves.bare.centred(head, pooled),
+            effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
+            sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
+            regime=verdict.regime, regime_reason=verdict.reason,
+        )  # fmt: skip
+
+    return [record(head) for head in range(len(detail.entropy))]
+
+
+def _of_head(numbers: Array | None, head: int) -> Any:
+    """The array or the number of one head; None where it is not known."""
+    if numbers is None or numbers.ndim > 1:
+        return None if numbers is None else numbers[head]
+    return plain(numbers[head])
+
+
+def _sink(measured: Measured, head: int, sizes: Array, window: int) -> Sink | None:
+    """The atom's mass among n tokens, and the n that dilutes it to one half."""
+    layer, reference, pool = measured.layer, measured.curves.reference, measured.curves.pool
+    if layer.atom is None:
+        return None
+    m = layer.query.shape[2]
+    score, rest = (lse.reshape(-1, m)[head].cpu().numpy() for lse in (layer.atom.lse, reference.lse))
+    kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
+    return Sink(
+        kind=" and ".join(kind for kind, there in kinds.items() if there),
+        share=sink_share(sizes[:, None], score, rest, pool).mean(1),
+        share_in_window=float(sink_share(window - 1, score, rest, pool).mean()),
+        dilution_length=plain(float(dilution_length(score, rest, pool))),
+    )

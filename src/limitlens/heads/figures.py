@@ -1,0 +1,92 @@
+"""Figures of a probe: rates against the horizon, the map of all heads, the curve of one head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from limitlens.errors import InputError
+from limitlens.heads.record import HeadRecord
+from limitlens.heads.regimes import Regime
+from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, heat, line, points
+from limitlens.theory import rates
+
+if TYPE_CHECKING:
+    from limitlens.heads.result import ProbeRun
+
+COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
+
+
+def rate_lines(horizons: Sequence[float]) -> list[Series]:
+    """Rates that theory says of Gaussian tokens with these horizons; output errors are root mean squares."""
+    fine = np.geomspace(min(horizons), max(horizons), 80)
+    lines: tuple[tuple[str, Any, Colour, Any], ...] = (
+        ("sharp, moments: min(½, 1/(1+H²)), verified", rates.rate_sharp, "ink", ""),
+        ("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified", rates.rate_rms_output, "ink", "dashed"),
+        ("drawn: 1/(2(1+H²))", rates.rate_drawn, "orange", "dotted"),
+        ("proved at best: 1/(2(1+32H²))", lambda h: rates.rate_proved(h**2), "grey", ""),
+    )
+    return [line(name, fine, [rate(float(h)) for h in fine], colour, dash) for name, rate, colour, dash in lines]
+
+
+def rates_figure(run: ProbeRun) -> Figure:
+    """Fitted rates against the horizon, one point a head, over what theory says.
+
+    Where there is a sink the rates are those of the pooled law without it, which is what theory speaks of.
+    """
+    found = [(head, head.law.rate) for head in run.records if head.horizon and head.law.rate is not None]
+    if not found:
+        raise InputError("no head of this run has both a rate and a horizon; probe at three sizes or more to fit rates")
+    series = rate_lines([head.horizon for head, _ in found])
+    for regime, colour in COLOURS.items():
+        if own := [(head.horizon, rate.slope, rate.stderr) for head, rate in found if head.regime is regime]:
+            x, y, stderr = zip(*own, strict=True)
+            series.append(points(regime.value, x, y, colour, stderr, positive=False))
+    up = Axis("rate β: error falls like n to the −β", low=min(0.0, *(rate.slope for _, rate in found)))
+    averaging = Guide("½: plain averaging", y=0.5)
+    return Figure("Fitted rates against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
+
+
+def map_figure(run: ProbeRun, quantity: str) -> Figure:
+    """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
+    layers = sorted({head.layer for head in run.records})
+    values = np.full((len(layers), 1 + max(head.head for head in run.records)), np.nan)
+    words = [regime.value for regime in Regime] if quantity == "regime" else []
+    if words:
+        found: list[Any] = [words.index(head.regime.value) for head in run.records]
+    elif quantity == "rate":
+        found = [np.nan if head.curve.rate is None else head.curve.rate.slope for head in run.records]
+    else:
+        numbers = run.heads.select_dtypes("number").drop(columns=["layer", "head"]).dropna(axis="columns", how="all")
+        if quantity not in numbers:
+            known = f"expected one of {', '.join(('regime', *numbers.columns))}"
+            help_ = f"a file is given as path={quantity!r}" if Path(quantity).suffix else known
+            raise InputError(f"no head of this run has a number {quantity!r}; {help_}")
+        found = numbers[quantity].tolist()
+    for head, value in zip(run.records, found, strict=True):
+        values[layers.index(head.layer), head.head] = value
+    label = "rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
+    drawn = heat(label, layers, list(range(values.shape[1])), values, words)
+    return Figure(label, Axis("head"), Axis("layer"), [drawn])
+
+
+def head_figures(head: HeadRecord) -> list[Figure]:
+    """The error curve of one head with its 95% band and fitted rate, and its effective tokens."""
+    curve, n = head.curve, np.asarray(head.sizes, dtype=float)
+    low = np.maximum(curve.error - 1.96 * curve.stderr, 0.05 * curve.error)
+    errors = [band("95%", n, low, curve.error + 1.96 * curve.stderr, listed=False), points("measured", n, curve.error)]
+    if (rate := curve.rate) is not None:
+        errors.append(line(f"rate {rate.slope:.3f} ± {rate.stderr:.3f}", n, rate.constant * n**-rate.slope))
+    errors.append(line("predicted", n, head.predicted_error, "ink", "dotted"))
+    shared = [
+        points(head.regime.value, n, head.effective_tokens, COLOURS[head.regime]),
+        line("every token alike", n, n, "grey", "dashed"),
+    ]
+    across = Axis("number of tokens n", log=True)
+    return [
+        Figure(head.name, across, Axis("relative output error", log=True), errors),
+        Figure("", across, Axis("effective tokens", log=True), shared),
+    ]

@@ -1,0 +1,17 @@
+"""The keys with the largest weights: an oracle that keeps the most mass, though not always the smallest error."""
+
+from torch import Generator, Tensor
+
+from limitlens.keys.sight import Choice, Sight
+
+
+class Top(Choice):
+    """The keys with the largest scores, for each query anew."""
+
+    name = "top"
+    words = "largest weights (oracle)"
+    oracle = True
+
+    def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
+        """The scores themselves."""
+        return sight.scores[None]

@@ -1,0 +1,43 @@
+"""Reading back what a result saved, whichever kind it is."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from limitlens.errors import InputError
+from limitlens.record import read_run
+
+if TYPE_CHECKING:
+    from limitlens.results import Result
+
+# The class of each kind of result, whose `load` reads it.
+KINDS = {
+    "study": "experiments.study_result:Curve",
+    "horizons": "experiments.sweeps:HorizonSweep",
+    "radii": "experiments.sweeps:RadiusSweep",
+    "hardmax": "experiments.hardmax:Hardmax",
+    "tails": "experiments.heavy_tails:HeavyTails",
+    "tail verdict": "statistics.tails:TailReport",
+    "scaling": "critical.scaling_limits:ScalingLimits",
+    "keys": "critical.real_keys:RealKeys",
+    "schedules": "critical.schedules:Schedules",
+    "heat": "critical.heat:HeatFlow",
+    "probe": "heads.result:ProbeRun",
+    "plan": "budgets.plan:Plan",
+    "comparison": "comparison:Comparison",
+    "theory": "theory._summary:Summary",
+}
+
+
+def load(folder: str | Path) -> Result:
+    """The result that `save` or `--out` left in a folder (or its run.json): a `Curve`, a `Plan`, ..., as it was."""
+    run = read_run(folder)
+    if run.kind not in KINDS:
+        raise InputError(
+            f"{str(run.folder)!r} holds a {run.kind!r}; expected one of {', '.join(KINDS)}, so read it with the "
+            "version of limitlens that wrote it"
+        )
+    module, name = KINDS[run.kind].split(":")
+    return run.result(getattr(import_module(f"limitlens.{module}"), name))  # type: ignore[no-any-return]

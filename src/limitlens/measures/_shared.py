@@ -1,0 +1,99 @@
+"""What several laws share: checks of their parameters, shapes of their draws, short printing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from limitlens.errors import Array, InputError, as_array, check_number
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_dim(dim: int) -> int:
+    """`dim` as an int of at least 1."""
+    try:
+        number = operator.index(dim)
+    except TypeError:
+        raise InputError(f"dim is {dim!r}; expected a whole number, the dimension of the tokens") from None
+    return int(check_number("dim", number, "at least 1, the dimension of the tokens", low=1))
+
+
+def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:
+    """`value` as a finite float that is greater than `above`, or equal to it where `closed`."""
+    expected = f"{'at least' if closed else 'more than'} {above:g}"
+    return check_number(name, float(as_array(name, value, ndim=0)), expected, low=above, closed=closed)
+
+
+def check_weights(weights: object, count: int) -> Array:
+    """`weights` as (count,) probabilities: non-negative, their sum 1 within 1e-6 and then made exact."""
+    array = as_array("weights", weights, ndim=1)
+    if array.size != count:
+        raise InputError(f"weights have length {array.size}; expected {count}, one for each point or component")
+    if array.min() < 0:
+        raise InputError(f"weights hold the negative number {array.min():g}; expected probabilities")
+    total = float(array.sum())
+    if abs(total - 1) > 1e-6:
+        raise InputError(f"weights sum to {total:g}; expected 1, so divide them by their sum if that is meant")
+    return array / total
+
+
+def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Array:
+    """`function` of `size` rows of the tilts (..., d) at a time, the results joined and their leading axes restored."""
+    rows = tilts.reshape(-1, tilts.shape[-1])
+    starts = range(0, max(1, len(rows)), max(1, size))
+    joined = np.concatenate([function(rows[start : start + starts.step]) for start in starts])
+    return joined.reshape(tilts.shape[:-1] + joined.shape[1:])
+
+
+def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """The shape (*shape, dim) of a draw of tokens."""
+    return (*shape, dim) if isinstance(shape, tuple) else (shape, dim)
+
+
+def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent N(0, 1) in float64, on the generator's device."""
+    import torch
+
+    if generator.device.type == "cpu":  # NumPy's method draws twice as fast as torch's, and with whole tails
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent uniforms on [0, 1) in float64, on the generator's device."""
+    import torch
+
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def vector_norm(vectors: torch.Tensor) -> torch.Tensor:
+    """Euclidean lengths along the last axis, which is kept: (..., d) to (..., 1)."""
+    import torch
+
+    lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return lengths
+
+
+def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent indices drawn with the probabilities `weights`, by inversion of their distribution function."""
+    import torch
+
+    steps = np.cumsum(weights)
+    bounds = torch.as_tensor(steps / steps[-1], device=generator.device)
+    return torch.searchsorted(bounds, uniform(shape, generator), right=True)
+
+
+def brief(value: Array) -> str:
+    """A number or array in a few characters: the number where all entries agree, up to four entries, or the shape."""
+    value = value + 0.0  # prints no negative zero
+    if value.ndim < 2 and (value == value.flat[0]).all():
+        return f"{value.flat[0]:g}"
+    if value.ndim == 1 and value.size <= 4:
+        return "[" + ", ".join(f"{entry:g}" for entry in value) + "]"
+    return "array(" + ", ".join(str(length) for length in value.shape) + ")"

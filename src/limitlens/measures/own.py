@@ -1,0 +1,115 @@
+"""A law of a person's own: any object with `dim`, `K`, `grad_K` and `sample` is a measure.
+
+What it does not say follows from ∇K: the mean is ∇K(0), ∇²K comes from central differences of ∇K. Every public function
+that takes a measure passes it through `as_measure`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.measures._shared import check_dim, token_shape
+from limitlens.measures.base import Measure
+
+if TYPE_CHECKING:
+    import torch
+
+_STEP = 1e-3  # of a tilt, over the spread of the tokens: truncation and rounding both cost about 1e-12
+_NEEDED = ("dim", "K", "grad_K", "sample")
+
+
+class TokenLaw(Protocol):
+    """The least that a law of tokens must have; NumPy arrays and torch tensors are both welcome as answers."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of the tokens."""
+
+    def K(self, tilts: Array) -> Any:
+        """K(t) = log E exp<t, X>: tilts (..., d) to values (...)."""
+
+    def grad_K(self, tilts: Array) -> Any:
+        """∇K(t): tilts (..., d) to (..., d)."""
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
+        """Independent tokens of shape (*shape, d) that depend on the generator alone."""
+
+
+def as_measure(law: TokenLaw) -> Measure:
+    """`law` as a `Measure`: itself where it is one, else with what it lacks made from `K` and `grad_K`."""
+    if isinstance(law, Measure):
+        return law
+    missing = [name for name in _NEEDED if not hasattr(law, name)]
+    if missing or isinstance(law, type):
+        what = f"the class {law.__name__}" if isinstance(law, type) else f"a {type(law).__name__} without {missing[0]}"
+        raise InputError(f"the measure is {what}; expected one of limitlens or an object with {', '.join(_NEEDED)}")
+    return OwnMeasure(law)
+
+
+class OwnMeasure(Measure):
+    """The law of factor · X, X of a person's own law; its `radius` and `hess_K` are used where it has them."""
+
+    def __init__(self, law: TokenLaw, factor: float = 1.0) -> None:
+        self.law, self.factor = law, float(factor)
+        self.dim = check_dim(law.dim)
+        self.radius = abs(self.factor) * float(getattr(law, "radius", float("inf")))
+
+    def K(self, tilts: Array) -> Array:
+        """K(factor · t) of the law."""
+        at = self.factor * self.check_tilts(tilts)
+        return self._answer("K", self.law.K(at), at.shape[:-1])
+
+    def grad_K(self, tilts: Array) -> Array:
+        """factor · ∇K(factor · t) of the law."""
+        at = self.factor * self.check_tilts(tilts)
+        return self.factor * self._answer("grad_K", self.law.grad_K(at), at.shape)
+
+    def hess_K(self, tilts: Array) -> Array:
+        """[8(g(h) − g(−h)) − g(2h) + g(−2h)] / 12h along each axis, g = ∇K, made symmetric."""
+        at = self.check_tilts(tilts)
+        if hasattr(self.law, "hess_K"):
+            return self.factor**2 * self._answer("hess_K", self.law.hess_K(self.factor * at), (*at.shape, self.dim))
+        return self._differences(at, self._steps)
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Tokens of the law, times the factor."""
+        import torch
+
+        wanted = token_shape(shape, self.dim)
+        tokens = torch.as_tensor(self.law.sample(wanted[:-1], generator), dtype=torch.float64, device=generator.device)
+        if tokens.shape != wanted:
+            raise InputError(f"sample gave the shape {tuple(tokens.shape)}; expected {wanted}, one row per token")
+        return tokens if self.factor == 1 else self.factor * tokens
+
+    def scaled(self, factor: float) -> OwnMeasure:
+        """The same law, scaled once more."""
+        return OwnMeasure(self.law, factor * self.factor)
+
+    @cached_property
+    def _steps(self) -> Array:
+        """A step for each axis, from the spread of the tokens along it: found from a first guess in a few rounds."""
+        steps = np.full(self.dim, _STEP)
+        for _ in range(4):
+            variance = np.diagonal(self._differences(np.zeros(self.dim), steps))
+            steps = np.where(variance > 0, _STEP / np.sqrt(np.maximum(variance, 1e-300)), steps)
+        return steps
+
+    def _differences(self, at: Array, steps: Array) -> Array:
+        moved = [self.grad_K(at[..., None, :] + move * np.diag(steps)) for move in (1, -1, 2, -2)]
+        slopes = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / (12 * steps[:, None])
+        return np.asarray((slopes + np.swapaxes(slopes, -1, -2)) / 2)
+
+    def _answer(self, name: str, found: Any, shape: tuple[int, ...]) -> Array:
+        values = as_array(name, found)
+        if values.shape != shape:
+            raise InputError(f"{name} gave the shape {values.shape}; expected {shape}, one value for each tilt")
+        return values
+
+    def __repr__(self) -> str:
+        own = type(self.law).__repr__ is not object.__repr__
+        name = repr(self.law) if own else f"{type(self.law).__name__}(dim={self.dim})"
+        return name if self.factor == 1 else f"{self.factor:g}·{name}"

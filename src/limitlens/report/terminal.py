@@ -1,0 +1,106 @@
+"""A view as text: for a terminal, for a pipe, and for `str(result)`."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from limitlens.report.view import Block, Row, Section, Table, Text, View
+from limitlens.report.words import cell, numeric, sentence
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 160  # where nobody's terminal says otherwise
+
+
+def show(view: View) -> None:
+    """Print a view on stdout: with bold letters to a person, plain when piped or when NO_COLOR is set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    text = as_text(view, colour=sys.stdout.isatty() and not plain)
+    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(text if unicode else text.replace("─", "-"))
+
+
+def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
+    """A view as text of so many columns, sentences broken there too: the terminal's where there is one.
+
+    Otherwise tables may take 160 columns and a sentence stays one line. `colour` adds the escape codes of a terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    sheet = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colour else None
+    console = Console(
+        file=sheet, width=width or WIDTH, force_terminal=colour, color_system=system, legacy_windows=False
+    )
+    for part in _parts(view):
+        console.print(part, soft_wrap=width is None and not isinstance(part, Grid), highlight=False)
+    text = "\n".join(line.rstrip() for line in sheet.getvalue().splitlines())
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def _parts(view: View) -> Iterator[RenderableType]:
+    """What is printed, in order."""
+    from rich.text import Text as Words
+
+    yield Words(view.title, style="bold")
+    if view.subtitle:
+        yield Words(view.subtitle)
+    for part in view.sections:
+        if part.only in ("", "terminal"):
+            yield from _section(part)
+    for heading, said in zip(("What it found", "What to do"), view.verdict[1:], strict=True):
+        if said:
+            yield Words("\n" + heading, style="bold")
+            yield Words(said)
+    if view.trust:
+        yield Words("")
+    for note in view.trust:
+        yield Words(f"note: {sentence(note)}")
+
+
+def _section(part: Section) -> Iterator[RenderableType]:
+    from rich.text import Text as Words
+
+    blocks = [inner for block in part.blocks for inner in _flat(block) if isinstance(inner, (Table, Text))]
+    if not blocks:
+        return
+    if part.title:
+        yield Words("\n" + part.title, style="bold")
+    for block in blocks:
+        if isinstance(block, Table):
+            yield _grid(block, "" if block.title.lower() == part.title.lower() else block.title)
+            left = 0 if block.shown is None else len(block.rows) - block.shown
+            if left > 0:
+                yield Words(f"  ... and {left:,} more: `table` in Python, or --json / --out")
+        else:
+            for line in block.lines:
+                yield Words(f"  - {line}" if block.listed else line)
+
+
+def _flat(block: Block) -> Iterator[Block]:
+    yield from block.blocks if isinstance(block, Row) else (block,)
+
+
+def _grid(table: Table, title: str) -> RenderableType:
+    """A table; text to the left, numbers to the right."""
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text as Words
+
+    name = Words(title[:1].upper() + title[1:]) if title else None
+    grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
+    for column, number in zip(table.columns, numeric(table), strict=True):
+        grid.add_column(Words(column), justify="right" if number else "left")
+    for index, row in enumerate(table.rows[: table.shown]):
+        grid.add_row(*(Words(cell(value)) for value in row), style="bold" if index in table.marked else None)
+    return grid

@@ -1,0 +1,269 @@
+"""Everything predicted for one law, one head and one n, each number with its standing; nothing is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens import results
+from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.measures.base import Measure
+from limitlens.measures.gaussian import Gaussian
+from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.record import plain
+from limitlens.report.view import View
+from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
+from limitlens.theory._summary_view import curves_of, figures_of, view_of
+from limitlens.theory.spectrum import Reach, reach, square_root, whitened
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
+
+    from limitlens.record import Run
+
+TILTS = (0.5, 1.0, 2.0, 3.0)  # queries shown one by one: standard deviations along the direction of the horizon
+REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Summary:
+    """What theory says about a law, a head and a number of tokens."""
+
+    # inputs, theory (numbers), rates, uniform, queries, warnings; for Gaussian tokens local_rates, constants, curve too
+    predicted: Mapping[str, Any]
+    made: Mapping[str, Any] = field(default_factory=dict)
+    kind: ClassVar[str] = "theory"
+
+    @classmethod
+    def load(cls, run: Run) -> Summary:
+        """The summary that a run folder holds."""
+        summary = cls(dict(run.document))
+        summary.view()  # tells at once where something is missing
+        return summary
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Reasons not to read the slopes at this n as rates."""
+        return list(self.predicted["warnings"])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The rates, one row each."""
+        import pandas as pd
+
+        return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
+
+    def document(self) -> dict[str, Any]:
+        """The summary as a JSON document."""
+        return dict(self.predicted)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The rates, and the predicted curve where there is one."""
+        import pandas as pd
+
+        curves = curves_of(self.predicted)
+        return {"rates": self.table, **({"curve": pd.DataFrame(curves)} if curves else {})}
+
+    def plot(self, path: str | Path | None = None) -> Drawing:
+        """Draw the predicted errors for print."""
+        return results.plot(figures_of(self.predicted), path)
+
+    def __repr__(self) -> str:
+        given, numbers = self.predicted["inputs"], self.predicted["theory"]
+        return (
+            f"Summary({given['measure']}, n={given['n']:g}, horizon={numbers['horizon']:.4g}, "
+            f"rate_sharp={numbers['rate_sharp']:.4g}, rate_sharp_output={numbers['rate_sharp_output']:.4g})"
+        )
+
+    def view(self) -> View:
+        """What it shows."""
+        return view_of(self.predicted)
+
+    arrays, save, report = results.no_arrays, results.save, results.report
+    __str__, _repr_html_ = results.text, results.html
+
+
+def summary(
+    measure: TokenLaw,
+    head: Any,
+    n: float,
+    *,
+    sizes: ArrayLike | None = None,
+    radius: float | None = None,
+    error: float = 0.1,
+    mask_self: bool = False,
+) -> Summary:
+    """Every prediction for attention over n tokens of a law, without sampling.
+
+    `head` is a Head without biases or a score matrix A (d, d), whose values are then the tokens themselves. The curve
+    is predicted over `sizes` (n alone when absent), the uniform bound over the ball of `radius` (the root mean square
+    norm of the tokens when absent). `error` is the relative error whose probability is bounded at each query shown;
+    `mask_self` leaves a query's own token out of its softmax.
+    """
+    hardmax.check_size(n)
+    check_number("the error", error, "a positive number, such as 0.1", closed=False)
+    law = as_measure(measure)
+    counts = np.atleast_1d(as_array("sizes", n if sizes is None else sizes, ndim=(0, 1)))
+    ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
+    of = _Predictor(law, *_matrices(head, law.dim), n)
+    listed = rates.predictions(of.reach, gaussian=of.gaussian, compact=bool(np.isfinite(law.radius)))
+    warnings = validity.warnings(of.reach, n, mask_self=mask_self)
+    if not of.gaussian:
+        warnings.append("sharp rates hold for Gaussian tokens; for this law they are those of its covariance alone")
+    document: dict[str, Any] = {
+        "inputs": {"measure": repr(law), "dim": law.dim, "n": n, "radius": ball, "mask_self": mask_self},
+        "theory": {
+            **{name: getattr(of.reach, name) for name in REACH},
+            **{prediction.name: prediction.value for prediction in listed},
+        },
+        "rates": {prediction.name: prediction.as_dict() for prediction in listed},
+        "uniform": of.uniform(ball),
+        "queries": [of.query(spread, error) for spread in TILTS],
+    }
+    if of.gaussian:
+        document["local_rates"] = {moment: of.local_rate(moment) for moment in ("mean", "covariance")}
+        document |= {"constants": of.constants(), "curve": of.curve(counts, mask_self)}
+        if law.dim == 1:
+            scale = of.gain * float(np.sqrt(law.covariance[0, 0]))
+            document["hardmax"] = {
+                "finite": _number(hardmax.hardmax_finite(n, scale), "verified"),
+                "asymptotic": _number(hardmax.hardmax_asymptotic(n, scale), "proved"),
+            }
+    return Summary({**document, "warnings": warnings})
+
+
+def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
+    """The score matrix A (d, d) of a head, and its value matrix V where that is not the identity."""
+    if not hasattr(head, "value_map"):
+        score = as_array("A", head, ndim=(0, 2))
+        return (score * np.eye(dim) if score.ndim == 0 else score), None
+    if head.query_bias.any() or head.value_bias.any():
+        raise InputError("the head has a bias; expected one without, so pass its score matrix head.A alone")
+    return head.A, head.value_map
+
+
+def _number(predicted: Any, status: str, **more: Any) -> dict[str, Any]:
+    """A predicted number with its standing."""
+    return {"predicted": predicted, "status": status, **more}
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    """The parts of the document, for a law, a head's A and V, and n."""
+
+    law: Measure
+    A: Array
+    V: Array | None
+    n: float
+
+    @cached_property
+    def reach(self) -> Reach:
+        return reach(self.law.covariance, self.A)
+
+    @property
+    def gaussian(self) -> bool:
+        return isinstance(self.law, Gaussian)
+
+    @property
+    def gain(self) -> float:
+        """|V|, by which lengths grow in d = 1."""
+        return 1.0 if self.V is None else float(np.linalg.norm(self.V))
+
+    def local_rate(self, moment: str) -> dict[str, Any]:
+        """The slope of the sharp law of a moment at n, its logarithms included."""
+        status = "heuristic" if validity.is_pre_asymptotic(self.reach, self.n) else "verified"
+        law = rates.sharp_law(self.reach.horizon, moment)
+        return _number(law.local_rate(self.n), status, **plain(law), formula="n^(−exponent) (ln n)^log_power")
+
+    def constants(self) -> dict[str, Any] | None:
+        """n · Cov of the moments while H < 1; None from 1 on, where there is no such constant."""
+        if self.reach.horizon >= 1:
+            return None
+        covariance = self.law.covariance
+        trace = float(np.trace(constants.mean_error_covariance(covariance, self.A, self.V)))
+        found = {"mean": _number(trace, "verified", formula="tr of n·Cov(mean output)")}
+        if self.law.dim == 1:
+            value = constants.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
+            formula = "n·Var(variance of the outputs)"
+            found["covariance"] = _number(self.gain**4 * value, "verified", formula=formula)
+        return found
+
+    def uniform(self, radius: float) -> dict[str, Any]:
+        """Bounds over the ball of this radius."""
+        found = [bounds.uniform_exponential(radius, self.reach.horizon_one_sided)]
+        if self.gaussian:
+            found.append(bounds.uniform_gaussian(self.law.covariance, self.A, radius, self.V))
+        return {
+            b.prediction.name: {**b.prediction.as_dict(), "at_n": b.at(self.n), "useful_from": b.useful_from}
+            for b in found
+        }
+
+    def query(self, spread: float, error: float) -> dict[str, Any]:
+        """Central limit theorem, its validity and the finite-n bounds at one query."""
+        law, A, n, root = self.law, self.A, self.n, square_root(self.law.covariance)
+        direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
+        tilt = A @ (law.mean + spread * root @ direction)
+        cost = finite.tilt_cost(law, tilt, self.V)
+        # For Gaussian tokens the cost is τ²; for other laws this is the Gaussian tilt that costs as much.
+        flag = validity.interval_validity(n, tilt=float(np.sqrt(max(cost.log_cost, 0.0))))
+        wanted = error * cost.limit
+        squares = (finite.mean_square_asymptotic(cost, n), finite.mean_square_bound(cost, n))
+        asymptotic, bound = map(float, np.sqrt(squares))
+        useful = finite.mean_square_useful_from(cost)
+        found: dict[str, Any] = {
+            "deviations": spread,
+            "tilt": float(np.linalg.norm(root @ tilt)),
+            "limit": cost.limit,
+            "effective_sample_size": _number(float(n * np.exp(-cost.log_cost)), "proved"),
+            "rms_error": _number(asymptotic, "proved", note="as n → ∞, by the central limit theorem"),
+            "rms_error_bound": _number(bound, "proved", note="at every n, bounded laws only", useful_from=useful),
+            "quadratic_error_95": _number(finite.quadratic_error_quantile(cost, n), "proved"),
+            "deviation": {
+                "error": wanted,
+                "probability_at_most": finite.deviation_bound(cost, n, wanted) if wanted > 0 else 1.0,
+                "useful_from": finite.deviation_useful_from(cost, wanted) if wanted > 0 else float("inf"),
+                "status": "proved",
+            },
+            "interval": {"validity": flag.value, "meaning": flag.meaning, "remedy": flag.remedy},
+        }
+        if self.gaussian:
+            at = spread * direction[None]
+            square = curve.query_error(law.covariance, A, at, n, V=self.V, mean=law.mean)[0, 0]
+            note = "at this n, exactly, Gaussian tokens"
+            found["rms_error_exact"] = _number(float(np.sqrt(square)), "verified", note=note)
+        return found
+
+    def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
+        """Predicted error curves over the sizes."""
+        covariance, mean, V = self.law.covariance, self.law.mean, self.V
+        B, identity = whitened(covariance, self.A), np.eye(self.law.dim)
+        value = identity if V is None else V
+        at_query, at_mean = value @ covariance @ self.A, value @ (covariance @ self.A + identity) @ mean
+        scale = float(np.sqrt(np.sum((at_query @ square_root(covariance)) ** 2) + np.sum(at_mean**2)))
+        output = curve.output_error(covariance, self.A, sizes, V=V, mean=mean, mask_self=mask_self)
+        found = {"n": sizes, "output": _number(output, "verified", note="root mean square over queries and samples")}
+        found["relative_output"] = _number(output / scale if scale > 0 else None, "verified")
+        if mean.any():
+            return found
+        of_mean = curve.mean_error(covariance, self.A, sizes, V)
+        if of_mean is not None:
+            # In d = 1 the finite-n law, held against simulations to H = 1; beyond d = 1 its limit, slow near 1.
+            status = "verified" if np.linalg.norm(B, 2) <= (1.0 if len(B) == 1 else 0.7) else "heuristic"
+            found["mean"] = _number(of_mean, status, note="E|error of the mean output|")
+        if len(B) > 1:
+            return found
+        horizon, variance = float(B[0, 0]), float(covariance[0, 0])
+        if of_mean is not None:
+            error = self.gain**2 * variance * token_influence.variance_error_1d(horizon, sizes)
+            found["covariance"] = _number(error, "heuristic", note="E|error of the variance of the outputs|")
+        averaged = self.gain * float(np.sqrt(variance)) * curve.averaged_error_1d(horizon, sizes)
+        status = "verified" if abs(horizon) <= curve.VERIFIED_HORIZON else "heuristic"
+        note = "E|Γ_n − Γ| averaged over queries, by the three-piece law"
+        return {**found, "averaged": _number(averaged, status, note=note)}

@@ -1,0 +1,127 @@
+"""How far attention reaches into the tails of its tokens: horizons, coupling and the spectrum behind them.
+
+With Σ the covariance of the tokens and A the score matrix (the score of token X for query x is <X, A x>, the 1/√k
+included in A), everything the rates depend on is in B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The spectral quantities of one head over one law of tokens."""
+
+    horizon: float  # two-sided, H = ‖Σ^{1/2} A Σ^{1/2}‖₂
+    horizon_one_sided: float  # ‖Σ^{1/2} A‖₂
+    coupling: float  # attention-reach coupling Ψ = ‖Σ‖₂ ‖Σ^{1/2} A‖₂²; always H² ≤ Ψ
+    frobenius: float  # ‖B‖_F: root mean square over centred queries of the standard deviation of the scores
+    trace: float  # tr B: the mean score of a token with itself
+    dim: int  # d, of the tokens
+    singular_values: Array = field(repr=False, compare=False)  # of B, (r,), decreasing; the d - r left out are zero
+
+
+def square_root(covariance: ArrayLike) -> Array:
+    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix."""
+    symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
+    eigenvalues, vectors = np.linalg.eigh(symmetric)
+    return np.asarray((vectors * np.sqrt(np.clip(eigenvalues, 0.0, None))) @ vectors.T)
+
+
+def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
+    """B = Σ^{1/2} A Σ^{1/2}, shape (d, d): the score matrix of the whitened tokens."""
+    root = square_root(covariance)
+    return np.asarray(root @ score_matrix(A, len(root)) @ root)
+
+
+def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
+    """Spectral reach of a head, given the covariance Σ of the tokens and its score matrix A, both (d, d)."""
+    root = square_root(covariance)
+    half = root @ score_matrix(A, len(root))
+    B = half @ root
+    one_sided, covariance_norm = float(np.linalg.norm(half, 2)), float(np.linalg.norm(root, 2)) ** 2
+    return _reach(
+        np.asarray(np.linalg.svd(B, compute_uv=False)), one_sided, covariance_norm, float(np.trace(B)), len(root)
+    )
+
+
+def reach_from_projections(covariance: ArrayLike, Wq: ArrayLike, Wk: ArrayLike, head_dim: int | None = None) -> Reach:
+    """Spectral reach of one head given its projections, through k × k eigenproblems.
+
+    With A = Wkᵀ Wq / √k, C_q = Wq Σ Wqᵀ and C_k = Wk Σ Wkᵀ, the singular values of B are those of the k × k matrix
+    C_k^{1/2} C_q^{1/2} / √k, and ‖Σ^{1/2}A‖₂² = λ_max(C_k^{1/2} Wq Wqᵀ C_k^{1/2}) / k: no d × d matrix is formed.
+    Wq and Wk have shape (k, d); `head_dim` is the k of the factor 1/√k where that is not the number of rows.
+    """
+    return reach_per_head(covariance, [Wq], [Wk], head_dim)[0]
+
+
+def reach_per_head(
+    covariance: ArrayLike, Wq: Iterable[ArrayLike], Wk: Iterable[ArrayLike], head_dim: int | None = None
+) -> list[Reach]:
+    """Spectral reach of every head of a layer: one d × d eigenvalue for all, k × k problems for each.
+
+    Wq and Wk hold one projection (k, d) per query head; with grouped queries, repeat each key projection for the query
+    heads that share it.
+    """
+    symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
+    covariance_norm = max(float(np.linalg.eigvalsh(symmetric)[-1]), 0.0)
+    queries, keys = list(Wq), list(Wk)
+    if len(queries) != len(keys):
+        raise InputError(f"there are {len(queries)} Wq and {len(keys)} Wk; expected one Wk per query head")
+    pairs = [(as_array("Wq", q, ndim=2), as_array("Wk", k, ndim=2)) for q, k in zip(queries, keys, strict=True)]
+    return [_reach_of_head(symmetric, covariance_norm, q, k, head_dim) for q, k in pairs]
+
+
+def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -> float:
+    """Two-sided horizon from the covariances of captured queries and keys: H² = scale² λ_max(Cov(q) Cov(k)).
+
+    Exact when queries and keys are affine in the same tokens (Σ Aᵀ Σ A and Cov(q) Cov(k) then share their non-zero
+    eigenvalues, and biases drop out); a working definition for heads with rotary embedding. `scale` is the factor of
+    the scores, usually 1/√k.
+    """
+    root_q, root_k = square_root(cov_q), square_root(cov_k)
+    if root_q.shape != root_k.shape:
+        raise InputError(f"cov_q has shape {root_q.shape} and cov_k {root_k.shape}; expected the same (k, k)")
+    return abs(float(scale)) * float(np.linalg.norm(root_k @ root_q, 2))
+
+
+def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
+    """τ₀ = scale · |Cov(k)^{1/2} E q|: the tilt of the average query, which spreads the scores beside ‖B‖_F."""
+    root = square_root(cov_k)
+    mean = as_array("mean_q", mean_q, ndim=1)
+    if mean.shape[0] != root.shape[0]:
+        raise InputError(f"mean_q has length {mean.shape[0]} and cov_k shape {root.shape}; expected (k,) and (k, k)")
+    return abs(float(scale)) * float(np.linalg.norm(root @ mean))
+
+
+def _reach_of_head(covariance: Array, covariance_norm: float, q: Array, k: Array, head_dim: int | None) -> Reach:
+    dim = len(covariance)
+    if q.shape != k.shape or q.shape[1] != dim:
+        raise InputError(f"Wq has shape {q.shape} and Wk {k.shape}; expected both to be (head_dim, {dim})")
+    rows = len(q) if head_dim is None else head_dim
+    scale = check_number("head_dim", rows, "a positive integer", low=1) ** -0.5
+    smoothed = q @ covariance
+    root_k = square_root(k @ covariance @ k.T)
+    singular_values = scale * np.linalg.svd(root_k @ square_root(smoothed @ q.T), compute_uv=False)
+    one_sided = scale * float(np.linalg.norm(root_k @ square_root(q @ q.T), 2))
+    return _reach(singular_values, one_sided, covariance_norm, scale * float(np.sum(smoothed * k)), dim)
+
+
+def _reach(singular_values: Array, one_sided: float, covariance_norm: float, trace: float, dim: int) -> Reach:
+    horizon, frobenius = float(singular_values[0]), float(np.linalg.norm(singular_values))
+    return Reach(horizon, one_sided, covariance_norm * one_sided**2, frobenius, trace, dim, singular_values)
+
+
+def score_matrix(A: ArrayLike, dim: int) -> Array:
+    """`A` as a (dim, dim) array."""
+    matrix = as_array("A", A, ndim=2)
+    if matrix.shape != (dim, dim):
+        raise InputError(f"A has shape {matrix.shape}; expected ({dim}, {dim}) to match the covariance")
+    return matrix

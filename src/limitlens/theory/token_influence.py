@@ -1,0 +1,102 @@
+"""Influence of one token on the mean output, and the finite-n law of the mean error that follows.
+
+To first order the mean error over n Gaussian tokens, queries being the tokens themselves, is the average of the
+influences h(X_i), with whitened tokens y, B = Σ^{1/2} A Σ^{1/2}, P = BBᵀ (I + BBᵀ)^{-1}:
+
+    h(y) = B y + Z(y) (I - P) y,    Z(y) = det(I + BBᵀ)^{-1/2} e^{yᵀPy/2}.
+
+The first part is the token as a query, the second its pull on all other outputs. Its variance is finite exactly when
+H < 1 (`limitlens.theory.constants`); E|·| is finite for every H and decays with the sharp exponent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array
+from limitlens.theory.spectrum import whitened
+
+INFLUENCE_UP_TO = 2.0  # beyond it the linearisation overpredicts the mean error by more than half: no number is given
+_STEP = 0.1  # of ln t in the integral over frequencies; halving it changes results by 1e-6, by 3e-4 at H = 2
+
+
+def influence(covariance: ArrayLike, A: ArrayLike, tokens: ArrayLike) -> Array:
+    """h(y) in whitened coordinates for whitened tokens y = Σ^{-1/2} (X - mean): (..., d) to (..., d) [V]."""
+    B = whitened(covariance, A)
+    y = as_array("tokens", tokens)
+    if y.ndim == 0 or y.shape[-1] != len(B):
+        raise InputError(f"tokens have shape {y.shape}; expected (..., {len(B)})")
+    C = B @ B.T
+    rest = np.linalg.inv(np.eye(len(C)) + C)  # I - P
+    pull = y @ rest
+    exponent = np.sum(y * (y - pull), axis=-1) / 2 + np.linalg.slogdet(rest)[1] / 2
+    return np.asarray(y @ B.T + np.exp(exponent)[..., None] * pull)
+
+
+def variance_influence_1d(horizon: float, tokens: ArrayLike) -> Array:
+    """Influence of a whitened token on the variance of the outputs in d = 1, any shape [V].
+
+    g(y) = H² (y² - 1) + 2 H²/(1+H²) Z(y) (y²/(1+H²) - 1): the token as a query, and its pull on all other outputs.
+    """
+    y, h2 = as_array("tokens", tokens), float(horizon) ** 2
+    pull = np.exp(y**2 * h2 / (1 + h2) / 2) / np.sqrt(1 + h2)
+    return np.asarray(h2 * (y**2 - 1) + 2 * h2 / (1 + h2) * pull * (y**2 / (1 + h2) - 1))
+
+
+def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
+    """E|error of the mean output| over n Gaussian tokens in d = 1, from the influence function [V].
+
+    Within 5% of the measured error up to H = 1; beyond, the linearisation overpredicts (1.2 to 1.3 times at H = 1.5,
+    1.4 at H = 2) with the right exponent. `signed_horizon` is H with the sign of A; the result (sizes,) is in units of
+    the standard deviation of the tokens.
+    """
+    y, weight = _nodes(signed_horizon)
+    return expected_absolute_mean(influence([[1.0]], [[float(signed_horizon)]], y[:, None])[:, 0], weight, sizes)
+
+
+def variance_error_1d(horizon: float, sizes: ArrayLike) -> Array:
+    """E|error of the variance of the outputs| likewise, in units of the variance of the tokens: (sizes,) [H]."""
+    y, weight = _nodes(horizon)
+    return expected_absolute_mean(variance_influence_1d(horizon, y), weight, sizes)
+
+
+def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) -> Array:
+    """E|average of n iid draws| of a centred discrete law on (nodes,) values, for each n: shape (sizes,).
+
+    E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw: needs no second
+    moment, so it also serves laws whose average is far from normal.
+    """
+    n = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
+    if not n.size or (n < 1).any():
+        raise InputError(f"sizes are {n.tolist()}; expected numbers of tokens, each at least 1")
+    scale = float(probability @ np.abs(values))
+    if scale == 0.0:
+        return np.zeros_like(n)
+    # From frequencies that see the whole sum as a point to those that resolve the bulk of one draw.
+    t = np.exp(np.arange(-np.log(n.max() * scale) - 20.0, -np.log(scale) + 4.0, _STEP))
+    phase = np.outer(t, values / 2)
+    sine = np.sin(phase)
+    # φ = 1 - real + i imaginary; modulus and angle are taken from 1 - φ, which keeps its digits where φ is close to 1.
+    real, imaginary = 2.0 * (sine**2 @ probability), 2.0 * ((sine * np.cos(phase)) @ probability)
+    log_modulus = 0.5 * np.log1p(np.maximum(real**2 + imaginary**2 - 2.0 * real, -1.0 + 1e-15))
+    angle = np.arctan2(imaginary, 1.0 - real)
+    decay, turn = n[:, None] * log_modulus, n[:, None] * angle
+    # 1 - Re e^{a+ib} = -expm1(a) + 2 e^a sin²(b/2)
+    integrand = (-np.expm1(decay) + 2 * np.exp(decay) * np.sin(turn / 2) ** 2) / t
+    slope = np.log(integrand[:, 1] / integrand[:, 0]) / _STEP  # below the grid the integrand is a power of t
+    inside = _STEP * (integrand.sum(axis=1) - (integrand[:, 0] + integrand[:, -1]) / 2)
+    return np.asarray((2.0 / np.pi) * (inside + integrand[:, 0] / slope + 1.0 / t[-1]) / n)
+
+
+def _nodes(horizon: float) -> tuple[Array, Array]:
+    """Nodes and weights of the standard normal, out to where the pull times the density vanishes."""
+    y, step = np.linspace(-1.0, 1.0, 4001, retstep=True)
+    if not abs(horizon) <= INFLUENCE_UP_TO:
+        raise InputError(
+            f"the horizon is {abs(horizon):.4g}; expected at most {INFLUENCE_UP_TO:g}, while the influence of one "
+            "token is small, so use the three-piece law or a study beyond"
+        )
+    edge = 9.0 * float(np.sqrt(1.0 + float(horizon) ** 2))
+    weight = np.exp(-((edge * y) ** 2) / 2) * (step * edge / np.sqrt(2.0 * np.pi))
+    return edge * y, weight

@@ -1,0 +1,71 @@
+"""Heads and probes that nobody ran: records whose error curves have known answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.errors import Array
+from limitlens.heads.record import HeadRecord
+from limitlens.heads.regimes import Regime, Thresholds
+from limitlens.heads.result import ProbeRun
+
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+REPLICATES, STDERR = 20, 0.01  # of curves given by their errors alone: 20 replicates, standard errors of 1%
+
+
+def replicate_rows(errors: Array, *, stderr: float = STDERR, replicates: int = REPLICATES, seed: int = 0) -> Array:
+    """Squared errors (replicates, sizes) whose root mean square is `errors`, with that relative standard error."""
+    errors = np.asarray(errors, dtype=float)
+    noise = np.random.default_rng(seed).standard_normal((replicates, len(errors)))
+    noise -= noise.mean(0)
+    noise *= 2 * stderr * np.sqrt(replicates) / noise.std(0, ddof=1)
+    return np.asarray(errors**2 * (1 + noise))
+
+
+def curve_of(errors: Array, sizes: tuple[int, ...] | None = None, **known: Any) -> ErrorCurve:
+    """The curve of errors (sizes,), or of rows of squared errors (replicates, sizes)."""
+    errors = np.asarray(errors, dtype=float)
+    rows = replicate_rows(errors) if errors.ndim == 1 else errors
+    return ErrorCurve.of(SIZES[: rows.shape[1]] if sizes is None else sizes, rows, **known)
+
+
+def head_record(
+    layer: int, head: int, *, errors: Array, kv_head: int | None = None, sizes: Any = None, **changes: Any
+) -> HeadRecord:
+    """A head with such errors (sizes,) or rows of squared errors (replicates, sizes); `pooled` likewise, if given."""
+    curve = errors if isinstance(errors, ErrorCurve) else curve_of(errors, sizes)
+    n = np.asarray(curve.sizes, dtype=float)
+    pooled = changes.pop("pooled", None)
+    if pooled is not None and not isinstance(pooled, ErrorCurve):
+        pooled = curve_of(pooled, curve.sizes)
+    effective = 0.3 * n
+    fields: dict[str, Any] = {
+        "sliding_window": None, "horizon": 0.5, "horizon_one_sided": 0.6, "coupling": 0.5, "geometry_note": None,
+        "mean_tilt": 0.25, "score_std": 0.75, "centred": 1.5 * curve.error, "predicted_error": 1.1 * curve.error,
+        "pooled_centred": None if pooled is None else 1.5 * pooled.error, "hardmax_error": 1.2 / np.log(n),
+        "effective_tokens": effective, "effective_tokens_growth": 1.0, "top_weight": float(1.2 / effective[-1]),
+        "entropy": float(np.log(effective[-1])), "ranks": (1, 2, 4, 8, 16),
+        "ordered_weights": 1.2 / effective[-1] / np.array([1, 2, 4, 8, 16]), "sink": None, "sink_mass": 0.1,
+        "pareto_k": 0.4, "local_dimension": 8.0, "regime": Regime.AVERAGING,
+        "regime_reason": "many tokens share the mass",
+    }  # fmt: skip
+    where = {"layer": layer, "head": head, "kv_head": head if kv_head is None else kv_head}
+    return HeadRecord(**where, curve=curve, pooled=pooled, **fields | changes)
+
+
+def probe_run(records: Any, **changes: Any) -> ProbeRun:
+    """A probe that found these heads."""
+    found = tuple(records)
+    fields: dict[str, Any] = {
+        "model": "a model", "model_revision": None, "model_sha256": "1", "model_note": None, "causal": False,
+        "corpus": "a text", "corpus_sha256": "2", "tokens": 84_992, "tokens_asked": 100_000, "window": 256,
+        "windows": {"count": 391, "pilot": [0, 5], "reserved": [1, 2, 3], "pool": 386},
+        "pooled_positions": (0, 256), "sizes_asked": found[0].sizes, "replicates": REPLICATES,
+        "replicates_asked": REPLICATES, "queries": 256, "thresholds": Thresholds(), "layer_records": (), "seed": 0,
+        "batch": 16, "device": "cpu", "floor": 2e-7, "interrupted": False, "seconds": {"model": 1.0, "attention": 2.0},
+        "warnings": (),
+    }  # fmt: skip
+    return ProbeRun(records=found, **fields | changes)
