@@ -56,22 +56,21 @@ def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str
         started = time.perf_counter()
         run = probe(loaded, corpus, tokens, window=WINDOW, sizes=sizes, replicates=REPLICATES, queries=QUERIES)
         probes.append(time.perf_counter() - started)
-        parts.append(run.result["seconds"])
+        parts.append(run.seconds)
         bare.append(bare_seconds(loaded, corpus, tokens, BATCH))
     ratios = [2 * seconds / (before + after) for seconds, before, after in zip(probes, bare, bare[1:], strict=False)]
-    result = run.result
     print(
-        f"{name}: {len(result['heads'])} heads, {result['tokens']:,} pooled tokens, {result['replicates']} replicates, "
+        f"{name}: {len(run.records)} heads, {run.tokens:,} pooled tokens, {run.replicates} replicates, "
         f"n = {sizes}: bare forward {', '.join(f'{seconds:.1f}' for seconds in bare)} s, "
         f"probe {', '.join(f'{seconds:.1f}' for seconds in probes)} s, "
         f"median ratio {np.median(ratios):.2f} (wanted {WANTED})",
         flush=True,
     )
     return {
-        "heads": len(result["heads"]),
+        "heads": len(run.records),
         "tokens": tokens,
-        "pooled_tokens": result["tokens"],
-        "replicates": result["replicates"],
+        "pooled_tokens": run.tokens,
+        "replicates": run.replicates,
         "sizes": sizes,
         "bare_seconds": bare,
         "probe_seconds": probes,
