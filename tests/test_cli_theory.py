@@ -61,7 +61,7 @@ def test_theory_loads_nothing_heavy():
 
 def test_theory_page_is_for_people(tmp_path):
     page = run("theory", "--horizon", 0.5, "--sizes", "100:10000:3", "--out", tmp_path / "run")
-    for words in ("Rates", "Constants", "Predicted errors", "Uniform bound", "reaches 1 at n =", "Hardmax", "verified"):
+    for words in ("Rates", "Constants", "Predicted errors", "Uniform error", "reaches 1 at n =", "Hardmax", "verified"):
         assert words in page
     made = json.loads((tmp_path / "run" / "run.json").read_text())
     assert made["command"] == "theory"
@@ -91,6 +91,20 @@ def test_theory_of_other_laws_claims_less():
     assert any("Gaussian" in warning for warning in document["warnings"])
     mixture = GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], 1.0)
     assert summary(mixture, 0.3, 1000).document()["queries"][0]["rms_error"]["predicted"] > 0
+
+
+def test_hardmax_of_few_tokens_is_heuristic():
+    for n, status in ((100, "heuristic"), (1000, "verified")):
+        assert summary(Gaussian(0.0, 1.0), 1.5, n).document()["hardmax"]["finite"]["status"] == status
+
+
+def test_a_study_of_another_law_is_told_the_rate_of_its_variance_proxy():
+    import limitlens as ll
+
+    mixture = GaussianMixture([0.99, 0.01], [[0.0], [0.0]], [0.5, 50.0])
+    found = ll.study(mixture, ll.Head(0.3), sizes=[16, 32, 64], replicates=4, seed=0).theory
+    assert found["coupling"] == pytest.approx(0.0891, abs=1e-4)
+    assert found["rate_proved"] == pytest.approx(1 / (2 * (1 + 32 * 225)))
 
 
 def test_theory_warns_of_self_dominance_and_offers_the_flag(capsys):

@@ -19,6 +19,7 @@ import pytest
 
 import limitlens as ll
 from limitlens.loading import KINDS
+from limitlens.models import LoadedModel
 from limitlens.record import to_json
 
 LINE = ll.Gaussian(0.0, 1.0)
@@ -30,6 +31,13 @@ def probe_run(seed: int = 0) -> Any:
     from report_cases import probe_case
 
     return probe_case(2, 3, sink=True, seed=seed)
+
+
+def prediction() -> Any:
+    from tiny_models import TINY, tiny_tokenizer
+
+    model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
+    return ll.predict(model, tokens=64, queries=4, window=16, sizes=[8, 16, 32])
 
 
 # What makes each kind of result, with inputs as small as they may be.
@@ -46,6 +54,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "heat": lambda: ll.scaling(heat=True, n=300, layers=5),
     "theory": lambda: ll.theory.summary(LINE, ll.Head(1.5), 1000, sizes=SIZES),
     "probe": probe_run,
+    "prediction": prediction,
     "plan": lambda: ll.plan(probe_run(), error=0.05, context=4096, trial=False),
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
 }

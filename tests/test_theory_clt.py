@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from limitlens.attention.head import Head
 from limitlens.errors import InputError
+from limitlens.experiments.study import study
 from limitlens.measures import Cube, Gaussian, Sphere
 from limitlens.statistics.tails import pareto_shape, tail_length
-from limitlens.theory import bounds, clt, finite
+from limitlens.theory import bounds, clt, finite, summary
 from limitlens.theory.validity import Validity, interval_validity, tilt_ratio
 
 
@@ -220,6 +222,42 @@ def test_uniform_error_on_a_line_has_the_size_of_the_gaussian_constant():
     constant = bounds.uniform_gaussian([[1.0]], [[1.0]], 1.0)
     # The supremum over the interval is reached at its two ends, so it is a little above one root mean square.
     assert 0.9 < np.mean(worst) / constant.at(n) < 1.3
+    assert np.mean(worst) < bounds.uniform_supremum([[1.0]], [[1.0]], 1.0).at(n)
+
+
+def test_the_largest_error_over_a_ball_exceeds_its_worst_point_but_not_the_bound():
+    # 0.0205 and 0.0423 of an error that an ascent finds to be at least 0.085: neither is a bound of it.
+    rng, dim, n = np.random.default_rng(1), 8, 10_000
+    A = 0.3 * np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    radius = np.sqrt(dim)
+    curve = study(Gaussian(np.zeros(dim), 1.0), Head(A), sizes=[n // 2, n], replicates=4, seed=0, radius=radius)
+    largest = curve.error("uniform")[-1]
+    assert largest > 0.08
+    found = summary(Gaussian(np.zeros(dim), 1.0), A, n).document()["uniform"]
+    order, worst, bound = (found[f"uniform_{name}"] for name in ("exponential", "gaussian", "supremum"))
+    assert (order["at_n"], worst["at_n"], bound["at_n"]) == pytest.approx((0.0205, 0.0423, 0.1829), abs=1e-4)
+    assert order["at_n"] < worst["at_n"] < largest / 1.5 < bound["at_n"]
+    assert [part["status"] for part in (order, worst, bound)] == ["heuristic", "proved", "proved"]
+    assert "exceeds it" in worst["note"]
+
+
+@pytest.mark.parametrize(("dim", "reach"), [(1, 0.5), (2, 1.0), (5, 1.5), (3, 2.0)])
+def test_the_bound_of_the_largest_error_holds_for_the_limiting_field(dim, reach):
+    # ∇g, g of covariance e^{<t,t'>} - 1: an average over many tokens of W (z - t), at points of the ball.
+    rng = np.random.default_rng(dim)
+    points = rng.normal(size=(200, dim))
+    points *= reach / np.linalg.norm(points, axis=1, keepdims=True)
+    n, largest = 20_000, []
+    for _ in range(25):
+        z = rng.normal(size=(n, dim))
+        weight = np.exp(points @ z.T - reach**2 / 2)
+        field = (weight @ z - weight.sum(axis=1, keepdims=True) * points) / np.sqrt(n)
+        largest.append(np.linalg.norm(field, axis=1).max())
+    bound = bounds.uniform_supremum(np.eye(dim), reach * np.eye(dim), 1.0).prediction.value
+    assert np.mean(largest) < bound < 12 * np.mean(largest)
+    scaled = bounds.uniform_supremum(4 * np.eye(dim), reach / 2 * np.eye(dim), 1.0, V=3 * np.eye(dim))
+    assert scaled.prediction.value == pytest.approx(6 * bound)
+    assert bounds.uniform_supremum(np.eye(dim), np.eye(dim), 1e4).useful_from == np.inf
 
 
 @pytest.mark.parametrize(

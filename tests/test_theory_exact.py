@@ -35,6 +35,15 @@ def test_pointwise_error_matches_simulation(n, tilt):
     assert z_score(error, -tilt * exact.across[0, 0]) < 4
 
 
+def test_steins_identity_shrinks_towards_the_mean_of_the_tokens():
+    rng = np.random.default_rng(3)
+    tokens = 1.0 + rng.normal(size=(40_000, 30))
+    output = np.sum(softmax(tokens) * tokens, axis=1)
+    share = pointwise_error(1.0, 30).across[0, 0]
+    assert z_score(output, 2.0 - share * 1.0) < 4  # the limit is 2, its distance to the mean 1
+    assert z_score(output, 2.0 - share * 2.0) > 20  # (1 - E Σw²) Γ is for centred tokens alone
+
+
 @pytest.mark.parametrize(("tilt", "own"), [(0.5, 1.0), (2.0, -1.0), (3.0, 2.0)])
 def test_pointwise_error_with_the_query_among_the_tokens(tilt, own):
     rng = np.random.default_rng(7)
@@ -105,6 +114,20 @@ def test_output_error_matches_the_grid_at_a_million_tokens():
     assert predicted**2 == pytest.approx(found.square.mean(), rel=4 * found.square.std() / 63 / found.square.mean())
     scaled = curve.output_error([[9.0]], [[0.5 / 9]], [10**6])[0]
     assert scaled == pytest.approx(3 * predicted, rel=1e-9)
+
+
+@pytest.mark.parametrize("horizon", [0.5, 0.7, 0.9, 1.5])
+@pytest.mark.parametrize("dim", [2, 4, 8, 16])
+def test_output_error_beyond_one_dimension_sees_the_rare_queries(dim, horizon):
+    # A flat spectrum needs one integral over the length of the query alone; rare long ones decide at large n.
+    length = np.linspace(1e-3, np.sqrt(dim) + 9, 400)
+    density = length ** (dim - 1) * np.exp(-(length**2) / 2)
+    sizes = np.array([1e3, 1e5, 1e7])
+    error = pointwise_error(horizon * length, sizes)
+    exact = np.sqrt(density @ (error.along + (dim - 1) * error.across) / density.sum())
+    A = horizon * np.linalg.qr(np.random.default_rng(dim).normal(size=(dim, dim)))[0]
+    found = curve.output_error(np.eye(dim), A, sizes + 1, mask_self=True)
+    assert found / exact == pytest.approx(np.ones(3), abs=0.025)
 
 
 @pytest.mark.parametrize("horizon", [0.9, 1.0, 1.5, 2.0])

@@ -8,6 +8,7 @@ from limitlens.experiments.hardmax import Hardmax, hardmax_line, hardmax_study, 
 from limitlens.experiments.hardmax import hardmax as measure_hardmax
 from limitlens.measures import Gaussian, Sphere
 from limitlens.theory import hardmax
+from limitlens.theory.prediction import Status
 
 SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
 
@@ -20,6 +21,20 @@ def test_laws_against_the_published_measurements():
     off = [measured[n] / hardmax.hardmax_asymptotic(n) - 1 for n in measured]
     assert off == pytest.approx([0.45, 0.055, 0.029], abs=0.006)
     assert hardmax.hardmax_finite(1000, scale=3.0) == pytest.approx(3 * hardmax.hardmax_finite(1000))
+
+
+def test_the_finite_law_is_heuristic_below_a_thousand_tokens():
+    rng = np.random.default_rng(0)
+    for n, replicates, above, below in ((10, 40_000, 1.174, 0.779), (100, 20_000, 1.058, 0.940)):
+        tokens = rng.normal(size=(replicates, n))
+        largest, smallest = tokens.max(axis=1, keepdims=True), tokens.min(axis=1, keepdims=True)
+        for sign, ratio in ((1, above), (-1, below)):
+            measured = np.abs(np.where(sign * tokens > 0, largest, smallest).mean(axis=1)).mean()
+            assert measured / hardmax.hardmax_finite(n) == pytest.approx(ratio, abs=0.02)
+        assert hardmax.finite_status(n) is Status.HEURISTIC
+    assert hardmax.finite_status(1000) is Status.VERIFIED
+    assert hardmax_line((100, 10_000), replicates=4).predicted["finite"].status is Status.HEURISTIC
+    assert hardmax_line((1000, 10_000), replicates=4).predicted["finite"].status is Status.VERIFIED
 
 
 def test_expected_maximum_of_few_normals():

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from limitlens.errors import InputError
 from limitlens.experiments.gaussian_grid import grid_errors
-from limitlens.theory import constants, rates, token_influence, validity
+from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere, VonMisesFisher, as_measure
+from limitlens.theory import constants, proxy, rates, summary, token_influence, validity
 from limitlens.theory.prediction import Status
 from limitlens.theory.spectrum import horizon_from_covariances, mean_tilt, reach, reach_from_projections, reach_per_head
 
@@ -68,6 +69,70 @@ def test_exponents_at_the_published_example():
     other = {p.name: p.status for p in rates.predictions(of, gaussian=False, compact=True)}
     assert other["rate_sharp"] is Status.HEURISTIC
     assert other["rate_compact"] is Status.PROVED
+    assert other["rate_proved"] is Status.HEURISTIC  # nothing is proved without a variance proxy
+    (proxied, *_) = rates.predictions(of, gaussian=False, proxy_coupling=9.0)
+    assert (proxied.status, proxied.value) == (Status.PROVED, rates.rate_proved(9.0))
+    assert "Ψ = 9 of a variance proxy" in proxied.note
+
+
+LAWS = {
+    "gaussian": Gaussian([1.0, 0.0], [[2.0, 0.5], [0.5, 1.0]]),
+    "sphere": Sphere(3, 2.0),
+    "ball": Ball(2),
+    "cube": Cube(2, 3.0),
+    "vmf": VonMisesFisher([1.0, 0.0, 0.0], 4.0),
+    "mixture": GaussianMixture([0.99, 0.01], [[0.0], [0.0]], [0.5, 50.0]),
+    "apart": GaussianMixture([0.9, 0.1], [[0.0, 0.0], [3.0, 1.0]], [[1.0, 0.2], [0.2, 0.5]]),
+    "two points": Discrete([[0.0], [1.0]], [0.999, 0.001]),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_variance_proxy_bounds_the_cumulants_everywhere(name):
+    law = LAWS[name]
+    S = proxy.variance_proxy(law)
+    tilts = np.random.default_rng(0).normal(size=(400, law.dim)) * np.geomspace(0.01, 30, 400)[:, None]
+    excess = law.K(tilts) - tilts @ law.mean - np.einsum("ni,ij,nj->n", tilts, S, tilts) / 2
+    assert (excess <= 1e-9 * (1 + np.abs(law.K(tilts)))).all()
+    assert np.allclose(S, law.covariance) == (name in ("gaussian", "sphere", "ball", "cube"))
+
+
+def test_nothing_is_proved_of_a_law_of_which_only_the_covariance_is_known():
+    class Laplace:
+        dim = 1
+
+        def K(self, tilts):
+            return -np.log1p(-np.minimum(tilts[..., 0] ** 2, 0.99))
+
+        def grad_K(self, tilts):
+            return 2 * tilts / (1 - tilts**2)
+
+        def sample(self, shape, generator):
+            raise NotImplementedError
+
+    assert proxy.variance_proxy(as_measure(Laplace())) is None
+    found = summary(Laplace(), 0.1, 1000).document()["rates"]["rate_proved"]
+    assert found["status"] == "heuristic"
+    assert "need not be a variance proxy" in found["note"]
+
+
+def test_the_proved_rate_of_a_mixture_is_not_that_of_its_covariance():
+    law = LAWS["mixture"]
+    document = summary(law, 0.3, 10_000).document()
+    found = document["rates"]["rate_proved"]
+    assert rates.rate_proved(document["theory"]["coupling"]) == pytest.approx(0.130, abs=5e-4)
+    assert (found["status"], found["predicted"]) == ("proved", pytest.approx(1 / (2 * (1 + 32 * 50**2 * 0.3**2))))
+    # The variance of the outputs is 134.2; 10,000 tokens see hardly more of it than 100 do.
+    rng, errors = np.random.default_rng(1), []
+    for n, replicates in ((100, 200), (10_000, 10)):
+        variances = []
+        for _ in range(replicates):
+            tokens = rng.normal(size=n) * np.where(rng.random(n) < 0.01, np.sqrt(50), np.sqrt(0.5))
+            scores = 0.3 * np.outer(tokens[:1000], tokens)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            variances.append((weights @ tokens / weights.sum(axis=1)).var())
+        errors.append(np.abs(np.array(variances) - 134.175).mean())
+    assert 0 < np.log(errors[0] / errors[1]) / np.log(100) < 0.03
 
 
 @settings(max_examples=50, deadline=None)
@@ -153,6 +218,69 @@ def test_sharp_law_has_the_local_slopes_of_the_influence_law():
     assert rates.sharp_law(0.5) == rates.SharpLaw(0.5, 0.0)
 
 
+def isotropic_mean_error(horizon, dim, sizes):
+    """E|average of the influences| for B = H times a rotation: as no direction is special, E|S| = E|S₁| / E|u₁|."""
+    r = np.linspace(0, 9 * np.sqrt(1 + horizon**2), 801)[1:]
+    of_radius = r ** (dim - 1) * np.exp(-(r**2) / 2)
+    node, of_angle = np.polynomial.legendre.leggauss(40)
+    cosine = np.cos(np.pi * (node + 1) / 2) if dim == 2 else node  # the angle is uniform in d = 2, its cosine in d = 3
+    pull = np.exp(r**2 * horizon**2 / (1 + horizon**2) / 2) / (1 + horizon**2) ** (dim / 2 + 1)
+    values = np.outer((horizon + pull) * r, cosine).ravel()
+    probability = np.outer(of_radius / of_radius.sum(), of_angle / 2).ravel()
+    one = token_influence.expected_absolute_mean(values, probability, sizes)
+    return one / (2 / np.pi if dim == 2 else 0.5)
+
+
+@pytest.mark.parametrize(("dim", "slope"), [(2, 0.286), (3, 0.273)])
+def test_a_repeated_singular_value_costs_more_logarithms(dim, slope):
+    error = isotropic_mean_error(1.5, dim, [10**8.5, 10**9.5])
+    found = np.log10(error[0] / error[1])
+    assert found == pytest.approx(slope, abs=1e-3)
+    law, once = rates.sharp_law(1.5, "mean", dim), rates.sharp_law(1.5)
+    index = 1 + 1 / 1.5**2
+    assert law.log_power == pytest.approx((index + dim - 2) / (2 * index))
+    assert abs(law.local_rate(1e9) - found) < 0.007
+    assert abs(once.local_rate(1e9) - found) > 2 * abs(law.local_rate(1e9) - found)
+    assert rates.sharp_law(1.0, "mean", dim).log_power == (dim + 2) / 4
+    assert rates.sharp_law(1.5, "covariance", dim).log_power == law.log_power + 0.5
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
+    flat = summary(Gaussian(np.zeros(dim), 1.0), 1.5 * rotation, 1e9).document()["local_rates"]["mean"]
+    assert (flat["log_power"], flat["status"]) == (pytest.approx(law.log_power), "heuristic")
+    assert rates.multiplicity_of(reach(np.eye(dim), np.diag([1.5, *[1.4] * (dim - 1)]))) == 1
+
+
+def test_local_slopes_below_a_million_tokens_are_heuristic():
+    errors = [np.abs(grid_errors(1.5, n, 5000, seed=3).mean).mean() for n in (3162, 31_623)]
+    slope = np.log10(errors[0] / errors[1])
+    assert slope == pytest.approx(0.333, abs=0.02)
+    for n, status in ((1e4, "heuristic"), (1e7, "verified")):
+        local = summary(Gaussian(0.0, 1.0), 1.5, n).document()["local_rates"]["mean"]
+        assert local["status"] == status
+        assert "from n = 1e+06 on" in local["note"]
+        if n == 1e4:
+            assert local["predicted"] == pytest.approx(0.291, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("dim", "horizon", "low", "high", "status"),
+    [(16, 0.69, 0.4, 0.65, "heuristic"), (16, 0.25, 0.93, 1.05, "verified"), (2, 0.7, 0.86, 1.0, "verified")],
+)
+def test_beyond_one_dimension_the_mean_law_is_verified_where_the_spectrum_is_small(dim, horizon, low, high, status):
+    rng = np.random.default_rng(dim)
+    A = horizon * np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    norms = []
+    for _ in range(200):
+        tokens = rng.normal(size=(300, dim))
+        scores = tokens @ A.T @ tokens.T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        norms.append(np.linalg.norm((weights @ tokens / weights.sum(axis=1, keepdims=True)).mean(axis=0)))
+    document = summary(Gaussian(np.zeros(dim), 1.0), A, 300).document()
+    assert low < np.mean(norms) / document["curve"]["mean"]["predicted"][0] < high
+    found = (document["curve"]["mean"], document["constants"]["mean"], document["rates"]["rate_sharp"])
+    assert [part["status"] for part in found] == [status] * 3
+    assert f"here it is {horizon * np.sqrt(dim):.3g}" in document["rates"]["rate_sharp"]["note"]
+
+
 def test_critical_horizon_pays_a_power_of_the_logarithm():
     # n · error² ≈ 3 + L³/(12√(2π)), L = √(2 ln n): the variance of h cut at L. The power (ln n)^{3/4} is its slow end.
     n = np.array([1e4, 1e8, 1e14])
@@ -164,6 +292,9 @@ def test_critical_horizon_pays_a_power_of_the_logarithm():
 
 
 def test_influence_predicts_the_mean_error_within_five_percent_to_half_and_ten_to_one():
+    # At H = 1 it is 8% too large at n = 1e3, not within 5%.
+    measured = np.abs(grid_errors(1.0, 10**3, 8000, seed=4).mean)
+    assert token_influence.mean_error_1d(1.0, [10**3])[0] / measured.mean() == pytest.approx(1.083, abs=0.03)
     for horizon, n, tolerance in ((0.5, 10**3, 0.05), (0.5, 10**5, 0.05), (-0.5, 10**4, 0.05), (1.0, 10**4, 0.1)):
         measured = np.abs(grid_errors(horizon, n, 6000, seed=4).mean)
         assert measured.std() / np.sqrt(6000) / measured.mean() < 0.012

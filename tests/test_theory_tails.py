@@ -172,6 +172,21 @@ def test_attention_beyond_the_limit_of_laplace_tokens():
     assert found.limit is None
 
 
+def test_laplace_tokens_at_the_end_of_the_limit_grow_half_as_fast():
+    rate, share, growth = heavy.laplace_law(0.5, 2.0).predictions
+    assert (rate.value, share.value, growth.value, growth.formula) == (0.0, 0.0, 1.0, "b/2")
+    assert heavy.laplace_law(1.01, 1.0).predictions[2].value == 1.0
+    y = np.arange(-3000, 6001) * 0.005
+    probability = np.exp(-np.abs(y))
+    means = []
+    for n in (10**7, 10**9):
+        counts = np.random.default_rng(1).multinomial(n, probability / probability.sum(), size=1500)
+        means.append(np.mean(counts @ (np.exp(y) * y) / (counts @ np.exp(y))))
+    assert (means[1] - means[0]) / np.log(100) == pytest.approx(
+        heavy.laplace_law(1.0, 1.0).predictions[2].value, abs=0.03
+    )
+
+
 def test_student_tokens_are_hardmax_in_disguise():
     found = heavy_curve("student", 1.0, (1000, 10_000, 100_000), degrees=3, replicates=300)
     share = found.participation.mean(axis=0)

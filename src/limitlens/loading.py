@@ -25,6 +25,7 @@ KINDS = {
     "schedules": "critical.schedules:Schedules",
     "heat": "critical.heat:HeatFlow",
     "probe": "heads.result:ProbeRun",
+    "prediction": "heads.prediction:Predictions",
     "plan": "budgets.plan:Plan",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",

@@ -186,7 +186,8 @@ def _try(
 
     try:
         loaded = model or load(run.model, device=choose_device(device))
-        windows = Windows(loaded, open_corpus(run.corpus), length=run.window, tokens=run.tokens_asked)
+        text, special = open_corpus(run.corpus), run.special.get("mode", "auto")
+        windows = Windows(loaded, text, length=run.window, tokens=run.tokens_asked, special=special)
     except InputError as problem:
         raise InputError(f"the plan cannot be tried: {problem}; or plan without a trial") from None
     for what, name, now, then in (

@@ -93,7 +93,11 @@ def show(
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:
-    """Warnings on stderr, one line each; what the library calls mask_self=True is the flag --mask-self here."""
+    """Warnings on stderr, one line each; mask_self=True and special='bos' are --mask-self and --special bos here."""
+
+    def flag(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}{' ' * bool(found[2])}{found[2] or ''}"
+
     for warning in () if quiet else warnings:
-        spoken = re.sub(r"\b([a-z_]+)=True\b", lambda found: "--" + found[1].replace("_", "-"), warning)
+        spoken = re.sub(r"\b([a-z_]+)=(?:True\b|'(\w+)')", flag, warning)
         print(f"warning: {spoken}", file=sys.stderr)

@@ -8,6 +8,11 @@ import typer
 
 from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, progress, show
 
+# What only a run that measures needs.
+MEASURING = (
+    "replicates", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
+)  # fmt: skip
+
 
 def probe(
     context: typer.Context,
@@ -15,11 +20,21 @@ def probe(
     corpus: Annotated[
         str, typer.Option(help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")
     ] = "stdlib-docs",
-    tokens: Annotated[float, typer.Option(help="Tokens to read, such as 1e5.")] = 1e5,
+    tokens: Annotated[
+        float | None, typer.Option(help="Tokens to read; 1e5 when left out, 3072 with --pilot-only.")
+    ] = None,
     window: Annotated[int | None, typer.Option(help="Tokens a window; 256 when left out.")] = None,
+    special: Annotated[
+        str, typer.Option(metavar="auto|none|bos", help="Tokens around a window: as in training, none, the first.")
+    ] = "auto",
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Sample sizes n.")] = "64:4096:7",
     replicates: Annotated[int, typer.Option(help="Samples behind every point.")] = 24,
-    queries: Annotated[int, typer.Option(help="Queries a head.")] = 256,
+    queries: Annotated[
+        int | None, typer.Option(help="Queries a head; 256 when left out, 48 with --pilot-only.")
+    ] = None,
+    pilot_only: Annotated[
+        bool, typer.Option("--pilot-only", help="Measure nothing: foretell every head from a few tokens.")
+    ] = False,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
     averaging_growth: Annotated[
@@ -38,16 +53,30 @@ def probe(
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
     from limitlens.errors import InputError
+    from limitlens.heads.predict import predict
     from limitlens.heads.probe import probe as run_probe
     from limitlens.heads.regimes import Thresholds
 
+    tokens = (3072 if pilot_only else 1e5) if tokens is None else tokens
+    queries = (48 if pilot_only else 256) if queries is None else queries
     if not (tokens >= 1 and float(tokens).is_integer()):
         raise InputError(f"tokens is {tokens:g}; expected a whole number of at least 1, such as 100000 or 1e5")
     thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
     started = begin(out)
+    if pilot_only:
+        given = (name for name in MEASURING if context.get_parameter_source(name).name != "DEFAULT")  # type: ignore[union-attr]
+        if (name := next(given, None)) is not None:
+            raise InputError(f"--{name.replace('_', '-')} is of no use with --pilot-only, which measures nothing")
+        with progress(f"foretelling {model}", quiet, unit="layers") as report:
+            told = predict(
+                model, corpus, tokens=int(tokens), queries=queries, window=window, special=special, sizes=sizes,
+                seed=seed, device=device, progress=report,
+            )  # fmt: skip
+        show(context, "probe", told, started=started, out=out, json=json, quiet=quiet)
+        return
     with progress(f"probing {model}", quiet, unit="tokens") as report:
         run = run_probe(
-            model, corpus, int(tokens), window=window, sizes=sizes, replicates=replicates, queries=queries, seed=seed,
-            device=device, batch=batch, thresholds=thresholds, progress=report,
+            model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
+            queries=queries, seed=seed, device=device, batch=batch, thresholds=thresholds, progress=report,
         )  # fmt: skip
     show(context, "probe", run, started=started, out=out, json=json, quiet=quiet)

@@ -17,7 +17,7 @@ LINE_SIZES = 3  # sizes behind the power law that extends a curve
 _STEPS = 60  # of Newton's method at most: it converges in about six
 
 
-def crossing(x: Array, y: Array, goal: float, end: float = math.inf) -> Array:
+def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: float = BEYOND) -> Array:
     """Where each curve last comes down to the goal: n (rows,), infinite beyond ten times the largest size.
 
     `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the wanted error and of the context C.
@@ -34,7 +34,7 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf) -> Array:
     for which, part in ((first, slice(0, LINE_SIZES)), (after, slice(-LINE_SIZES, None))):
         slope[which], level[which] = power_law(x, y[which], part)
     low = np.where(first, 0.0, x[np.maximum(last, 0)])
-    high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(BEYOND), x[i + 1])), end)
+    high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(reach), x[i + 1])), end)
     never = level + slope * high + log_unseen(high, end) > goal
     found = _root(level - goal, slope, low, high, end)
     # A line through three sizes may disagree with the size at its end; the measured size decides then.

@@ -17,6 +17,7 @@ from scipy import special
 
 from limitlens.curves.crossing import BEYOND, LINE_SIZES, crossing, log_unseen, power_law
 from limitlens.curves.fit import LEVEL, Rate, bootstrap, fit_rate, local_slopes, typical, typical_stderr
+from limitlens.curves.foresight import DRAWS, WIDEST, Foresight
 from limitlens.errors import Array, InputError
 
 FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is neither fitted nor crossed
@@ -76,6 +77,7 @@ class ErrorCurve:
     unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
     seed: int = 0
+    foresight: Foresight | None = None  # what a pilot foretells outside the sizes measured; without it, a power law
 
     @classmethod
     def of(cls, sizes: Any, rows: Array, **known: Any) -> ErrorCurve:
@@ -138,13 +140,35 @@ class ErrorCurve:
         than its resamples do, and spread by what few replicates leave out: √(r/(r − 1)) and Student's quantile.
         """
         kept, count = self.usable, self.replicates
-        here = np.log(np.maximum(self.error[kept], _TINY))
+        x, here = np.log(np.asarray(self.sizes, float)[kept]), np.log(np.maximum(self.error[kept], _TINY))
         if count < 2:
-            return np.log(np.asarray(self.sizes, float)[kept]), here[None]
+            return x, here[None]
         drawn = np.log(np.maximum(bootstrap(self.rows[:, kept], self.seed, self.moment), _TINY))
         upper = (1 + LEVEL) / 2
         spread = math.sqrt(count / (count - 1)) * float(special.stdtrit(count - 1, upper) / special.ndtri(upper))
-        return np.log(np.asarray(self.sizes, float)[kept]), np.vstack((here, here + spread * (here - drawn)))
+        return x, np.vstack((here, here + spread * (here - drawn)))
+
+    @cached_property
+    def _extended(self) -> tuple[Array, Array]:
+        """The same with what the pilot foretells on either side, relative to the nearest size, while that says much."""
+        x, y = self._line
+        if self.foresight is None or not self.foresight.defined:
+            return x, y
+        draws = np.append(0, 1 + np.arange(len(y) - 1) % DRAWS)
+        known, parts = np.log(self.foresight.sizes), {0: (x, y)}
+        for side, edge in ((-1, 0), (1, len(x) - 1)):
+            far = known[(known - x[edge]) * side > 1e-9][::side]  # from the nearest on
+            steps = self.foresight.at(np.exp(far)) - self.foresight.at([math.exp(x[edge])])
+            told = int((1.96 * steps[1:].std(0) < WIDEST).cumprod().sum())
+            parts[side] = far[:told][::side], (y[:, edge, None] + steps[draws][:, :told])[:, ::side]
+        xs, ys = zip(*(parts[side] for side in (-1, 0, 1)), strict=True)
+        return np.concatenate(xs), np.concatenate(ys, axis=1)
+
+    @property
+    def farthest(self) -> int:
+        """The size up to which a number is given: as far as the pilot tells, or ten times the largest measured."""
+        end = math.exp(self._extended[0][-1])
+        return round(end) if end > 1.001 * self.sizes[-1] else BEYOND * self.sizes[-1]
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
         """The smallest n from which on the error of n of `context` tokens, e(n) √(1 − n/C), stays at most `error`."""
@@ -157,29 +181,39 @@ class ErrorCurve:
         if self.usable.sum() < LINE_SIZES:
             few = "sizes or more are needed" if len(self.sizes) < LINE_SIZES else "sizes must lie above the floor"
             return TokensFor(None, why=f"{LINE_SIZES} {few} to tell")
-        x, y = self._line
-        needed = crossing(x, y, math.log(error), math.log(context))
-        found = float(needed[0])
+        x, y = self._extended
+        reach = max(self.farthest / math.exp(x[-1]), 1.0)
+        needed = crossing(x, y, math.log(error), math.log(context), reach)
+        found, measured = float(needed[0]), np.asarray(self.sizes)[self.usable]
         resampled = needed[1:] if len(needed) > 1 else needed
         low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
         return TokensFor(
             n=_whole(found, context),
             interval=(_whole(float(low), context), _whole(float(high), context)),
-            extrapolated=not math.exp(x[0]) * (1 - 1e-9) <= found <= math.exp(x[-1]) * (1 + 1e-9),
+            extrapolated=not measured[0] * (1 - 1e-9) <= found <= measured[-1] * (1 + 1e-9),
             beyond=not math.isfinite(found),
-            farthest=BEYOND * self.sizes[-1],
+            farthest=self.farthest,
         )
+
+    def predict(self, n: float) -> tuple[float, float, float]:
+        """The error of n tokens with the ends of its 95% interval, n within the sizes or outside; NaN too far out."""
+        if not self.defined or self.usable.sum() < LINE_SIZES or n > 1.000001 * self.farthest:
+            return math.nan, math.nan, math.nan
+        x, y = self._extended
+        at = math.log(n)
+        if x[0] <= at <= x[-1]:
+            place = min(max(int(np.searchsorted(x, at)) - 1, 0), len(x) - 2)
+            part = (at - x[place]) / (x[place + 1] - x[place])
+            found = y[:, place] * (1 - part) + y[:, place + 1] * part
+        else:
+            slope, level = power_law(x, y, slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
+            found = level + slope * at
+        low, high = np.quantile(found[1:] if len(found) > 1 else found, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        return math.exp(found[0]), math.exp(low), math.exp(high)
 
     def error_at(self, n: float, context: float = math.inf) -> float:
         """The error of n of `context` tokens, n within the sizes or outside them."""
-        x, y = np.log(np.asarray(self.sizes, float)), np.log(np.maximum(self.error, _TINY))
-        at = math.log(n)
-        if x[0] <= at <= x[-1]:
-            value = float(np.interp(at, x, y))
-        else:
-            slope, level = power_law(x, y[None], slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
-            value = float(level[0] + slope[0] * at)
-        return math.exp(value + float(log_unseen(np.asarray(at), math.log(context))))
+        return self.predict(n)[0] * math.exp(float(log_unseen(np.asarray(math.log(n)), math.log(context))))
 
     def __repr__(self) -> str:
         rate = "no rate" if self.rate is None else f"rate {self.rate.slope:.3f} ± {self.rate.stderr:.3f}"

@@ -23,7 +23,7 @@ from limitlens.record import Run, plain, typed
 from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
-from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
+from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
@@ -220,7 +220,7 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
         mean_output = (positive * largest(rng, positive) - negative * largest(rng, negative)) / n
         columns.append(np.abs(mean_output).reshape(replicates, -1).mean(axis=1))
     predicted = {
-        "finite": PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), Status.VERIFIED),
+        "finite": PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), finite_status(sizes[0])),
         "asymptotic": PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), Status.PROVED),
     }
     return HardmaxCurve("hardmax", ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed), predicted)

@@ -6,6 +6,7 @@ so these are a uniform draw from the n tokens, and for n ≤ m they are all of t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.streams import PAGE
 from limitlens.theory import curve, rates, validity
+from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
@@ -122,9 +124,9 @@ def study(
         floor=found["floor"].max(0),
         scale=(float(np.sqrt(spread + float(reference.mean.square().sum()))), float(np.sqrt(spread))),
         measure=repr(measure),
-        theory=_in_theory(reached),
+        theory=_in_theory(reached, proxy_reach(measure, head.A)),
         asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
-        predicted=_predicted(measure, head, reached.horizon, cells.sizes, mask_self),
+        predicted=_predicted(measure, head, reached, cells.sizes, mask_self),
         mask_self=mask_self,
         queries=queries,
         seed=seed,
@@ -135,11 +137,12 @@ def study(
     )
 
 
-def _in_theory(of: Reach) -> dict[str, float]:
-    """Horizons and coupling, and the rates they predict for unbounded tokens."""
+def _in_theory(of: Reach, proxy: Reach | None) -> dict[str, float]:
+    """Horizons and coupling, and the rates they predict for unbounded tokens; NaN where nothing is proved."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     found = {"horizon": of.horizon, "horizon_one_sided": of.horizon_one_sided, "coupling": of.coupling}
-    return found | {law.__name__: law(of.horizon) for law in laws} | {"rate_proved": rates.rate_proved(of.coupling)}
+    proved = math.nan if proxy is None else rates.rate_proved(proxy.coupling)
+    return found | {law.__name__: law(of.horizon) for law in laws} | {"rate_proved": proved}
 
 
 def _asymptotic(name: str, measure: Measure, horizon: float) -> float:
@@ -149,19 +152,21 @@ def _asymptotic(name: str, measure: Measure, horizon: float) -> float:
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
 
 
-def _predicted(measure: Measure, head: Head, horizon: float, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
+def _predicted(measure: Measure, head: Head, of: Reach, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
     """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
 
-    `output` is exact; `mean` follows the influence function, for centred tokens that attend themselves too
-    (docs/theory.md). The grid behind them grows with the horizon, so none is drawn past the largest.
+    `output` is exact; `mean` follows the influence function, for centred tokens that attend themselves too, in d = 1
+    and where ‖B‖_F is small (docs/theory.md). The grid behind them grows with the horizon, so none is drawn past the
+    largest.
     """
-    if not isinstance(measure, Gaussian) or head.query_bias.any() or horizon > HARDMAX_BEYOND:
+    if not isinstance(measure, Gaussian) or head.query_bias.any() or of.horizon > HARDMAX_BEYOND:
         return {}
     covariance, A, V = measure.covariance, head.A, head.V
     found = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}
-    if not mask_self and not measure.mean.any() and (mean := curve.mean_error(covariance, A, sizes, V)) is not None:
-        found["mean"] = mean
-    return found
+    if mask_self or measure.mean.any() or not rates.moments_verified(of):
+        return found
+    mean = curve.mean_error(covariance, A, sizes, V)
+    return found if mean is None else found | {"mean": mean}
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

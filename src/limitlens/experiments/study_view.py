@@ -129,8 +129,8 @@ def rates_figure(swept: HorizonSweep) -> view.Figure:
     fine = np.geomspace(min(swept.horizons), max(swept.horizons), 80).tolist()
     sharp, squared, drawn = ([*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn))
     series = [
-        view.line("sharp, moments: min(½, 1/(1+H²)), verified", fine, sharp, "ink"),
-        view.line("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified", fine, squared, "ink", "dashed"),
+        view.line("sharp, moments: min(½, 1/(1+H²)), verified in d = 1", fine, sharp, "ink"),
+        view.line("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified in d = 1", fine, squared, "ink", "dashed"),
         view.line("drawn: 1/(2(1+H²))", fine, drawn, "grey", "dotted"),
     ]
     for name in FITTED:

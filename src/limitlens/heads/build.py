@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array
 from limitlens.heads.collect import Collector
 from limitlens.heads.diagnostics import LayerDetail, layer_detail
+from limitlens.heads.foretell import TOKENS, foretell
 from limitlens.heads.geometry import LayerGeometry, layer_geometry
 from limitlens.heads.layer import LayerCurves, layer_curves
 from limitlens.heads.pilot import Layer
@@ -36,6 +38,7 @@ class Measured:
     detail: LayerDetail
     geometry: LayerGeometry
     special: Array
+    foresight: list[tuple[Foresight, ...]]  # of each head: of the pooled law, and beside the atom where there is one
 
 
 def measure(collector: Collector) -> Measured:
@@ -44,7 +47,11 @@ def measure(collector: Collector) -> Measured:
         curves = layer_curves(collector)
         share = torch.exp(collector.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
-        return Measured(collector.layer, curves, layer_detail(collector), layer_geometry(collector), special)
+        deck, layer = collector.deck, collector.layer
+        some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
+        sizes = np.rint(curves.counts.mean(0)).tolist()
+        told = foretell(layer, collector.key[some], collector.value[some], sizes, seed=deck.seed)
+        return Measured(layer, curves, layer_detail(collector), layer_geometry(collector), special, told)
 
 
 def head_records(
@@ -58,8 +65,9 @@ def head_records(
 
     def record(head: int) -> HeadRecord:
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
-        curve, sink = main.curve(head, sizes, **known), _sink(measured, head, sizes, window)
-        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **known)
+        told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
+        curve = main.curve(head, sizes, foresight=told[-1], **known)
+        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, foresight=told[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,

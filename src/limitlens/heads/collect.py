@@ -50,7 +50,7 @@ class Collector:
         `special` (s,) are those of them that are special tokens.
         """
         seen = (captured.query, captured.key, captured.value)
-        query, key, value = (_tokens(tensor[:, :, positions]) for tensor in seen)
+        query, key, value = (tokens_of(tensor[:, :, positions]) for tensor in seen)
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
             self._prepare(key, value, hidden)
@@ -121,6 +121,6 @@ class Collector:
             self.peak = self.peak.merge(Peak.of(scores, value[:, part]))
 
 
-def _tokens(tensor: Tensor) -> Tensor:
+def tokens_of(tensor: Tensor) -> Tensor:
     """(B, H, L, k) as one row a token, (B · L, H, k), float32."""
     return tensor.transpose(1, 2).flatten(0, 1).float()

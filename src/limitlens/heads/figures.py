@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun
 
 COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
+FORETOLD = "foretold by the exact law of its tokens"
 
 
 def rate_lines(horizons: Sequence[float]) -> list[Series]:
@@ -50,6 +51,22 @@ def rates_figure(run: ProbeRun) -> Figure:
     return Figure("Fitted rates against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
 
 
+def predicted_figure(run: ProbeRun) -> Figure:
+    """Fitted rates against those that the run's own tokens foretell, one point a head; without a sink, as theory's."""
+    told = [(head, head.predicted_rates["rate_pilot"], head.law.rate) for head in run.records]
+    found = [(head, x, rate) for head, x, rate in told if x is not None and rate is not None]
+    if not found:
+        raise InputError("no head of this run has a foretold and a fitted rate; probe at three sizes or more")
+    every = [number for _, x, rate in found for number in (x, rate.slope)]
+    series = [line("foretold = measured", ends := [min(every), max(every)], ends, "grey", "dashed")]
+    for regime, colour in COLOURS.items():
+        if own := [(x, rate.slope, rate.stderr) for head, x, rate in found if head.regime is regime]:
+            x, y, stderr = zip(*own, strict=True)
+            series.append(points(regime.value, x, y, colour, stderr, positive=False))
+    across = Axis("rate foretold by the exact law of the tokens")
+    return Figure("Foretold and measured rates", across, Axis("rate β measured"), series)
+
+
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
     """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
     layers = sorted({head.layer for head in run.records})
@@ -80,7 +97,9 @@ def head_figures(head: HeadRecord) -> list[Figure]:
     errors = [band("95%", n, low, curve.error + 1.96 * curve.stderr, listed=False), points("measured", n, curve.error)]
     if (rate := curve.rate) is not None:
         errors.append(line(f"rate {rate.slope:.3f} ± {rate.stderr:.3f}", n, rate.constant * n**-rate.slope))
-    errors.append(line("predicted", n, head.predicted_error, "ink", "dotted"))
+    told = head.foretold
+    name, predicted = ("predicted", head.predicted_error) if told is None else (FORETOLD, told)
+    errors.append(line(name, n, predicted, "ink", "dotted"))
     shared = [
         points(head.regime.value, n, head.effective_tokens, COLOURS[head.regime]),
         line("every token alike", n, n, "grey", "dashed"),

@@ -72,8 +72,10 @@ def rate_skill(heads: Sequence[HeadRecord]) -> dict[str, Any]:
     known = [(head, head.law.rate.slope) for head in heads if head.law.rate is not None]
     measured = np.array([slope for _, slope in known])
     result: dict[str, Any] = {"heads": len(known), "predictors": {}}
-    for name in (*FORMULAS, "rate_constant"):
+    for name in (*FORMULAS, "rate_pilot", "rate_constant"):
         predicted = np.array([head.predicted_rates[name] for head, _ in known], dtype=float)
+        if np.isnan(predicted).any():
+            continue
         result["predictors"][name] = {
             "mean_absolute_miss": float(np.abs(predicted - measured).mean()) if known else None,
             "rank_correlation": _rank_correlation(predicted, measured),

@@ -15,27 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.device import choose_device
 from limitlens.attention.state import State
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.heads.build import head_records, measure
 from limitlens.heads.collect import Collector
+from limitlens.heads.opening import FORWARD, open_windows
 from limitlens.heads.overview import LayerRecord
 from limitlens.heads.pilot import Layer, run_pilot
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
 from limitlens.heads.stream import Clock, Pool, stream
-from limitlens.models import Windows, choose, load, open_corpus
+from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.placement import Deck
 from limitlens.sampling.workers import Workers, workers_for
 
-FORWARD = 1 << 12  # tokens a forward: its activations should not leave the caches far behind
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
-WINDOW = 256  # tokens a window, unless the model has fewer positions
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
@@ -46,6 +44,7 @@ def probe(
     tokens: int = 100_000,
     *,
     window: int | None = None,
+    special: str = "auto",
     sizes: str | Sequence[int] = "64:4096:7",
     replicates: int = 24,
     queries: int = 256,
@@ -63,6 +62,7 @@ def probe(
     corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
     tokens : to read; 5% of their windows give queries, 10% are reserved for checking plans, the rest is the pool
     window : tokens a window; 256, or the model's positions where these are fewer
+    special : tokens put around each window: "auto" as the model was trained, "none", or "bos", its first token alone
     sizes : sample sizes n, as they are or as "lo:hi:k"
     replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
     queries : queries a head
@@ -77,10 +77,7 @@ def probe(
     check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
     check_number("queries", queries, "at least 2, such as 256", low=2)
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
-    text, where = open_corpus(corpus), choose_device(device)
-    loaded = load(model, device=where) if isinstance(model, str) else model
-    length = min(WINDOW, loaded.positions or WINDOW) if window is None else window
-    windows = Windows(loaded, text, length=length, tokens=tokens)
+    loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
         work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress, workers)
         work.run()
@@ -204,6 +201,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
+            special={"mode": windows.special, "prefix": list(windows.prefix), "suffix": list(windows.suffix)},
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

@@ -109,10 +109,18 @@ class HeadRecord:
         """The head is frozen: the pool itself has not converged, and the true error is larger."""
         return self.regime is Regime.FROZEN
 
+    @property
+    def foretold(self) -> Array | None:
+        """Errors that the run's own tokens foretell at its sizes (`theory.pilot_law`); None where they say nothing."""
+        ahead = self.curve.foresight
+        return None if ahead is None or not ahead.defined else ahead.error(self.sizes)[0]
+
     @cached_property
     def predicted_rates(self) -> dict[str, float | None]:
         """Rates that theory and the constant baseline predict, by name."""
-        found = {name: getattr(rates, name)(self.horizon) for name in FORMULAS}
+        ahead = self.law.foresight
+        found: dict[str, float | None] = {name: getattr(rates, name)(self.horizon) for name in FORMULAS}
+        found["rate_pilot"] = ahead.slope(self.sizes)[0] if ahead is not None and ahead.defined else None
         proved = None if self.coupling is None else rates.rate_proved(self.coupling)
         return found | {"rate_proved": proved, "rate_constant": CONSTANT_RATE}
 
@@ -153,6 +161,8 @@ class HeadRecord:
         found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve, self.centred)}
         found |= {"ordered_weights": {"rank": self.ranks, "weight": self.ordered_weights}, "without_sink": bare}
         found |= {"remedy": self.regime.remedy, "error_is_lower_bound": self.error_is_lower_bound}
+        if self.curve.foresight is not None:
+            found["pilot_error"] = self.foretold
         return plain(found | self.predicted_rates)  # type: ignore[no-any-return]
 
     @classmethod

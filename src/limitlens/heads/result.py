@@ -12,7 +12,8 @@ import numpy as np
 
 from limitlens import results
 from limitlens.curves.error_curve import ErrorCurve
-from limitlens.errors import InputError
+from limitlens.curves.foresight import Foresight
+from limitlens.errors import InputError, check_number
 from limitlens.heads import figures, findings
 from limitlens.heads.overview import LayerRecord, layer_documents, rate_skill, summary
 from limitlens.heads.record import HeadRecord
@@ -61,6 +62,8 @@ class ProbeRun:
     interrupted: bool
     seconds: Mapping[str, float]
     warnings: tuple[str, ...]
+    # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
+    special: Mapping[str, Any] = field(default_factory=dict)
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
     made: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,8 +119,10 @@ class ProbeRun:
 
         def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
             rows = [{name: arrays[f"{which}.{name}"][row] for name in CURVE} for row in range(len(entries))]
+            told = arrays.get(f"{which}.foretold")
+            ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
             known = [{"sizes": tuple(entry["n"]), "seed": document["seed"]} for entry in entries]
-            return [ErrorCurve(**own, **row) for own, row in zip(known, rows, strict=True)]
+            return [ErrorCurve(**own, **row, foresight=one) for own, row, one in zip(known, rows, ahead, strict=True)]
 
         heads, layers = document["heads"], document["layers"]
         bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
@@ -204,11 +209,15 @@ class ProbeRun:
         Those without the sink are "pooled.powers" and the like, of the heads that have one, in order.
         """
         bare = [head.pooled for head in self.records if head.pooled is not None]
-        return {
-            f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves])
-            for which, curves in (("curve", [head.curve for head in self.records]), ("pooled", bare))
-            for name in CURVE if curves
-        }  # fmt: skip
+        found: dict[str, Any] = {}
+        for which, curves in (("curve", [head.curve for head in self.records]), ("pooled", bare)):
+            if curves:
+                found |= {f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves]) for name in CURVE}
+                told = [curve.foresight for curve in curves if curve.foresight is not None]
+                if told:
+                    found |= {f"{which}.foretold": np.stack([one.logs for one in told])}
+                    found |= {"foretold_sizes": told[0].sizes}
+        return found
 
     def save(self, folder: str | Path) -> Path:
         """Write run.json, tables, curves and the reference states into a folder that `limitlens.load` reads back."""
@@ -217,6 +226,20 @@ class ProbeRun:
         path = open_folder(folder)
         write_whole(path / STATES, lambda partial: save_file(dict(self.states), partial))
         return results.save(self, path)
+
+    def predict(self, n: float) -> pd.DataFrame:
+        """The error of every head at n tokens with its 95% interval, beyond the sizes measured too: one row a head.
+
+        Outside the sizes measured it follows what the run's own kept tokens foretell (`theory.pilot_law`), relative to
+        the nearest size; NaN where that says nothing any more.
+        """
+        import pandas as pd
+
+        check_number("n", n, "a number of tokens of at least 1", low=1)
+        outside = not self.n[0] <= n <= self.n[-1]
+        names = ("layer", "head", "error", "low", "high", "extrapolated")
+        rows = [(*head.place, *head.curve.predict(n), outside) for head in self.records]
+        return pd.DataFrame(rows, columns=list(names))
 
     def slowest(self, count: int = 5) -> pd.DataFrame:
         """The heads that need the most tokens: those with the largest error at the largest n."""
@@ -232,6 +255,10 @@ class ProbeRun:
     def plot_rates(self, path: str | Path | None = None) -> Drawing:
         """Fitted rates against the horizon, with what theory says."""
         return results.plot([figures.rates_figure(self)], path)
+
+    def plot_predicted(self, path: str | Path | None = None) -> Drawing:
+        """Fitted rates against those that the run's own tokens foretell, with the line of equality."""
+        return results.plot([figures.predicted_figure(self)], path)
 
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
         """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""

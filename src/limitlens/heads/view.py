@@ -77,6 +77,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
 def _row(head: HeadRecord) -> dict[str, Any]:
     """What a page is told of a head: numbers under their own names, curves as lists."""
     rate, law, sink, bare = head.curve.rate, head.law.rate, head.sink, head.pooled
+    told = head.foretold
     names = (
         "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
         "entropy", "sink_mass", "pareto_k", "local_dimension", "sliding_window", "regime_reason",
@@ -93,6 +94,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         "regime": head.regime.value, "lower_bound": head.error_is_lower_bound or None,
         "error": head.curve.error.tolist(), "error_stderr": head.curve.stderr.tolist(),
         "error_last": float(head.curve.error[-1]), "bare_error": bare and bare.error.tolist(),
+        "pilot_error": None if told is None else told.tolist(),
         "growth": head.effective_tokens_growth, "effective_last": float(head.effective_tokens[-1]),
         "sink_share": sink and sink.share.tolist(), "sink_dilution": sink and sink.dilution_length,
         "ordered_weights": {"rank": list(head.ranks), "weight": head.ordered_weights.tolist()},
@@ -177,7 +179,7 @@ def _rates(run: ProbeRun) -> list[Section]:
     if not skill["heads"] or spread is None:
         return []
     labels, found = WORDS["predictors"], skill["predictors"]
-    ranked = sorted(labels, key=lambda name: float(found[name]["mean_absolute_miss"]))
+    ranked = sorted(labels.keys() & found.keys(), key=lambda name: float(found[name]["mean_absolute_miss"]))
     rows = [(labels[name], found[name]["mean_absolute_miss"], found[name]["rank_correlation"]) for name in ranked]
     told = {"best": rows[0][0], "miss": short(rows[0][1])}
     told |= {"constant": short(found["rate_constant"]["mean_absolute_miss"])}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError
 from limitlens.models._quiet import quiet
+from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,12 @@ class LoadedModel:
     revision: str | None = None  # the commit, for a model from the hub
     sha256: str | None = None  # the digest of the weights, for a model on this machine
     note: str = ""  # what a result must say about it, or empty
+    opening: tuple[int, ...] | None = None  # with which every text began in training, where its file says so
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether its tokens see only those before them."""
+        return any(getattr(module, "is_causal", False) for module in self.model.modules())
 
     @cached_property
     def positions(self) -> int | None:
@@ -186,12 +193,14 @@ def _read(
     from transformers import AutoModel, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
+    opening = None
     if isinstance(source, Path):
         options["local_files_only"] = True
         if source.suffix.lower() == ".gguf":
             needed = [module for module in ("gguf", "accelerate") if importlib.util.find_spec(module) is None]
             if needed:
                 raise InputError(f"{name} is a GGUF file, which needs `pip install {' '.join(needed)}` first")
+            opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file knows nothing of it
             options["gguf_file"] = source.name
             source = source.parent
     else:
@@ -208,7 +217,7 @@ def _read(
     model = model.to(device).eval().requires_grad_(False)
     model.config.get_text_config().use_cache = False  # windows are read once, nothing is generated
     commit = revision or getattr(model.config, "_commit_hash", None)
-    return LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note)
+    return LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note, opening=opening)
 
 
 def _digest(path: Path) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from limitlens.models.catalog import LoadedModel
     from limitlens.models.corpora import Corpus
 
+SPECIAL = ("auto", "none", "bos")  # what is put around a window: as in training, nothing, or the first token alone
 _ID = np.dtype(np.int32)
 
 
@@ -31,21 +32,26 @@ class Windows:
     """Windows of `length` tokens, all full: the documents' tokens one after another, cut, special tokens put around.
 
     A window may hold the end of one document and the beginning of the next; what is left after the last full window is
-    dropped. The special tokens are those that the tokenizer itself puts around a text: [CLS] … [SEP] for BERT, a first
-    token where it adds one, none where it adds none. Lengths and numbers of tokens include them: ⌈tokens / length⌉
-    windows are made, and the corpus is read no further. A corpus with too few tokens raises an `InputError`, and so
-    does a model that cannot run windows of this length.
+    dropped. The special tokens are those of `special_tokens`: what the model was trained with, unless `special` asks
+    for something else. Lengths and numbers of tokens include them: ⌈tokens / length⌉ windows are made, and the corpus
+    is read no further. A corpus with too few tokens raises an `InputError`, unless `fewer` windows will do, and so does
+    a model that cannot run windows of this length.
     """
 
     count: int  # how many windows
     length: int  # of how many tokens each
+    special: str  # how the special tokens were chosen, of `SPECIAL`
     prefix: tuple[int, ...]  # the special tokens at the beginning and the end of each
     suffix: tuple[int, ...]
     sha256: str  # the digest of the text that was read
     warnings: list[str]  # what a user must know about them
 
-    def __init__(self, loaded: LoadedModel, corpus: Corpus, *, length: int, tokens: int) -> None:
-        self.prefix, self.suffix = special_tokens(loaded.tokenizer)
+    def __init__(
+        self, loaded: LoadedModel, corpus: Corpus,
+        *, length: int, tokens: int, special: str = "auto", fewer: bool = False,
+    ) -> None:  # fmt: skip
+        self.special = special
+        self.prefix, self.suffix = special_tokens(loaded, special)
         own = length - len(self.prefix) - len(self.suffix)
         if own < 1 or tokens < 1:
             raise InputError(
@@ -53,7 +59,7 @@ class Windows:
                 f"than the {length - own} special tokens of {loaded.name}"
             )
         self.length, self.count = length, -(-tokens // length)
-        self.warnings = _check_positions(loaded, length)
+        self.warnings = _check_positions(loaded, length) + _check_first(loaded, special, self.prefix)
         self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the object
         weakref.finalize(self, self._file.close)
         digest = hashlib.sha256()
@@ -65,7 +71,9 @@ class Windows:
             written += len(ids)
             if written == wanted:
                 break
-        else:
+        if fewer:
+            self.count = written // own
+        elif written < wanted:
             raise InputError(
                 f"the corpus {corpus.name!r} holds {written:,} tokens, enough for {written // own:,} windows "
                 f"of {length}; {tokens:,} were asked for, which need {wanted:,} of them in {self.count:,} windows, "
@@ -111,7 +119,35 @@ def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[n
     return tuple(np.sort(part) for part in np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
 
 
-def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens put before and after every window.
+
+    "auto": what the model was trained with, that is what its tokenizer puts around a text ([CLS] … [SEP] for BERT),
+    corrected by what a GGUF file says of a first token, which is lost on the tokenizer made from it. "none": nothing.
+    "bos": the first token, nothing behind.
+    """
+    if special not in SPECIAL:
+        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
+    if special == "none":
+        return (), ()
+    first = first_token(loaded)
+    if special == "bos":
+        if first is None:
+            raise InputError(f"{loaded.name} has no first token to begin with; expected special to be auto or none")
+        return (first,), ()
+    prefix, suffix = _put_around(loaded.tokenizer)
+    if loaded.opening is not None:
+        prefix = loaded.opening + (prefix[1:] if prefix[:1] == (first,) else prefix)
+    return prefix, suffix
+
+
+def first_token(loaded: LoadedModel) -> int | None:
+    """The token that a text begins with where it begins with one, or None: the file's, the tokenizer's, its [CLS]."""
+    named = (getattr(loaded.tokenizer, name, None) for name in ("bos_token_id", "cls_token_id"))
+    return next((token for token in (*(loaded.opening or ()), *named) if token is not None), None)
+
+
+def _put_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What a tokenizer puts before and after a text, read off a text it has dressed."""
     bare, dressed = _encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
     for start in range(len(dressed) - len(bare) + 1):
@@ -141,3 +177,16 @@ def _check_positions(loaded: LoadedModel, length: int) -> list[str]:
             "its heads are measured outside the lengths it knows"
         ]
     return []
+
+
+def _check_first(loaded: LoadedModel, special: str, prefix: tuple[int, ...]) -> list[str]:
+    """Say where windows of a causal model do not begin with its first token: it may be the sink of its heads."""
+    first = first_token(loaded)
+    if special != "auto" or not loaded.causal or first is None or first in prefix:
+        return []
+    why = "its tokenizer does not add it" if loaded.opening is None else "its file says that it is not added"
+    token = loaded.tokenizer.convert_ids_to_tokens(first)
+    return [
+        f"{loaded.name} has a first token, {token}, but {why}: windows begin without it, and heads that park their "
+        "mass on it show another sink or none; pass special='bos' if texts begin with it in use"
+    ]

@@ -81,6 +81,12 @@ class Deck:
         cells = zip(self.start[replicate], self.filled[replicate], strict=True)
         return np.concatenate([start + np.arange(filled) for start, filled in cells])
 
+    def some_slots(self, count: int) -> NDArray[np.int64]:
+        """The slots of so many kept tokens, or of all there are, in random order: a random part of the stream."""
+        cells = [(int(self.start[cell]), int(self.filled[cell])) for cell in zip(*np.nonzero(self.kept), strict=True)]
+        slots = np.concatenate([start + np.arange(filled) for start, filled in cells])[:count]
+        return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
+
     def hands(self) -> Iterator[Hand]:
         """One hand for each block, in order; together a uniformly random deal of the whole stream."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))

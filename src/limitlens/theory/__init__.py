@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from limitlens.theory.finite import *  # noqa: F403
     from limitlens.theory.hardmax import *  # noqa: F403
     from limitlens.theory.heavy import *  # noqa: F403
+    from limitlens.theory.pilot_law import *  # noqa: F403
     from limitlens.theory.prediction import *  # noqa: F403
+    from limitlens.theory.proxy import *  # noqa: F403
     from limitlens.theory.rates import *  # noqa: F403
     from limitlens.theory.scaling.control import *  # noqa: F403
     from limitlens.theory.scaling.heat import *  # noqa: F403
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "_summary": "Summary summary",
-    "bounds": "UniformBound uniform_exponential uniform_gaussian",
+    "bounds": "UniformBound uniform_exponential uniform_gaussian uniform_supremum",
     "clt": "Ellipsoid Interval asymptotic_covariance asymptotic_covariance_gaussian effective_sample_size ellipsoid "
     "interval log_weight_cost plug_in_covariance plug_in_from_moments",
     "constants": "covariance_error_variance_1d mean_error_covariance mean_error_variance mean_error_variance_1d",
@@ -45,11 +47,13 @@ _MODULES = {
     "exact": "PointwiseError pointwise_error",
     "finite": "TiltCost deviation_bound deviation_useful_from mean_square_asymptotic mean_square_bound "
     "mean_square_useful_from quadratic_error_quantile tilt_cost",
-    "hardmax": "expected_maximum hardmax_asymptotic hardmax_finite",
+    "hardmax": "expected_maximum finite_status hardmax_asymptotic hardmax_finite",
     "heavy": "Existence HeavyLaw laplace_K laplace_law laplace_limit student_law",
+    "pilot_law": "PilotErrors pilot_errors",
     "prediction": "Prediction Status",
-    "rates": "SharpLaw predictions rate_drawn rate_drawn_coupling rate_proved rate_rms rate_rms_output rate_sharp "
-    "rate_sharp_output sharp_law",
+    "proxy": "proxy_reach variance_proxy",
+    "rates": "SharpLaw moments_verified multiplicity_of predictions rate_drawn rate_drawn_coupling rate_proved "
+    "rate_rms rate_rms_output rate_sharp rate_sharp_output sharp_law",
     "scaling.control": "critical_beta critical_beta_asymptotic critical_n critical_n_asymptotic regime theta "
     "theta_asymptotic",
     "scaling.heat": "ZonalFlow drift_to_noise gaussian_flow heat_growth mode_growth rms_slope token_noise "

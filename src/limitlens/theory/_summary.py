@@ -20,6 +20,7 @@ from limitlens.record import plain
 from limitlens.report.view import View
 from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
 from limitlens.theory._summary_view import curves_of, figures_of, view_of
+from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def summary(
     counts = np.atleast_1d(as_array("sizes", n if sizes is None else sizes, ndim=(0, 1)))
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
     of = _Predictor(law, *_matrices(head, law.dim), n)
-    listed = rates.predictions(of.reach, gaussian=of.gaussian, compact=bool(np.isfinite(law.radius)))
+    compact = bool(np.isfinite(law.radius))
+    listed = rates.predictions(
+        of.reach, gaussian=of.gaussian, compact=compact, proxy_coupling=None if of.proxy is None else of.proxy.coupling
+    )
     warnings = validity.warnings(of.reach, n, mask_self=mask_self)
     if not of.gaussian:
         warnings.append("sharp rates hold for Gaussian tokens; for this law they are those of its covariance alone")
@@ -133,7 +137,7 @@ def summary(
         if law.dim == 1:
             scale = of.gain * float(np.sqrt(law.covariance[0, 0]))
             document["hardmax"] = {
-                "finite": _number(hardmax.hardmax_finite(n, scale), "verified"),
+                "finite": _number(hardmax.hardmax_finite(n, scale), hardmax.finite_status(n).value),
                 "asymptotic": _number(hardmax.hardmax_asymptotic(n, scale), "proved"),
             }
     return Summary({**document, "warnings": warnings})
@@ -167,6 +171,10 @@ class _Predictor:
     def reach(self) -> Reach:
         return reach(self.law.covariance, self.A)
 
+    @cached_property
+    def proxy(self) -> Reach | None:
+        return proxy_reach(self.law, self.A)
+
     @property
     def gaussian(self) -> bool:
         return isinstance(self.law, Gaussian)
@@ -176,11 +184,18 @@ class _Predictor:
         """|V|, by which lengths grow in d = 1."""
         return 1.0 if self.V is None else float(np.linalg.norm(self.V))
 
+    @property
+    def moments(self) -> str:
+        """The standing of the n^(-1/2) law of the mean output."""
+        return "verified" if rates.moments_verified(self.reach) else "heuristic"
+
     def local_rate(self, moment: str) -> dict[str, Any]:
         """The slope of the sharp law of a moment at n, its logarithms included."""
-        status = "heuristic" if validity.is_pre_asymptotic(self.reach, self.n) else "verified"
-        law = rates.sharp_law(self.reach.horizon, moment)
-        return _number(law.local_rate(self.n), status, **plain(law), formula="n^(−exponent) (ln n)^log_power")
+        seen = self.reach.dim == 1 and self.n >= rates.SLOPES_FROM
+        law = rates.sharp_law(self.reach.horizon, moment, rates.multiplicity_of(self.reach))
+        status, formula = "verified" if seen else "heuristic", "n^(−exponent) (ln n)^log_power"
+        note = f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
+        return _number(law.local_rate(self.n), status, **plain(law), formula=formula, note=note)
 
     def constants(self) -> dict[str, Any] | None:
         """n · Cov of the moments while H < 1; None from 1 on, where there is no such constant."""
@@ -188,7 +203,7 @@ class _Predictor:
             return None
         covariance = self.law.covariance
         trace = float(np.trace(constants.mean_error_covariance(covariance, self.A, self.V)))
-        found = {"mean": _number(trace, "verified", formula="tr of n·Cov(mean output)")}
+        found = {"mean": _number(trace, self.moments, formula="tr of n·Cov(mean output)")}
         if self.law.dim == 1:
             value = constants.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
             formula = "n·Var(variance of the outputs)"
@@ -196,10 +211,11 @@ class _Predictor:
         return found
 
     def uniform(self, radius: float) -> dict[str, Any]:
-        """Bounds over the ball of this radius."""
-        found = [bounds.uniform_exponential(radius, self.reach.horizon_one_sided)]
+        """What is known of the error over the ball of this radius."""
+        found = [bounds.uniform_exponential(radius, (self.proxy or self.reach).horizon_one_sided)]
         if self.gaussian:
-            found.append(bounds.uniform_gaussian(self.law.covariance, self.A, radius, self.V))
+            laws = (bounds.uniform_gaussian, bounds.uniform_supremum)
+            found += [law(self.law.covariance, self.A, radius, self.V) for law in laws]
         return {
             b.prediction.name: {**b.prediction.as_dict(), "at_n": b.at(self.n), "useful_from": b.useful_from}
             for b in found
@@ -254,8 +270,8 @@ class _Predictor:
             return found
         of_mean = curve.mean_error(covariance, self.A, sizes, V)
         if of_mean is not None:
-            # In d = 1 the finite-n law, held against simulations to H = 1; beyond d = 1 its limit, slow near 1.
-            status = "verified" if np.linalg.norm(B, 2) <= (1.0 if len(B) == 1 else 0.7) else "heuristic"
+            # In d = 1 the finite-n law, held against simulations to H = 1; beyond d = 1 its limit, where it is near.
+            status = self.moments if np.linalg.norm(B, 2) <= 1 else "heuristic"
             found["mean"] = _number(of_mean, status, note="E|error of the mean output|")
         if len(B) > 1:
             return found

@@ -15,7 +15,7 @@ QUERY_COLUMNS = (
     "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
     "95% interval",
 )  # fmt: skip
-BOUND_COLUMNS = ("constant", "C(R)", "status", "C(R)/√n", "reaches 1 at n =")
+BOUND_COLUMNS = ("constant", "C(R)", "status", "C(R)/√n", "reaches 1 at n =", "of what")
 
 
 def curves_of(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def view_of(document: Mapping[str, Any]) -> View:
     standing = ("", *(document["curve"][name]["status"] for name in list(curves)[1:]))
     asked = ("predicted", "status", "formula")
     local = _rows(document.get("local_rates"), "predicted", "log_power", "status")
-    bounded = _rows(document["uniform"], "predicted", "status", "at_n", "useful_from")
+    bounded = _rows(document["uniform"], "predicted", "status", "at_n", "useful_from", "note")
     hardest = _rows(document.get("hardmax"), "predicted", "status")
     tables = [
         Table("Rates β of n^(−β)", ("rate", *asked, "of what"), _rows(found, *asked, "note")),
@@ -73,7 +73,7 @@ def view_of(document: Mapping[str, Any]) -> View:
         Table("Constants of the n^(−1/2) law", ("moment", *asked), _rows(document.get("constants"), *asked)),
         Table("Predicted errors", list(curves), [*rows, standing] if curves else []),
         Table(f"One query at a time, n = {n}", QUERY_COLUMNS, [_query_row(query) for query in queries]),
-        Table(f"Uniform bound on the ball of radius {given['radius']:.3g}", BOUND_COLUMNS, bounded),
+        Table(f"Uniform error on the ball of radius {given['radius']:.3g}", BOUND_COLUMNS, bounded),
         Table(f"Hardmax: E|mean output| at n = {n}", ("law", "predicted", "status"), hardest),
     ]
     named = {"horizon": "Horizon", "horizon_one_sided": "one-sided", "coupling": "coupling", "frobenius": "‖B‖_F"}

@@ -1,7 +1,7 @@
-"""The uniform bound on a ball |x| ≤ R: its exponential constant, and what Gaussian tokens actually pay.
+"""The error over a ball |x| ≤ R: the order of its constant, its worst point, and a bound of the largest error.
 
-Attention converges like C(R)/√n uniformly over the ball, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² [P]. A bound
-says nothing before n = C(R)², where it reaches 1: that number is part of every answer.
+Attention converges like C(R)/√n uniformly over the ball, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² [P]. A number
+C(R)/√n says nothing before n = C(R)², where it reaches 1: that n is part of every answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _nonnegative = partial(check_number, expected="a finite number that is zero or p
 
 @dataclass(frozen=True)
 class UniformBound:
-    """A law constant/√n for the error over a ball."""
+    """A law constant/√n about the error over a ball."""
 
     prediction: Prediction  # the constant
     log_constant: float  # its logarithm, for constants beyond the range of floating point
@@ -38,21 +38,23 @@ class UniformBound:
 
 
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
-    """The exponential constant e^{τ²}, τ = R ‖Σ^{1/2}A‖₂, of centred sub-Gaussian tokens with variance proxy Σ [P].
+    """The exponential part e^{τ²}, τ = R ‖Σ^{1/2}A‖₂, of the constant for tokens with variance proxy Σ: no bound [H].
 
     It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}. What
-    multiplies it is polynomial in R and in the dimension, and 1 here.
+    multiplies it is polynomial in R and in the dimension, and 1 here: the error itself may be several times larger.
     """
     tau = _nonnegative("the radius", radius) * _nonnegative("the one-sided horizon", horizon_one_sided)
-    return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", BOHBOT, "without its polynomial factor")
+    note = "the order of the proved constant, without the factor polynomial in R and d that makes it a bound"
+    return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", BOHBOT, note, Status.HEURISTIC)
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
-    """The exact constant of Gaussian tokens: the largest √tr(V S Vᵀ) over |x| ≤ R, from the central limit theorem [P].
+    """The worst point for Gaussian tokens: the largest √tr(V S Vᵀ) over |x| ≤ R, from the central limit theorem [P].
 
     tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ), and log u = min over λ of
     λu - log λ - 1. The objective grows with both forms, whose joint range is convex where it matters, so the maximum
-    over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable.
+    over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable. It is
+    about one point at a time: the largest error of a sample over the ball is larger (`uniform_supremum`).
     """
     root = square_root(covariance)
     half = root @ score_matrix(A, len(root))
@@ -60,8 +62,36 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     carried = _nonnegative("the radius", radius) * value @ half
     log_square = _largest_log_trace(radius**2 * half.T @ half, carried.T @ carried, float(np.sum(value**2)))
     formula = "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)"
-    note = "asymptotic root mean square error at the worst point of the ball"
+    note = "as n → ∞, root mean square error at the worst single point; the largest error over the ball exceeds it"
     return _bound("uniform_gaussian", log_square / 2, formula, DERIVED, note)
+
+
+def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
+    """A bound of E sup over |x| ≤ R of |Γ_n - Γ|√n for Gaussian tokens as n → ∞ [P].
+
+    In whitened coordinates the error at the tilt t is ∇g(t), g the Gaussian field of covariance e^{<t,t'>} - 1: a sum
+    of homogeneous Gaussian polynomials of covariance <t,t'>^k/k!. By Banach the gradient of the k-th is at most
+    k ρ^{k-1} times its maximum on the unit sphere, for |t| ≤ ρ = R ‖Σ^{1/2}A‖₂, and by Sudakov and Fernique, comparing
+    with √k <g, t>, that maximum is at most (√k E|g| + √(2/π))/√k!, g standard normal in R^d. So the bound is
+
+        ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!.
+    """
+    from scipy.special import gammaln
+
+    root = square_root(covariance)
+    value = root if V is None else as_array("V", V, ndim=2) @ root
+    gain, dim = float(np.linalg.norm(value, 2)), len(root)
+    if gain <= 0:
+        raise InputError("the covariance is zero; expected tokens with some spread")
+    rho = _nonnegative("the radius", radius) * float(np.linalg.norm(root @ score_matrix(A, dim), 2))
+    # Terms peak at k of about ρ² and then fall like ρ^k/√k!; from ρ² = 3,000 on their sum is infinite to a float.
+    k = np.arange(1.0, 50.0 + 4.0 * min(rho**2, 3000.0))
+    length = np.sqrt(2.0) * np.exp(gammaln((dim + 1) / 2) - gammaln(dim / 2))  # E|g|
+    largest = np.sqrt(k) * length + np.sqrt(2 / np.pi) * (k % 2 == 0)
+    logs = np.log(k * largest) + (k - 1) * np.log(max(rho, 1e-300)) - gammaln(k + 1) / 2
+    formula = "‖VΣ^{1/2}‖₂ Σ_k k ρ^{k−1}(√k E|g| + √(2/π)1[k even])/√k!, ρ = R‖Σ^{1/2}A‖₂"
+    note = "as n → ∞, bounds the mean of the largest error over the ball"
+    return _bound("uniform_supremum", float(np.logaddexp.reduce(logs)) + np.log(gain), formula, DERIVED, note)
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
@@ -83,6 +113,8 @@ def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
     return dual((low + high) / 2)
 
 
-def _bound(name: str, log_constant: float, formula: str, reference: str, note: str) -> UniformBound:
+def _bound(
+    name: str, log_constant: float, formula: str, reference: str, note: str, status: Status = Status.PROVED
+) -> UniformBound:
     constant = float(np.exp(log_constant)) if log_constant < _LARGEST_EXPONENT else float("inf")
-    return UniformBound(Prediction(name, constant, Status.PROVED, formula, reference, note), float(log_constant))
+    return UniformBound(Prediction(name, constant, status, formula, reference, note), float(log_constant))

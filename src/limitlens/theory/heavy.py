@@ -68,7 +68,8 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
 
     - b t < 1/2: rate n^{-1/2}.
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
-    - b t ≥ 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
+    - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
+    - b t = 1: no limit either; every height up to b ln n carries as much weight, so the output grows like (b/2) ln n.
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     stable = "docs/theory.md; stable laws of index 1/(bt)"
@@ -80,7 +81,8 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
         flat = Prediction("growth", 0.0, Status.PROVED, "0", DERIVED, "the output converges")
         return HeavyLaw(existence, (rate, none, flat))
     share = Prediction("participation", 1 - 1 / product, Status.VERIFIED, "1−1/(bt)", shares, "limit of E Σw²")
-    growth = Prediction("growth", float(scale), Status.VERIFIED, "b", DERIVED, "output per unit of ln n")
+    slope, formula = (float(scale), "b") if product > 1 else (float(scale) / 2, "b/2")
+    growth = Prediction("growth", slope, Status.VERIFIED, formula, DERIVED, "output per unit of ln n")
     return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))
 
 

@@ -133,7 +133,8 @@ function curveFigure(page, state) {
   if (known(fit) && known(heads.rate_constant[i])) {
     series.push({ name: `fitted ${falling(fit)}`, kind: "line", colour: "blue", x: n, y: n.map((v) => heads.rate_constant[i] * v ** -fit) });
   }
-  if (heads.predicted_error?.[i]) series.push({ name: "predicted", kind: "line", dash: "dotted", colour: "ink", x: n, y: heads.predicted_error[i] });
+  const foretold = heads.pilot_error?.[i], predicted = foretold ?? heads.predicted_error?.[i];
+  if (predicted) series.push({ name: foretold ? "foretold by the exact law of its tokens" : "predicted", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
   const slope = heads.rate_predicted?.[i];
   if (known(slope)) {
     const middle = Math.floor(n.length / 2);

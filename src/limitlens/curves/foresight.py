@@ -1,0 +1,82 @@
+"""What a pilot foretells of an error curve, at sizes of its own, with resamples of its queries and of its tokens.
+
+The law behind it (`theory.pilot_law`) is exact for the pilot's own tokens. What is uncertain is which queries and which
+tokens those were: clusters of queries are resampled, and the tokens' part is read off the two halves of the pilot. At n
+beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and twice their difference is added
+(the bias falls like 1/√M or faster) and counted as uncertain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from limitlens.curves.crossing import crossing
+from limitlens.curves.fit import LEVEL
+from limitlens.errors import Array
+from limitlens.theory.pilot_law import PilotErrors
+
+DRAWS = 200
+DRIFT = 2.0  # times the logarithm of M tokens over M/2
+WIDEST = math.log(2)  # half-width of an interval of log e, beyond which it says nothing
+_TINY = np.finfo(float).tiny
+
+
+@dataclass(frozen=True, eq=False)
+class Foresight:
+    """Relative errors foretold at sizes (K,): their logarithms (1 + draws, K), the prediction first."""
+
+    sizes: Array
+    logs: Array
+
+    @classmethod
+    def of(cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int) -> Foresight:
+        """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens."""
+        labels, inverse = np.unique(clusters, return_inverse=True)
+        generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
+        counts = generator.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS)
+        few = math.sqrt(len(labels) / max(len(labels) - 1, 1))
+        share = np.vstack((np.ones(len(inverse)), counts[:, inverse]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = 0.5 * np.log(np.maximum(share @ found.error, _TINY) / (share @ found.output))
+            half = 0.5 * np.log(np.maximum(found.halves.mean(1), _TINY))
+            drift = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY)) - half.mean(0)
+            logs[1:] = logs[0] + few * (logs[1:] - logs[0])
+        beyond = np.where(np.asarray(sizes) >= tokens, DRIFT * np.maximum(drift, 0.0), 0.0)
+        noise = generator.standard_normal((DRAWS, 2))
+        logs[1:] += noise[:, :1] * (half[0] - half[1]) / 2 + noise[:, 1:] * beyond
+        return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32))
+
+    @property
+    def defined(self) -> bool:
+        """Whether there is an error at every size."""
+        return bool(np.isfinite(self.logs).all())
+
+    def at(self, n: Any) -> Array:
+        """log e at sizes n within the foretold ones, a power law between them: (1 + draws, len(n))."""
+        x, y, at = np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float))
+        place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
+        part = (at - x[place]) / (x[place + 1] - x[place])
+        return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
+
+    def error(self, n: Any) -> Array:
+        """The error at sizes n with the ends of its 95% interval: (3, len(n))."""
+        logs = self.at(n)
+        return np.asarray(
+            np.exp(np.vstack((logs[0], *np.quantile(logs[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0))))
+        )
+
+    def slope(self, n: Any) -> tuple[float, float, float]:
+        """The rate through the errors at sizes n, by least squares, with the ends of its 95% interval."""
+        x = np.log(np.asarray(n, dtype=float))
+        x = x - x.mean()
+        slopes = -(self.at(n) @ x) / (x @ x)
+        low, high = np.quantile(slopes[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        return float(slopes[0]), float(low), float(high)
+
+    def crossed(self, error: float, context: float = math.inf) -> Array:
+        """n(ε) of the prediction and of its resamples: (1 + draws,), infinite where no foretold size is enough."""
+        return crossing(np.log(self.sizes), self.logs.astype(float), math.log(error), math.log(context), reach=1.0)

@@ -1,0 +1,57 @@
+"""What tokens that a layer has kept foretell of its heads at any n (`theory.pilot_law`, `curves.foresight`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.curves.foresight import Foresight
+from limitlens.heads.pilot import Layer, scores_of
+from limitlens.sampling.workers import Workers, one_after_another
+from limitlens.theory.pilot_law import Half, pilot_errors
+
+TOKENS = 4096  # of the pilot within a probe
+QUERIES = 24  # of a head, spread over the windows that gave queries
+LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
+NEAREST, FARTHEST = 8, 64  # foretold from the smallest size over this to the largest times that
+
+
+def foretold_sizes(sizes: Sequence[float]) -> list[int]:
+    """The sizes given, and doublings on either side of them."""
+    low, high = float(sizes[0]), float(sizes[-1])
+    below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
+    above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
+    return sorted({round(size) for size in (*below, *sizes, *above) if size >= 2})
+
+
+def foretell(
+    layer: Layer, key: Tensor, value: Tensor, sizes: Sequence[float],
+    *, queries: int = QUERIES, seed: int = 0, workers: Workers = one_after_another,
+) -> list[tuple[Foresight, ...]]:  # fmt: skip
+    """For each head of a layer what keys and values (M, Hkv, ·) in random order foretell: bare, and beside the atom."""
+    wanted = np.asarray(foretold_sizes(sizes))
+    shared, groups, m, _ = layer.query.shape
+    some = np.unique(np.linspace(0, m - 1, queries).astype(int))
+    chosen = torch.as_tensor(some, device=key.device)
+
+    def of(head: int) -> tuple[Foresight, ...]:
+        pair, group = divmod(head, groups)
+        scores = scores_of(layer.query[pair, group, chosen], key[:, pair], layer.traits.softcap)
+        scores = scores.maximum(scores.amax(1, keepdim=True) - LIGHTEST)
+        atom = None
+        if layer.atom is not None:
+            own = layer.atom[pair]
+            atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
+        values = np.asarray(value[:, pair].double().cpu())
+        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, matmul=_product)  # type: ignore[arg-type]
+        return tuple(Foresight.of(wanted, one, layer.clusters[some], len(key), seed) for one in told)
+
+    return list(workers(of, range(shared * groups)))
+
+
+def _product(a: Half, b: Half) -> Half:
+    """By torch, whose workers have one thread each: NumPy's own threads would contend with them."""
+    return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()

@@ -1,0 +1,78 @@
+"""What a GGUF file says of itself, read from its header without a package: numbers, words and truths, no arrays.
+
+The layout: "GGUF", version (u32), number of tensors and of entries (u64 each), then the entries: a key (u64 length and
+bytes), the type of its value (u32) and the value; an array is its elements' type (u32), their number (u64) and they.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from limitlens.errors import InputError
+
+_SCALARS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_LONGEST = 1 << 28  # bytes of a text: more is no text
+_VERSIONS = (2, 3)  # the first counted in 32 bits
+# Where nothing is said of a first token, llama.cpp adds one for these tokenizers: SentencePiece's, and that of Llama 3.
+_ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-bpe"}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The entries of a GGUF file that are no arrays, by their keys; none where its version is not known here."""
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF" or _number(file, "<I") not in _VERSIONS:
+            return {}
+        _, entries = _number(file, "<Q"), _number(file, "<Q")
+        found = {_string(file): _value(file, _number(file, "<I")) for _ in range(entries)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The tokens with which every text began in training, as far as a file says so: one, or none; None unsaid."""
+    first, added = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.add_bos_token")
+    if added is None and any(metadata.get(key) == value for key, value in _ADDED_UNSAID.items()):
+        added = True
+    if added is False:
+        return ()
+    return (int(first),) if added and first is not None else None
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    """A value of this type; None in the place of an array, which is passed over."""
+    if kind == _STRING:
+        return _string(file)
+    if kind != _ARRAY:
+        if kind not in _SCALARS:
+            raise InputError(f"the file {file.name} holds a value of the type {kind}; expected a GGUF file")
+        return _number(file, _SCALARS[kind])
+    inner, count = _number(file, "<I"), _number(file, "<Q")
+    if inner in _SCALARS:
+        file.seek(count * struct.calcsize(_SCALARS[inner]), 1)
+        return None
+    for _ in range(count):
+        if inner == _STRING:
+            file.seek(_number(file, "<Q"), 1)
+        else:
+            _value(file, inner)
+    return None
+
+
+def _string(file: BinaryIO) -> str:
+    return _bytes(file, _number(file, "<Q")).decode("utf-8", "replace")
+
+
+def _number(file: BinaryIO, layout: str) -> Any:
+    return struct.unpack(layout, _bytes(file, struct.calcsize(layout)))[0]
+
+
+def _bytes(file: BinaryIO, count: int) -> bytes:
+    found = file.read(count) if count < _LONGEST else b""
+    if len(found) < count:
+        raise InputError(f"the file {file.name} ends within its own description; expected a whole GGUF file")
+    return found
