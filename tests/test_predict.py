@@ -13,7 +13,7 @@ import torch
 
 import limitlens as ll
 from limitlens import cli
-from limitlens.heads import predict as predict_module
+from limitlens.foresight import predict as predict_module
 from limitlens.heads.foretell import LIGHTEST, foretell
 from limitlens.heads.pilot import Layer, Traits
 from limitlens.models import LoadedModel

@@ -33,13 +33,17 @@ MAY_CALL = {
     "heads": {
         "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory", "report",
     },
+    "foresight": {
+        "heads", "models", "curves", "sampling", "attention", "measures", "theory", "report",
+    },
     "budgets": {
         "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
         "report",
     },
-    "loading": {"budgets", "heads", "experiments", "critical", "statistics", "theory"},
+    "loading": {"budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
     "comparison": {
-        "loading", "budgets", "heads", "experiments", "critical", "curves", "statistics", "theory", "report",
+        "loading", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
+        "report",
     },
 }  # fmt: skip
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve as Curve
     from limitlens.experiments.sweeps import radius_sweep as radius_sweep
     from limitlens.experiments.sweeps import sweep as sweep
-    from limitlens.heads.predict import predict as predict
-    from limitlens.heads.prediction import Predictions as Predictions
+    from limitlens.foresight.predict import predict as predict
+    from limitlens.foresight.prediction import Predictions as Predictions
     from limitlens.heads.probe import probe as probe
     from limitlens.heads.record import HeadRecord as HeadRecord
     from limitlens.heads.regimes import Regime as Regime
@@ -57,8 +57,8 @@ _ROOMS = {
     "experiments.study": "study",
     "experiments.study_result": "Curve",
     "experiments.sweeps": "radius_sweep sweep",
-    "heads.predict": "predict",
-    "heads.prediction": "Predictions",
+    "foresight.predict": "predict",
+    "foresight.prediction": "Predictions",
     "heads.probe": "probe",
     "heads.record": "HeadRecord",
     "heads.regimes": "Regime",

@@ -25,7 +25,7 @@ KINDS = {
     "schedules": "critical.schedules:Schedules",
     "heat": "critical.heat:HeatFlow",
     "probe": "heads.result:ProbeRun",
-    "prediction": "heads.prediction:Predictions",
+    "prediction": "foresight.prediction:Predictions",
     "plan": "budgets.plan:Plan",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",

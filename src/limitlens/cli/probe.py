@@ -53,7 +53,7 @@ def probe(
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
     from limitlens.errors import InputError
-    from limitlens.heads.predict import predict
+    from limitlens.foresight.predict import predict
     from limitlens.heads.probe import probe as run_probe
     from limitlens.heads.regimes import Thresholds
 

@@ -19,11 +19,11 @@ from limitlens.curves.error_curve import TokensFor
 from limitlens.curves.fit import LEVEL
 from limitlens.curves.foresight import Foresight
 from limitlens.errors import InputError, Progress, check_number
+from limitlens.foresight.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
 from limitlens.heads.collect import tokens_of
 from limitlens.heads.foretell import foretell
 from limitlens.heads.opening import FORWARD, open_windows
 from limitlens.heads.pilot import Layer, Pilot, run_pilot
-from limitlens.heads.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
 from limitlens.heads.record import ERRORS
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.sampling.cells import parse_sizes
