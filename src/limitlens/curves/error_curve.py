@@ -167,7 +167,8 @@ class ErrorCurve:
     @property
     def farthest(self) -> int:
         """The size up to which a number is given: as far as the pilot tells, or ten times the largest measured."""
-        end = math.exp(self._extended[0][-1])
+        told = self.defined and self.usable.sum() >= LINE_SIZES
+        end = math.exp(self._extended[0][-1]) if told else 0.0
         return round(end) if end > 1.001 * self.sizes[-1] else BEYOND * self.sizes[-1]
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from limitlens.curves.answers import CONTEXTS, answers
 from limitlens.curves.answers import ERRORS as WANTED
-from limitlens.curves.crossing import BEYOND as FARTHEST
 from limitlens.heads import findings
 from limitlens.heads.figures import COLOURS, map_figure, rate_lines
 from limitlens.heads.findings import WORDS
@@ -58,7 +57,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     places = {head.place: index for index, head in enumerate(run.records)}
     known = [told for told in WORDS["quantities"] if any(row[told["key"]] is not None for row in rows)]
     return {
-        "n": list(run.n), "farthest": FARTHEST * run.n[-1], "window": run.window,
+        "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records), "window": run.window,
         "first": places[picked[0].head.place],
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [told for told in known if told["kind"]],
@@ -153,7 +152,7 @@ def _extremes(run: ProbeRun) -> Section:
     found = {"slowest": findings.slowest(run), "fastest": findings.fastest(run)}
     titles = {name: WORDS[name].format(shown=SHOWN) for name in found}
     tables = [Table(titles[name], columns, [_cells(head) for head in heads[:SHOWN]]) for name, heads in found.items()]
-    legend = Text(("* extrapolated; beyond: more than ten times the largest n",))
+    legend = Text(("* extrapolated; beyond: farther than the tokens of this run can tell",))
     return Section("", "", (*tables, legend), only="terminal")
 
 

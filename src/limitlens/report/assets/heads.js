@@ -1,7 +1,7 @@
 "use strict";
 // The map of all heads and the panel of the chosen one.
 
-const BEYOND_ALL = "beyond"; // in the place of a number that lies beyond ten times the largest size measured
+const BEYOND_ALL = "beyond"; // in the place of a number that lies farther out than the run can tell
 
 const regimeColour = (page, name) => page.regimes?.find((regime) => regime.name === name)?.colour ?? "grey";
 

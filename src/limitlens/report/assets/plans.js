@@ -49,7 +49,7 @@ function mountBudgets(host, page, state, changed) {
 
 function budgetSentence({ n, low, high, mark }, state) {
   if (mark === "not known") return "has no budget: its error curve does not tell";
-  if (mark === "beyond") return Number.isFinite(state.context) ? `needs every one of the ${short(state.context)} tokens: its budget lies beyond what was measured` : "needs more than ten times the largest n measured";
+  if (mark === "beyond") return Number.isFinite(state.context) ? `needs every one of the ${short(state.context)} tokens: its budget lies beyond what was measured` : "needs more tokens than this run can tell";
   const range = known(low) ? ` (95%: ${short(low)} to ${known(high) ? short(high) : "more"})` : "";
   return `needs ${short(n)} random tokens${range}${mark === "extrapolated" ? ", extrapolated by its power law" : ""}`;
 }
