@@ -111,7 +111,7 @@ class Collector:
     def _raise_peak(self, key: Tensor, value: Tensor) -> None:
         """Let the block's tokens (Hkv, n, ·) compete for the largest score of each detail query.
 
-        A state with its detail would say the same for ten times the work: the pool's argmax needs no exponentials.
+        A state with its detail would say the same for fifteen times the work: the pool's argmax needs no exponentials.
         """
         shared, q, _ = self.detail_query.shape
         chunk = max(1, SCORES_AT_ONCE // (shared * q))
