@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from limitlens.report.page import page
 from limitlens.report.view import Table
 from limitlens.report.words import falling
 from limitlens.theory import rates
+from page_reader import Reader
 from report_cases import NASTY, bare_probe, probe_case
 
 
@@ -35,26 +35,6 @@ def data_of(run: ProbeRun | str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
     assert found is not None
     return json.loads(found[1])
-
-
-class Words(HTMLParser):
-    """The text of a page as a reader sees it, and every tag."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.words).split())
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +48,7 @@ def test_the_page_of_a_large_model_is_small_and_needs_no_network() -> None:
     assert len(html.encode()) + (960 - 64) * a_head < 1_500_000
     linked = [
         value
-        for _, attributes in Words(html).tags
+        for _, attributes in Reader(html).tags
         for name, value in attributes.items()
         if name in ("src", "href", "data") and value
     ]
@@ -79,7 +59,7 @@ def test_the_page_of_a_large_model_is_small_and_needs_no_network() -> None:
 def test_names_from_outside_are_shown_as_text() -> None:
     run = probe_case(1, 2, model=NASTY, corpus=NASTY, warnings=(NASTY,))
     html = page(run.view(), {"command": "probe", "arguments": {"model": NASTY}})
-    parsed = Words(html)
+    parsed = Reader(html)
     assert sum(tag == "script" for tag, _ in parsed.tags) == 2  # the data and the page's own
     visible = " ".join(NASTY.split())
     assert parsed.text.count(visible) >= 4  # title, verdict, warning, command
@@ -193,7 +173,7 @@ def test_trust_names_the_floor_and_every_bound(probe: ProbeRun) -> None:
     assert f"{heavy} head" in said
     assert "2·10⁻⁷" in said
     assert "The tokens of layers 1, 2, 3, 4 and 5 are heavier than Gaussian" in said
-    assert "A warning of the run." in Words(page(probe.view(), {})).text
+    assert "A warning of the run." in Reader(page(probe.view(), {})).text
     assert "interrupted" not in said
     assert "interrupted" in " ".join(trust(replace(probe, interrupted=True)))
 

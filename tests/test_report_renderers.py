@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from limitlens.report.view import (
     points,
 )  # fmt: skip
 from limitlens.report.words import cell, falling, join, numeric, plural, sentence, short
+from page_reader import Reader
 
 NASTY = "</script><script>window.hacked=1</script><!-- <b>&amp; \"'\u2028 ü"
 N = [64, 256, 1024, 4096]
@@ -107,26 +107,6 @@ def everything() -> View:
         trust=["the floor is low"],
         details={"device": "cpu", "corpus sha256": None},
     )
-
-
-class Reader(HTMLParser):
-    """The text of a page as a reader sees it, and every tag."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.words).split())
 
 
 def data_of(html: str) -> Any:

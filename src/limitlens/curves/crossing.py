@@ -66,6 +66,19 @@ def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Ar
     return np.asarray(x)
 
 
+def between(x: Array, y: Array, at: Array) -> Array:
+    """Curves y (rows, J) at places (K,) within x (J,), straight between neighbours: (rows, K)."""
+    place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
+    part = (at - x[place]) / (x[place + 1] - x[place])
+    return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
+
+
+def whole(n: float, context: float = math.inf) -> int | None:
+    """n as a number of tokens, at most the context; None where neither is finite."""
+    bounded = min(n, context)
+    return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 and a rounding error
+
+
 def log_unseen(x: Array, end: float) -> Array:
     """log √(1 − n/C) at x = log n; −inf from the context on."""
     with np.errstate(divide="ignore"):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from limitlens.curves.crossing import BEYOND, LINE_SIZES, crossing, log_unseen, power_law
+from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, log_unseen, power_law, whole
 from limitlens.curves.fit import LEVEL, Rate, bootstrap, fit_rate, local_slopes, typical, typical_stderr
 from limitlens.curves.foresight import DRAWS, WIDEST, Foresight
 from limitlens.errors import Array, InputError
@@ -120,6 +120,11 @@ class ErrorCurve:
         """Sizes whose error is far enough above the numerical floor: (sizes,) bool."""
         return self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
 
+    @property
+    def _tells(self) -> bool:
+        """Whether there are errors at enough sizes to go between them and beyond."""
+        return self.defined and bool(self.usable.sum() >= LINE_SIZES)
+
     @cached_property
     def rate(self) -> Rate | None:
         """The fitted rate; None where fewer than three sizes can be fitted."""
@@ -167,8 +172,7 @@ class ErrorCurve:
     @property
     def farthest(self) -> int:
         """The size up to which a number is given: as far as the pilot tells, or ten times the largest measured."""
-        told = self.defined and self.usable.sum() >= LINE_SIZES
-        end = math.exp(self._extended[0][-1]) if told else 0.0
+        end = math.exp(self._extended[0][-1]) if self._tells else 0.0
         return round(end) if end > 1.001 * self.sizes[-1] else BEYOND * self.sizes[-1]
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
@@ -179,7 +183,7 @@ class ErrorCurve:
             raise InputError(f"the context is {context:g} tokens; expected at least 1, such as 32768")
         if not self.defined:
             return TokensFor(None, why="the limit is 0, so there is no relative error")
-        if self.usable.sum() < LINE_SIZES:
+        if not self._tells:
             few = "sizes or more are needed" if len(self.sizes) < LINE_SIZES else "sizes must lie above the floor"
             return TokensFor(None, why=f"{LINE_SIZES} {few} to tell")
         x, y = self._extended
@@ -189,8 +193,8 @@ class ErrorCurve:
         resampled = needed[1:] if len(needed) > 1 else needed
         low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
         return TokensFor(
-            n=_whole(found, context),
-            interval=(_whole(float(low), context), _whole(float(high), context)),
+            n=whole(found, context),
+            interval=(whole(float(low), context), whole(float(high), context)),
             extrapolated=not measured[0] * (1 - 1e-9) <= found <= measured[-1] * (1 + 1e-9),
             beyond=not math.isfinite(found),
             farthest=self.farthest,
@@ -198,14 +202,12 @@ class ErrorCurve:
 
     def predict(self, n: float) -> tuple[float, float, float]:
         """The error of n tokens with the ends of its 95% interval, n within the sizes or outside; NaN too far out."""
-        if not self.defined or self.usable.sum() < LINE_SIZES or n > 1.000001 * self.farthest:
+        if not self._tells or n > 1.000001 * self.farthest:
             return math.nan, math.nan, math.nan
         x, y = self._extended
         at = math.log(n)
         if x[0] <= at <= x[-1]:
-            place = min(max(int(np.searchsorted(x, at)) - 1, 0), len(x) - 2)
-            part = (at - x[place]) / (x[place + 1] - x[place])
-            found = y[:, place] * (1 - part) + y[:, place + 1] * part
+            found = between(x, y, np.array([at]))[:, 0]
         else:
             slope, level = power_law(x, y, slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
             found = level + slope * at
@@ -220,9 +222,3 @@ class ErrorCurve:
         rate = "no rate" if self.rate is None else f"rate {self.rate.slope:.3f} ± {self.rate.stderr:.3f}"
         ends = f"{self.error[0]:.3g} at n = {self.sizes[0]:,} to {self.error[-1]:.3g} at n = {self.sizes[-1]:,}"
         return f"<ErrorCurve: {ends}, {rate}, {self.replicates} replicates>"
-
-
-def _whole(n: float, context: float) -> int | None:
-    """n as a number of tokens, at most the context; None where neither is finite."""
-    bounded = min(n, context)
-    return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 and a rounding error

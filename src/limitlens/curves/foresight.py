@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.curves.crossing import crossing
+from limitlens.curves.crossing import between, crossing
 from limitlens.curves.fit import LEVEL
 from limitlens.errors import Array
 from limitlens.theory.pilot_law import PilotErrors
@@ -57,10 +57,7 @@ class Foresight:
 
     def at(self, n: Any) -> Array:
         """log e at sizes n within the foretold ones, a power law between them: (1 + draws, len(n))."""
-        x, y, at = np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float))
-        place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
-        part = (at - x[place]) / (x[place + 1] - x[place])
-        return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
+        return between(np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float)))
 
     def error(self, n: Any) -> Array:
         """The error at sizes n with the ends of its 95% interval: (3, len(n))."""

@@ -6,7 +6,6 @@ A layer's keys and values are gone when its heads are told.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.curves.crossing import whole
 from limitlens.curves.error_curve import TokensFor
 from limitlens.curves.fit import LEVEL
 from limitlens.curves.foresight import Foresight
@@ -164,5 +164,5 @@ def _tokens_for(told: Foresight, error: float, n: Sequence[int]) -> TokensFor | 
     """n(ε) with its 95% interval; None where no foretold size is enough."""
     needed = told.crossed(error)
     ends = np.quantile(needed[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
-    middle, low, high = (math.ceil(round(x, 6)) if math.isfinite(x) else None for x in map(float, (needed[0], *ends)))
+    middle, low, high = (whole(float(number)) for number in (needed[0], *ends))
     return None if middle is None else TokensFor(middle, (low, high), extrapolated=not n[0] <= middle <= n[-1])

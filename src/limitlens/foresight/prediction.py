@@ -156,7 +156,8 @@ class Predictions:
 
     def _cells(self, head: HeadPrediction) -> list[Cell]:
         rate, defined = head.rate, bool(np.isfinite(head.error).all())
-        first, last, low, high = (float(number) for number in (head.error[0], *(e[-1] for e in _ends(head))))
+        ends = (head.error[0], head.error[-1], head.low[-1], head.high[-1])
+        first, last, low, high = (float(number) for number in ends)
 
         def tokens(found: TokensFor | None) -> str:
             if found is None:
@@ -200,7 +201,3 @@ class Predictions:
     tables, arrays = results.table_as("predictions"), results.no_arrays
     save, report, plot, load = results.save, results.report, results.draw, classmethod(results.load)
     __str__, _repr_html_ = results.text, results.html
-
-
-def _ends(head: HeadPrediction) -> tuple[Array, Array, Array]:
-    return head.error, head.low, head.high
