@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from limitlens.heads.figures import COLOURS
 from limitlens.heads.regimes import Regime
-from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, heat, points
+from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, points
 from limitlens.report.words import plural, read_words, sentence
 
 if TYPE_CHECKING:
@@ -65,12 +63,8 @@ def plan_figures(plan: Plan) -> list[Figure]:
     title = "Keys each head keeps"
     figures = [Figure(title, Axis("layer", whole=True), Axis("keys", log=True), series, guides, height=340)]
     if any(head.ratio is not None for head in plan.heads):
-        rows = sorted({head.layer for head in plan.heads})
-        share = np.full((len(rows), widest), np.nan)
-        for head in plan.heads:
-            share[rows.index(head.layer), head.head] = np.nan if head.ratio is None else head.ratio
-        drawn = heat("share kept", rows, list(range(widest)), share)
-        figures.append(Figure("Share of the context that is kept", Axis("head"), Axis("layer"), [drawn], height=340))
+        places, shares = [head.place for head in plan.heads], [head.ratio for head in plan.heads]
+        figures.append(head_map("Share of the context that is kept", "share kept", places, shares, height=340))
     return figures
 
 

@@ -81,7 +81,7 @@ def predict(
         windows={"count": windows.count, "queries": asking.tolist(), "keys": keyed.tolist()},
         pooled_positions=(positions.start, positions.stop), queries=len(pilot.queries), n=tuple(n), heads=tuple(heads),
         seed=seed, device=str(loaded.model.device), seconds=time.perf_counter() - begun, warnings=tuple(warnings),
-        special={"mode": windows.special, "prefix": list(windows.prefix), "suffix": list(windows.suffix)},
+        special=windows.around,
     )  # fmt: skip
 
 

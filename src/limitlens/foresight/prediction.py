@@ -14,7 +14,7 @@ from limitlens.curves.error_curve import TokensFor
 from limitlens.errors import Array
 from limitlens.heads.findings import WORDS
 from limitlens.record import plain
-from limitlens.report.view import Axis, Cell, Figure, Section, Table, Text, View, band, heat, line
+from limitlens.report.view import Cell, Figure, Section, Table, Text, View, band, head_map, line
 from limitlens.report.words import falling, plural, worded_figure
 
 if TYPE_CHECKING:
@@ -173,12 +173,8 @@ class Predictions:
 
     def _map(self) -> Figure:
         """All heads, layer by head, coloured by their rates."""
-        layers = sorted({head.layer for head in self.heads})
-        values = np.full((len(layers), 1 + max(head.head for head in self.heads)), np.nan)
-        for head in self.heads:
-            values[layers.index(head.layer), head.head] = np.nan if head.rate is None else head.rate.slope
-        drawn = heat(TOLD["map"], layers, list(range(values.shape[1])), values)
-        return Figure(TOLD["map"], Axis("head"), Axis("layer"), [drawn])
+        rates = [head.rate and head.rate.slope for head in self.heads]
+        return head_map(TOLD["map"], TOLD["map"], [(head.layer, head.head) for head in self.heads], rates)
 
     def _errors(self) -> Figure:
         """Errors against n: the middle head, and between which most heads and all heads lie."""

@@ -11,7 +11,7 @@ import numpy as np
 from limitlens.errors import InputError
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Regime
-from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, heat, line, points
+from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, head_map, line, points
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
@@ -69,13 +69,11 @@ def predicted_figure(run: ProbeRun) -> Figure:
 
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
     """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
-    layers = sorted({head.layer for head in run.records})
-    values = np.full((len(layers), 1 + max(head.head for head in run.records)), np.nan)
     words = [regime.value for regime in Regime] if quantity == "regime" else []
     if words:
         found: list[Any] = [words.index(head.regime.value) for head in run.records]
     elif quantity == "rate":
-        found = [np.nan if head.curve.rate is None else head.curve.rate.slope for head in run.records]
+        found = [head.curve.rate and head.curve.rate.slope for head in run.records]
     else:
         numbers = run.heads.select_dtypes("number").drop(columns=["layer", "head"]).dropna(axis="columns", how="all")
         if quantity not in numbers:
@@ -83,11 +81,8 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
             help_ = f"a file is given as path={quantity!r}" if Path(quantity).suffix else known
             raise InputError(f"no head of this run has a number {quantity!r}; {help_}")
         found = numbers[quantity].tolist()
-    for head, value in zip(run.records, found, strict=True):
-        values[layers.index(head.layer), head.head] = value
     label = "rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
-    drawn = heat(label, layers, list(range(values.shape[1])), values, words)
-    return Figure(label, Axis("head"), Axis("layer"), [drawn])
+    return head_map(label, label, [head.place for head in run.records], found, words=words)
 
 
 def head_figures(head: HeadRecord) -> list[Figure]:

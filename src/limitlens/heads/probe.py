@@ -201,7 +201,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special={"mode": windows.special, "prefix": list(windows.prefix), "suffix": list(windows.suffix)},
+            special=windows.around,
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

@@ -86,6 +86,11 @@ class Windows:
         """All tokens of all windows, special tokens included."""
         return self.count * self.length
 
+    @property
+    def around(self) -> dict[str, Any]:
+        """What stands around each window, and how it was chosen, as JSON."""
+        return {"mode": self.special, "prefix": list(self.prefix), "suffix": list(self.suffix)}
+
     def batches(self, size: int, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
         """The windows of the given indices, or all, as tensors of token ids of shape (at most size, length), int64."""
         import torch

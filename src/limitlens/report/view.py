@@ -201,6 +201,16 @@ def heat(name: str, rows: Sequence[Any], columns: Sequence[Any], values: Any, wo
     return Series(name, "map", columns, rows, values=np.asarray(values, dtype=float), words=words)
 
 
+def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: Sequence[Any], **more: Any) -> Figure:
+    """A map of heads at places (layer, head), coloured by a number each, or by one of the `words`; None is a gap."""
+    words, layers = more.pop("words", ()), sorted({layer for layer, _ in places})
+    table = np.full((len(layers), 1 + max(head for _, head in places)), np.nan)
+    for (layer, head), value in zip(places, values, strict=True):
+        table[layers.index(layer), head] = np.nan if value is None else value
+    drawn = heat(label, layers, list(range(table.shape[1])), table, words)
+    return Figure(title, Axis("head"), Axis("layer"), [drawn], **more)
+
+
 def _plain(values: Any) -> list[Any]:
     """Numbers as Python's own, None where there is none."""
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
