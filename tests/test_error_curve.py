@@ -10,6 +10,7 @@ import pytest
 from limitlens.curves.answers import CONTEXTS, ERRORS, MARKS, answers
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.curves.fit import fit_rate
+from limitlens.curves.scatter import Scatter
 from limitlens.errors import InputError
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -138,7 +139,7 @@ def test_answers_of_a_page_are_those_of_the_curve():
 def test_the_rate_is_that_of_the_rows():
     rows = nested(np.random.default_rng(3), 30, 4)
     curve = ErrorCurve.of(SIZES, rows, seed=5)
-    assert curve.rate == fit_rate(np.asarray(SIZES), rows, moment=2, seed=5)
+    assert curve.rate == fit_rate(np.asarray(SIZES), Scatter(rows[None], np.ones((1, len(SIZES))), 2, 5))
 
 
 @pytest.mark.parametrize("dim", [1, 4])

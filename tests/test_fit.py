@@ -6,9 +6,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitlens.curves.fit import fit_rate, local_slopes
+from limitlens.curves import fit
+from limitlens.curves.scatter import Scatter
+from limitlens.errors import Array
 
 SIZES = np.geomspace(1000, 30000, 8)
+
+
+def scattered(rows: Array, moment: int = 1) -> Scatter:
+    """Rows (replicates, sizes) of one cluster of queries."""
+    return Scatter(rows[None], np.ones((1, rows.shape[1])), moment, 0)
+
+
+def fit_rate(rows: Array, moment: int = 1, usable: Array | None = None) -> fit.Rate | None:
+    return fit.fit_rate(SIZES, scattered(rows, moment), usable)
+
+
+def local_slopes(rows: Array) -> tuple[Array, Array]:
+    return fit.local_slopes(SIZES, scattered(rows))
 
 
 def nested_errors(rng, replicates, slope=0.5):
@@ -23,7 +38,7 @@ def test_intervals_cover_the_true_slope_at_their_stated_rate(replicates):
     rng = np.random.default_rng(0)
     rounds, hits, deviations = 400, 0, []
     for _ in range(rounds):
-        rate = fit_rate(SIZES, nested_errors(rng, replicates, slope=0.35))
+        rate = fit_rate(nested_errors(rng, replicates, slope=0.35))
         hits += rate.interval[0] <= 0.35 <= rate.interval[1]
         deviations.append((rate.slope - 0.35) / rate.stderr)
     low, high = stats.binomtest(hits, rounds).proportion_ci(0.999)
@@ -38,25 +53,25 @@ def test_standard_errors_know_that_nested_sizes_are_correlated():
     def curves():
         return 0.1 * (SIZES / SIZES[0]) ** -(0.5 + 0.1 * rng.normal(size=(40, 1)))
 
-    fits = [fit_rate(SIZES, curves()) for _ in range(100)]
+    fits = [fit_rate(curves()) for _ in range(100)]
     scatter = np.std([fit.slope for fit in fits])
     assert np.mean([fit.stderr for fit in fits]) == pytest.approx(scatter, rel=0.2)
-    shuffled = [fit_rate(SIZES, np.stack([rng.permutation(c) for c in curves().T], 1)).stderr for _ in range(20)]
+    shuffled = [fit_rate(np.stack([rng.permutation(c) for c in curves().T], 1)).stderr for _ in range(20)]
     assert np.mean(shuffled) < 0.7 * scatter
 
 
 def test_exact_power_and_logarithmic_laws_are_told_apart():
     rng = np.random.default_rng(2)
     noise = np.exp(rng.normal(scale=0.05, size=(50, len(SIZES))))
-    power = fit_rate(SIZES, 3 * SIZES**-0.4 * noise)
+    power = fit_rate(3 * SIZES**-0.4 * noise)
     assert power.law == "power"
     assert power.evidence > 10
     assert power.slope == pytest.approx(0.4, abs=0.01)
     assert power.constant == pytest.approx(3, rel=0.1)
-    vague = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise)
+    vague = fit_rate(2 / np.sqrt(np.log(SIZES)) * noise)
     assert vague.evidence < 0
     assert vague.law == "undecided"  # the evidence leans to the logarithm, and does not decide
-    log = fit_rate(SIZES, 2 / np.sqrt(np.log(SIZES)) * noise**0.2)
+    log = fit_rate(2 / np.sqrt(np.log(SIZES)) * noise**0.2)
     assert log.law == "log"
     assert log.evidence < -10
     assert log.log_exponent == pytest.approx(0.5, abs=0.1)
@@ -65,7 +80,7 @@ def test_exact_power_and_logarithmic_laws_are_told_apart():
 def test_evidence_is_calibrated_on_correlated_sizes():
     """Under the true law the misfit is χ² with sizes − 2 degrees of freedom, though its covariance is estimated."""
     rng = np.random.default_rng(3)
-    misfits = [fit_rate(SIZES, nested_errors(rng, 200)).misfit for _ in range(200)]
+    misfits = [fit_rate(nested_errors(rng, 200)).misfit for _ in range(200)]
     # The smaller of two nested-in-nothing laws' misfits is a little below the true law's.
     assert 0.7 < np.mean(misfits) < 1.1
 
@@ -75,24 +90,24 @@ def test_unusable_sizes_are_left_out():
     errors = SIZES**-0.5 * np.exp(rng.normal(scale=0.01, size=(30, len(SIZES))))
     floored = np.maximum(errors, 0.01)
     usable = floored.mean(0) > 0.0105
-    rate = fit_rate(SIZES, floored, usable=usable)
+    rate = fit_rate(floored, usable=usable)
     assert rate.slope == pytest.approx(0.5, abs=0.03)
     assert len(rate.used) == usable.sum() < len(SIZES)
-    assert fit_rate(SIZES, errors, usable=np.arange(len(SIZES)) < 2) is None
-    assert fit_rate(SIZES, errors[:1]) is None
+    assert fit_rate(errors, usable=np.arange(len(SIZES)) < 2) is None
+    assert fit_rate(errors[:1]) is None
 
 
 def test_root_mean_squares_are_fitted_as_such():
     """E|e| and RMS decay at different rates when the tails of e change with n: here P(e = 1) = 1/√n."""
     rng = np.random.default_rng(7)
     hits = (rng.random((20_000, len(SIZES))) < SIZES**-0.5).astype(float)
-    assert fit_rate(SIZES, hits).slope == pytest.approx(0.5, abs=0.05)
-    assert fit_rate(SIZES, hits, moment=2).slope == pytest.approx(0.25, abs=0.03)
+    assert fit_rate(hits).slope == pytest.approx(0.5, abs=0.05)
+    assert fit_rate(hits, moment=2).slope == pytest.approx(0.25, abs=0.03)
 
 
 def test_local_slopes_see_a_bend():
     rng = np.random.default_rng(5)
     bent = np.where(SIZES < 5000, SIZES**-0.2, 5000**0.3 * SIZES**-0.5)
-    slopes, stderr = local_slopes(SIZES, bent * np.exp(rng.normal(scale=0.02, size=(100, len(SIZES)))))
+    slopes, stderr = local_slopes(bent * np.exp(rng.normal(scale=0.02, size=(100, len(SIZES)))))
     assert abs(slopes[0] - 0.2) < 4 * stderr[0]
     assert abs(slopes[-1] - 0.5) < 4 * stderr[-1]

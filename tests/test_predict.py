@@ -14,7 +14,7 @@ import torch
 import limitlens as ll
 from limitlens import cli
 from limitlens.foresight import predict as predict_module
-from limitlens.heads.foretell import LIGHTEST, foretell
+from limitlens.heads.foretell import foretell
 from limitlens.heads.pilot import Layer, Traits
 from limitlens.models import LoadedModel
 from limitlens.record import to_json
@@ -153,7 +153,6 @@ def test_one_key_that_holds_everything(gap: float) -> None:
         square = np.square(rest.mean(0) - v[0]).sum() + rest.var(0).sum() / n
         expected = np.sqrt((1 - 1 / tokens) ** n * square)
     np.testing.assert_allclose(told.error(n)[0], expected / np.linalg.norm(limit), rtol=0.01)
-    assert LIGHTEST > 30
 
 
 def test_a_head_without_output_has_no_error(text: str) -> None:

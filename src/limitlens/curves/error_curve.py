@@ -2,7 +2,8 @@
 
 A study, a probe and a plan all read the same things off it: the error at each size with its standard error, the rate at
 which it falls and by which law, and n(ε), how many tokens an error takes. Whatever is uncertain is uncertain over whole
-replicates, because their sizes are nested: every interval comes from resampling them.
+replicates, because their sizes are nested, and over clusters of queries, which all replicates share: every interval
+comes from resampling both (`Scatter`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, log_unseen, power_law, whole
-from limitlens.curves.fit import LEVEL, Rate, bootstrap, fit_rate, local_slopes, typical, typical_stderr
+from limitlens.curves.fit import Rate, fit_rate, local_slopes
 from limitlens.curves.foresight import DRAWS, WIDEST, Foresight
+from limitlens.curves.scatter import LEVEL, Scatter
 from limitlens.errors import Array, InputError
 
 FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is neither fitted nor crossed
@@ -29,7 +30,7 @@ class TokensFor:
     """How many random tokens bring the error down to a wanted one, n(ε), of endlessly many or of a context."""
 
     n: int | None  # None where it is not known; all of a finite context that needs every token
-    interval: tuple[int | None, int | None] = (None, None)  # 95%, over replicates; None at an end that nothing bounds
+    interval: tuple[int | None, int | None] = (None, None)  # 95%; None at an end that nothing bounds
     extrapolated: bool = True  # the number lies outside the sizes measured
     beyond: bool = False  # it lies further out than these sizes can tell
     farthest: int | None = None  # how far that is
@@ -68,11 +69,13 @@ class ErrorCurve:
     """Errors at nested sizes n₁ < n₂ < ....
 
     `powers` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; one in a
-    study) so that the mean over clusters is the mean over queries; rows that controls have adjusted may be negative.
+    study) so that the mean over clusters is that over queries; rows that controls have adjusted may be negative.
+    `outputs` are the same of the output, relative to their own mean: which queries there are moves both.
     """
 
     sizes: tuple[int, ...]
     powers: Array  # (clusters, replicates, sizes)
+    outputs: Array = field(default_factory=lambda: np.ones((1, 1)))  # (clusters, sizes): what errors are relative to
     moment: int = 2  # which error is meant: 1 for E|error|, 2 for the root mean square; their exponents can differ
     unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
@@ -101,14 +104,19 @@ class ErrorCurve:
         return int(self.powers.shape[1])
 
     @cached_property
+    def _scatter(self) -> Scatter:
+        powers = np.asarray(self.powers / self.unseen**self.moment)
+        return Scatter(powers, np.broadcast_to(self.outputs, (len(powers), len(self.sizes))), self.moment, self.seed)
+
+    @cached_property
     def error(self) -> Array:
         """The error at each size, (sizes,)."""
-        return typical(self.rows, self.moment)
+        return np.asarray(np.maximum(self.rows.mean(0), 0) ** (1 / self.moment))
 
     @cached_property
     def stderr(self) -> Array:
-        """Its standard error over replicates (by the delta method for a root mean square), (sizes,)."""
-        return typical_stderr(self.rows, self.moment)
+        """Its standard error by the delta method, over replicates and over clusters of queries, (sizes,)."""
+        return np.asarray(self.error * self._scatter.stderr)
 
     @property
     def defined(self) -> bool:
@@ -130,28 +138,25 @@ class ErrorCurve:
         """The fitted rate; None where fewer than three sizes can be fitted."""
         if not self.defined:
             return None
-        return fit_rate(np.asarray(self.sizes), self.rows, moment=self.moment, usable=self.usable, seed=self.seed)
+        return fit_rate(np.asarray(self.sizes), self._scatter, self.usable)
 
     @cached_property
     def local_slopes(self) -> tuple[Array, Array]:
         """Slopes between neighbouring sizes and their standard errors: (sizes − 1,) twice."""
-        return local_slopes(np.asarray(self.sizes), self.rows, moment=self.moment, seed=self.seed)
+        return local_slopes(np.asarray(self.sizes), self._scatter)
 
     @cached_property
     def _line(self) -> tuple[Array, Array]:
         """log n (J,) and log e of the curve and of its resamples (1 + resamples, J), at the usable sizes.
 
         Resamples are reflected in the curve, since the logarithm of a mean of few skewed squares errs to the other side
-        than its resamples do, and spread by what few replicates leave out: √(r/(r − 1)) and Student's quantile.
+        than its resamples do.
         """
-        kept, count = self.usable, self.replicates
+        kept = self.usable
         x, here = np.log(np.asarray(self.sizes, float)[kept]), np.log(np.maximum(self.error[kept], _TINY))
-        if count < 2:
+        if self.replicates < 2:
             return x, here[None]
-        drawn = np.log(np.maximum(bootstrap(self.rows[:, kept], self.seed, self.moment), _TINY))
-        upper = (1 + LEVEL) / 2
-        spread = math.sqrt(count / (count - 1)) * float(special.stdtrit(count - 1, upper) / special.ndtri(upper))
-        return x, np.vstack((here, here + spread * (here - drawn)))
+        return x, np.vstack((here, here - self._scatter.draws(student=True)[:, kept]))
 
     @cached_property
     def _extended(self) -> tuple[Array, Array]:

@@ -1,9 +1,10 @@
 """What a pilot foretells of an error curve, at sizes of its own, with resamples of its queries and of its tokens.
 
 The law behind it (`theory.pilot_law`) is exact for the pilot's own tokens. What is uncertain is which queries and which
-tokens those were: clusters of queries are resampled, and the tokens' part is read off the two halves of the pilot. At n
-beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and twice their difference is added
-(the bias falls like 1/√M or faster) and counted as uncertain.
+tokens those were: clusters of queries are resampled, and the tokens' part is read off the halves of the pilot, in three
+ways to halve it. At n beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and twice
+their difference is added (the bias falls like 1/√M or faster) and counted as uncertain. A pilot of few windows of text
+lacks what differs between windows, at any n: there halves are of windows, and their difference is added once.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from limitlens.curves.crossing import between, crossing
-from limitlens.curves.fit import LEVEL
+from limitlens.curves.scatter import LEVEL
 from limitlens.errors import Array
-from limitlens.theory.pilot_law import PilotErrors
+from limitlens.theory.pilot_law import REPEATED, PilotErrors
 
 DRAWS = 200
 DRIFT = 2.0  # times the logarithm of M tokens over M/2
@@ -33,8 +34,13 @@ class Foresight:
     logs: Array
 
     @classmethod
-    def of(cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int) -> Foresight:
-        """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens."""
+    def of(
+        cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False
+    ) -> Foresight:
+        """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens.
+
+        `windows` says that its parts are of whole windows of text.
+        """
         labels, inverse = np.unique(clusters, return_inverse=True)
         generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
         counts = generator.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS)
@@ -42,12 +48,16 @@ class Foresight:
         share = np.vstack((np.ones(len(inverse)), counts[:, inverse]))
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = 0.5 * np.log(np.maximum(share @ found.error, _TINY) / (share @ found.output))
-            half = 0.5 * np.log(np.maximum(found.halves.mean(1), _TINY))
-            drift = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY)) - half.mean(0)
+            half = 0.5 * np.log(np.maximum(found.halves.mean(2), _TINY))
+            drift = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY)) - half.mean((0, 1))
             logs[1:] = logs[0] + few * (logs[1:] - logs[0])
-        beyond = np.where(np.asarray(sizes) >= tokens, DRIFT * np.maximum(drift, 0.0), 0.0)
-        noise = generator.standard_normal((DRAWS, 2))
-        logs[1:] += noise[:, :1] * (half[0] - half[1]) / 2 + noise[:, 1:] * beyond
+        n = np.asarray(sizes)
+        beyond = np.where(n >= tokens, DRIFT * np.maximum(drift, 0.0), 0.0)
+        if windows:  # a half repeats its own tokens at larger n, which is another matter
+            beyond += np.where(n <= REPEATED * tokens, drift, drift[np.maximum((n <= REPEATED * tokens).sum() - 1, 0)])
+        apart = (half[0] - half[1]) / 2 / math.sqrt(half.shape[1])  # of the halvings: their differences are independent
+        noise = generator.standard_normal((DRAWS, 1 + len(apart)))
+        logs[1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond
         return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32))
 
     @property

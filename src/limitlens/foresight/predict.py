@@ -16,8 +16,8 @@ from torch import Tensor
 
 from limitlens.curves.crossing import whole
 from limitlens.curves.error_curve import TokensFor
-from limitlens.curves.fit import LEVEL
 from limitlens.curves.foresight import Foresight
+from limitlens.curves.scatter import LEVEL
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.foresight.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
 from limitlens.heads.collect import tokens_of
@@ -28,6 +28,7 @@ from limitlens.heads.record import ERRORS
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, workers_for
+from limitlens.theory.pilot_law import PARTS
 
 READ = 100_000  # tokens of the text, or all there are, among which the pilot's windows are drawn
 QUERY_WINDOWS = 16  # windows that give queries, at least: intervals come from resampling them
@@ -113,8 +114,9 @@ def _heads(
     """Run the model over the windows of the keys and foretell the heads of each layer when it has seen them all."""
     positions = slice(pilot.positions.start, pilot.positions.stop)
     tokens, queries = len(keyed) * len(pilot.positions), len(pilot.queries)
-    order = np.random.default_rng(np.random.SeedSequence([seed, 0x0D3A])).permutation(tokens)
-    mixed = torch.as_tensor(order, device=loaded.model.device)
+    # Whole windows make up its parts, where there are enough: tokens of one are no independent witnesses.
+    place = np.arange(tokens) // len(pilot.positions) if len(keyed) >= PARTS else np.arange(tokens)
+    quarters = place * PARTS // (len(keyed) if len(keyed) >= PARTS else tokens)
     waiting: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in pilot.layers}
     found: list[HeadPrediction] = []
     seen, done = 0, count(1)
@@ -124,9 +126,9 @@ def _heads(
         parts.append(tuple(tokens_of(part[:, :, positions]) for part in (captured.key, captured.value)))  # type: ignore[arg-type]
         if seen < len(keyed):
             return
-        key, value = (torch.cat(part)[mixed] for part in zip(*parts, strict=True))
+        key, value = (torch.cat(part) for part in zip(*parts, strict=True))
         parts.clear()
-        told = foretell(layer, key, value, n, queries=queries, seed=seed, workers=workers)
+        told = foretell(layer, key, value, n, queries=queries, parts=quarters, seed=seed, workers=workers)
         found.extend(_head(layer, head, one, n) for head, one in enumerate(told))
         if progress is not None:
             progress(next(done), len(pilot.layers))

@@ -17,7 +17,7 @@ from limitlens.heads.geometry import LayerGeometry, layer_geometry
 from limitlens.heads.layer import LayerCurves, layer_curves
 from limitlens.heads.pilot import Layer
 from limitlens.heads.record import HeadRecord, Sink
-from limitlens.heads.regimes import Thresholds, classify
+from limitlens.heads.regimes import Thresholds, classify, resampled
 from limitlens.heads.sinks import dilution_length, sink_share
 from limitlens.record import plain
 
@@ -65,6 +65,8 @@ def head_records(
 
     def record(head: int) -> HeadRecord:
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
+        sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
+        verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
         curve = main.curve(head, sizes, foresight=told[-1], **known)
         pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, foresight=told[0], **known)
@@ -77,7 +79,7 @@ def head_records(
             pooled_centred=None if pooled is None else curves.bare.centred(head, pooled),
             effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
             sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
-            regime=verdict.regime, regime_reason=verdict.reason,
+            regime=verdict.regime, regime_reason=verdict.reason, regime_agreement=verdict.agreement,
         )  # fmt: skip
 
     return [record(head) for head in range(len(detail.entropy))]

@@ -19,7 +19,6 @@ from limitlens.models import Captured
 from limitlens.sampling.placement import Deck, Part
 from limitlens.sampling.workers import Workers
 
-DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
 HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
 HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
@@ -31,7 +30,7 @@ class Collector:
     def __init__(self, layer: Layer, deck: Deck, workers: Workers) -> None:
         self.layer, self.deck, self.workers = layer, deck, workers
         self.query = layer.flat_query
-        self.detail_query = layer.query[:, :, :DETAIL_QUERIES].flatten(1, 2)
+        self.detail_query = layer.query[:, :, layer.detail].flatten(1, 2)
         # of "query", "key" and, where there are any, "hidden"
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
         # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell

@@ -1,6 +1,6 @@
 """What a head does with its tokens: how many share the mass, how much the largest takes, how heavy the tail is.
 
-Measured on the replicates that were kept whole and on the first queries of each head, from every score. The atom that
+Measured on the replicates that were kept whole and on some queries of each head, from every score. The atom that
 every context contains is left out, except from the predicted error: these are properties of the pooled law.
 """
 
@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from limitlens.attention.kernels import state_of, state_of_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array
-from limitlens.heads.collect import DETAIL_QUERIES, Collector
+from limitlens.heads.collect import Collector
 from limitlens.heads.pilot import scores_of
 from limitlens.heads.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, local_exponent
@@ -44,15 +44,21 @@ class LayerDetail:
     # (heads,): medians over queries, NaN with too few tokens: Pareto shape of the weights, local exponent of the keys
     pareto_k: Array
     local_dimension: Array
+    # (heads, W, C, J), (heads, W, C) and (C,): sums of effective tokens and of the largest weight over the queries of
+    # each cluster in each whole replicate, and how many queries those are
+    effective_sums: Array
+    top_sums: Array
+    members: Array
     floor: float  # relative difference of the outputs of a few queries over the largest sample from the same in float64
 
 
 def layer_detail(collector: Collector) -> LayerDetail:
     """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
     parts = [_shared_detail(collector, head) for head in range(collector.query.shape[0])]
-    names = [part.name for part in fields(LayerDetail) if part.name not in ("ranks", "floor")]
+    names = [part.name for part in fields(LayerDetail) if part.name not in ("ranks", "members", "floor")]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return LayerDetail(ranks=parts[0].ranks, floor=max(part.floor for part in parts), **together)
+    floor = max(part.floor for part in parts)
+    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, floor=floor, **together)
 
 
 def _shared_detail(collector: Collector, head: int) -> LayerDetail:
@@ -60,11 +66,17 @@ def _shared_detail(collector: Collector, head: int) -> LayerDetail:
     deck, layer = collector.deck, collector.layer
     groups, m, _ = layer.query.shape[1:]
     query, tail = collector.detail_query[head], tail_length(deck.filled[0].sum())
-    atom = None if layer.atom is None else _of_detail_queries(layer.atom[head], groups, m)
+    detail = layer.detail
+    atom = None if layer.atom is None else _of_queries(layer.atom[head], groups, m, detail)
+    member = torch.nn.functional.one_hot(torch.as_tensor(layer.clusters, device=query.device)[detail]).double()
 
     def heads(per_query: Tensor) -> Tensor:
         """Mean over queries, (G · q, ...) to (G, ...)."""
         return per_query.reshape(groups, -1, *per_query.shape[1:]).mean(1)
+
+    def clusters(per_query: Tensor) -> Tensor:
+        """Sums over the queries of each cluster, (G · q, ...) to (G, C, ...)."""
+        return torch.einsum("gq...,qc->gc...", per_query.reshape(groups, len(member), *per_query.shape[1:]), member)
 
     best = collector.peak.value[head].double()
     norm = heads(best.square().sum(-1)).sqrt()
@@ -75,21 +87,25 @@ def _shared_detail(collector: Collector, head: int) -> LayerDetail:
         scores = scores_of(query, key, layer.traits.softcap)
         samples = _nested(scores, value, sizes)
         unseen = [math.sqrt(1 - size / deck.seen) for size in sizes]
-        effective = torch.stack([heads(sample.effective_sample_size) for sample in samples], -1)
+        effective = torch.stack([sample.effective_sample_size for sample in samples], -1)
         wrong = torch.stack([heads((sample.hardmax - best).square().sum(-1)).sqrt() for sample in samples], -1)
         hardmax, last = wrong / (norm[:, None] * norm.new_tensor(unseen)), samples[-1]
         plugged = map(heads, plug_in_errors(last, atom, sizes))
-        found.append((effective, hardmax, heads(last.top_weights[..., 0]), heads(last.entropy), *plugged))
-    effective_tokens, hardmax_error, top_weight, entropy, square, size = (
-        np.asarray(torch.stack(part).mean(0).cpu()) for part in zip(*found, strict=True)
-    )
+        shares = (clusters(effective), clusters(last.top_weights[..., 0]))
+        found.append(
+            (*shares, heads(effective), hardmax, heads(last.top_weights[..., 0]), heads(last.entropy), *plugged)
+        )
+    every = [np.asarray(torch.stack(part).cpu()) for part in zip(*found, strict=True)]
+    effective_tokens, hardmax_error, top_weight, entropy, square, size = (part.mean(0) for part in every[2:])
     top = scores.topk(tail + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
     ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
     return LayerDetail(
         effective_tokens, hardmax_error, np.sqrt(square / size), top_weight, entropy, ranks,
+        effective_sums=every[0].swapaxes(0, 1), top_sums=every[1].swapaxes(0, 1),
+        members=np.asarray(member.sum(0).cpu()),
         ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],
         pareto_k=_pareto(np.asarray(top.cpu())),
-        local_dimension=_local_dimension(layer.query[head, :, :DIMENSION_QUERIES], key),
+        local_dimension=_local_dimension(layer.query[head][:, layer.some(DIMENSION_QUERIES)], key),
         floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
     )  # fmt: skip
 
@@ -105,10 +121,9 @@ def _nested(scores: Tensor, value: Tensor, sizes: list[int]) -> list[State]:
     return samples
 
 
-def _of_detail_queries(state: State, groups: int, m: int) -> State:
-    """A state (G · m) restricted to the detail queries of each head."""
-    lse = state.lse.reshape(groups, m)[:, :DETAIL_QUERIES]
-    output = state.output.reshape(groups, m, -1)[:, :DETAIL_QUERIES]
+def _of_queries(state: State, groups: int, m: int, chosen: Tensor) -> State:
+    """A state (G · m) restricted to some queries of each head."""
+    lse, output = state.lse.reshape(groups, m)[:, chosen], state.output.reshape(groups, m, -1)[:, chosen]
     return State(state.count, lse.flatten(), output.flatten(0, 1))
 
 

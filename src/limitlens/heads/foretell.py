@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.curves.foresight import Foresight
@@ -13,9 +14,8 @@ from limitlens.heads.pilot import Layer, scores_of
 from limitlens.sampling.workers import Workers, one_after_another
 from limitlens.theory.pilot_law import Half, pilot_errors
 
-TOKENS = 4096  # of the pilot within a probe
-QUERIES = 24  # of a head, spread over the windows that gave queries
-LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
+TOKENS = 8192  # of the pilot within a probe
+QUERIES = 64  # of a head, spread over the windows that gave queries
 NEAREST, FARTHEST = 8, 64  # foretold from the smallest size over this to the largest times that
 
 
@@ -29,25 +29,28 @@ def foretold_sizes(sizes: Sequence[float]) -> list[int]:
 
 def foretell(
     layer: Layer, key: Tensor, value: Tensor, sizes: Sequence[float],
-    *, queries: int = QUERIES, seed: int = 0, workers: Workers = one_after_another,
+    *, queries: int = QUERIES, parts: NDArray[np.intp] | None = None, seed: int = 0,
+    workers: Workers = one_after_another,
 ) -> list[tuple[Foresight, ...]]:  # fmt: skip
-    """For each head of a layer what keys and values (M, Hkv, ·) in random order foretell: bare, and beside the atom."""
+    """For each head of a layer what keys and values (M, Hkv, ·) foretell: bare, and beside the atom.
+
+    `parts` (M,) are the four parts they come from (`theory.pilot_law`); without them they are in random order.
+    """
     wanted = np.asarray(foretold_sizes(sizes))
     shared, groups, m, _ = layer.query.shape
-    some = np.unique(np.linspace(0, m - 1, queries).astype(int))
-    chosen = torch.as_tensor(some, device=key.device)
+    chosen = layer.some(queries)
+    clusters = layer.clusters[chosen.cpu().numpy()]
 
     def of(head: int) -> tuple[Foresight, ...]:
         pair, group = divmod(head, groups)
         scores = scores_of(layer.query[pair, group, chosen], key[:, pair], layer.traits.softcap)
-        scores = scores.maximum(scores.amax(1, keepdim=True) - LIGHTEST)
         atom = None
         if layer.atom is not None:
             own = layer.atom[pair]
             atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
         values = np.asarray(value[:, pair].double().cpu())
-        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, matmul=_product)  # type: ignore[arg-type]
-        return tuple(Foresight.of(wanted, one, layer.clusters[some], len(key), seed) for one in told)
+        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, parts=parts, matmul=_product)  # type: ignore[arg-type]
+        return tuple(Foresight.of(wanted, one, clusters, len(key), seed, parts is not None) for one in told)
 
     return list(workers(of, range(shared * groups)))
 

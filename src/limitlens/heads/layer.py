@@ -37,6 +37,7 @@ class SampleErrors:
     # (heads, C, R, J): |Γ_n − Γ|² of each replicate, summed over the queries of each of C clusters and scaled so that
     # the mean over clusters is the mean over queries; against the pool, so smaller than against the law by 1 − n/N
     squares: Array
+    outputs: Array  # (heads, C, J): |Γ|² over the queries of each cluster, over that of all
     scale: Array  # (heads, J): root mean squares over queries of |Γ| and of |Γ − mean Γ|
     centred_scale: Array
 
@@ -44,7 +45,7 @@ class SampleErrors:
         """The curve of a head's errors relative to its output: for squares the finite pool's correction is exact."""
         with np.errstate(divide="ignore", invalid="ignore"):
             powers = np.where(self.scale[head] > 0, self.squares[head] / self.scale[head] ** 2, np.nan)
-        return ErrorCurve(tuple(int(size) for size in sizes), powers, **known)
+        return ErrorCurve(tuple(int(size) for size in sizes), powers, self.outputs[head], **known)
 
     def centred(self, head: int, curve: ErrorCurve) -> Array:
         """Its errors relative to how much the output differs between queries, (J,)."""
@@ -138,16 +139,20 @@ def _views(
     found = []
     for way, (_, limits) in enumerate(seen):
         scale, centred = np.empty((2, groups, sizes))
+        outputs = np.ones((groups, member.shape[1], sizes))
         for j, limit_state in enumerate(limits):
             output = limit_state.output
             middle = output.reshape(-1, groups, m, width).mean(-2, keepdim=True).expand(-1, -1, m, -1)
             both = (output, output - middle.reshape(output.shape))
             scale[:, j], centred[:, j] = (squares(vectors).mean(-1).sqrt().mean(0).cpu() for vectors in both)
-        found.append(SampleErrors(errors[way], scale, centred))
+            own = (squares(output) @ member).mean(0).cpu().numpy()  # (G, C)
+            mean = own.mean(1, keepdims=True)
+            np.divide(own, mean, out=outputs[:, :, j], where=mean > 0)
+        found.append(SampleErrors(errors[way], outputs, scale, centred))
     return found
 
 
 def _joined(views: list[SampleErrors]) -> SampleErrors:
     """The errors of all key/value heads as those of all query heads."""
-    names = ("squares", "scale", "centred_scale")
+    names = ("squares", "outputs", "scale", "centred_scale")
     return SampleErrors(*(np.concatenate([getattr(view, name) for view in views]) for name in names))

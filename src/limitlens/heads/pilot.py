@@ -22,6 +22,7 @@ from limitlens.models import Captured, Projections, Windows, capture, projection
 from limitlens.models.catalog import LoadedModel
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
+DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
 MOST_CLUSTERS = 32  # of queries: what is kept of them grows with their number, and more would tell little more
 
 
@@ -62,6 +63,16 @@ class Layer:
             return attend_scores(scores if bias is None else scores + bias, value)
 
         return None if softcap is None else attend
+
+    @property
+    def detail(self) -> Tensor:
+        """The detail queries, (q,): spread over all windows that gave queries."""
+        return self.some(DETAIL_QUERIES)
+
+    def some(self, count: int) -> Tensor:
+        """So many queries, or all there are, spread over all windows that gave queries."""
+        m = self.query.shape[2]
+        return torch.linspace(0, m - 1, min(count, m), device=self.query.device).round().long()
 
     @property
     def flat_query(self) -> Tensor:

@@ -78,6 +78,7 @@ class HeadRecord:
     local_dimension: float | None
     regime: Regime
     regime_reason: str
+    regime_agreement: float | None = None  # share of the resamples of queries and replicates with the same regime
 
     @property
     def place(self) -> tuple[int, int]:

@@ -11,13 +11,15 @@ for τ > L the largest score wins. With n = 4096, L is 4.08, and γ is 0.77 at �
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from limitlens.errors import Array, InputError
 from limitlens.outcome import Outcome
 
+RESAMPLES = 200
+SURE = 0.9  # share of the resamples below which a regime is said with doubt
 GROWTH_SIZES = 3  # γ is read off the last sizes: the first ones have not felt the tail of the weights yet
 
 
@@ -71,6 +73,7 @@ class RegimeVerdict:
     regime: Regime
     reason: str
     growth: float | None
+    agreement: float | None = None  # share of the resamples that give the same regime; None where none were drawn
 
 
 def classify(
@@ -99,11 +102,44 @@ def classify(
     return RegimeVerdict(Regime.SELECTIVE, f"{shared}{grows}, and the largest weight is {top_weight:.2g}", growth)
 
 
+def resampled(
+    verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int,
+    thresholds: Thresholds | None = None,
+) -> RegimeVerdict:  # fmt: skip
+    """The verdict with how many resamples of replicates and of clusters of queries agree, and in words where few do.
+
+    Effective tokens (W, C, J) and largest weights (W, C) are sums over the `members` (C,) of each cluster of queries in
+    each of W replicates.
+    """
+    replicates, clusters = top.shape
+    if clusters < 2:
+        return verdict
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x4E61]))
+    rows, columns = (
+        generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+        for count in (replicates, clusters)
+    )
+    of = columns @ members
+    tokens = np.einsum("bw,bc,wcj->bj", rows, columns, effective) / of[:, None]
+    weights = np.einsum("bw,bc,wc->b", rows, columns, top) / of
+    drawn = [
+        classify(one, sizes, min(float(weight), 1.0), thresholds).regime
+        for one, weight in zip(tokens, weights, strict=True)
+    ]
+    agreement = drawn.count(verdict.regime) / RESAMPLES
+    if agreement >= SURE:
+        return replace(verdict, agreement=agreement)
+    other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.count)
+    doubt = f"{agreement:.0%} of the resamples agree, {drawn.count(other) / RESAMPLES:.0%} say {other.value}"
+    return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; not sure: {doubt}")
+
+
 def effective_growth(effective_tokens: Array, sizes: Array) -> float | None:
     """γ of effective tokens ~ n^γ, by least squares over the last three sizes; None with one size."""
     part = slice(-GROWTH_SIZES, None)
     x, y = np.log(sizes[part]), np.log(effective_tokens[part])
     if len(x) < 2:
         return None
-    slope = float(np.polyfit(x, y, 1)[0])
+    x = x - x.mean()
+    slope = float(y @ x / (x @ x))
     return slope if math.isfinite(slope) else None

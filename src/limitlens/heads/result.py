@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATES = "states.safetensors"
-CURVE = ("powers", "unseen", "floor")  # the arrays of an error curve
+CURVE = ("powers", "outputs", "unseen", "floor")  # the arrays of an error curve
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,23 +18,33 @@ instead (e = e^{−sW}, f = 1 − p(1−e))
     ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds,
 
 which is zero at n = M; over 1 − n/M it is what a probe measures against its pool.
+
+All of these are sums over tokens of a value times a smooth function of W. So tokens are gathered first on nodes of W,
+each split between its two neighbours such that its count and its weight are kept: what follows costs the same for any
+number of tokens and any number of sizes, and its exponentials are those of the nodes, the same for all queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from limitlens.errors import Array, InputError, as_array
 
 STEP = 0.8  # of log s: the trapezoidal rule is within 3e-4 there, since the integrand is smooth (0.1 says the same)
+GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an error for scores of deviation up to 6
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
+LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
 SURVIVING = 30.0  # tokens heavier than 1/s, over the smallest n, at the last s: no sample is without one
 REPEATED = 1 / 6  # of the pilot, from which on n is drawn without replacement
+PARTS = 4  # of a pilot: two of them are a half, and there are three ways to halve it
+HALVES = tuple(combinations(range(PARTS), 2))  # (0, 1) and (2, 3), the first and the last, are the two of one way
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,143 +53,164 @@ class PilotErrors:
 
     error: Array
     output: Array
-    halves: Array  # (2, queries, sizes): the same error, drawn with replacement from either half of the pilot alone
+    halves: Array  # (2, 3, queries, sizes): the same error from either half alone, with replacement, for three halvings
     whole: Array  # (queries, sizes): and from all of it
 
 
-Atom: TypeAlias = tuple[float, Array]  # its weight, where those of the tokens have mean 1, and its value
 Half: TypeAlias = NDArray[np.float32]  # single precision, where there are many
+Product: TypeAlias = Callable[[Half, Half], Half]
 
 
 def pilot_errors(
-    scores: Array,
-    values: Array,
-    sizes: Array,
-    atom: tuple[Array, Array] | None = None,
-    *,
-    matmul: Callable[[Half, Half], Half] = np.matmul,
-) -> tuple[PilotErrors, ...]:
-    """E|Γ_n − Γ|² for samples of a pilot of M tokens, in random order, at each of m queries; and beside an atom.
+    scores: Array, values: Array, sizes: Array, atom: tuple[Array, Array] | None = None,
+    *, parts: NDArray[np.intp] | None = None, matmul: Product = np.matmul,
+) -> tuple[PilotErrors, ...]:  # fmt: skip
+    """E|Γ_n − Γ|² for samples of a pilot of M tokens at each of m queries; and beside an atom.
 
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
-    value (m, v) for each query. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
+    value (m, v) for each query. `parts` (M,) puts every token into one of four independent parts; without it they are
+    in random order. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
     """
     raw, v = np.asarray(scores, dtype=np.float64), as_array("values", values, ndim=2)
     n = np.asarray(sizes, dtype=np.float64)
-    if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < 4:
+    if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < PARTS:
         raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 4")
     top = raw.max(1, keepdims=True)
     if not np.isfinite(top).all() or np.isnan(raw).any():
         raise InputError("a query sees no token of the pilot, or a score is not a number; expected finite scores")
-    weights = np.exp(raw - top)
-    mean = weights.mean(1, keepdims=True)
-    weights /= mean
-    rows = []
-    for i, w in enumerate(weights):
-        atoms: list[Atom | None] = [None]
-        if atom is not None:  # beyond e^60 an atom is all there is
-            weight = np.exp(min(atom[0][i] - top[i, 0] - np.log(mean[i, 0]), 60.0))
-            atoms.append((float(weight), np.asarray(atom[1][i], dtype=float)))
-        rows.append(_query(w, v, n, atoms, matmul))
+    seen = np.isfinite(raw)
+    weights = np.where(seen, np.exp(np.maximum(raw - top, -LIGHTEST)), 0.0)
+    mean, middle = weights.mean(1), v.mean(0)
+    quarter = np.arange(len(v)) * PARTS // len(v) if parts is None else parts
+    pilot = _Gathered.of(weights / mean[:, None], v - middle, quarter, n, matmul)
+    ways = [(np.zeros(len(raw)), np.zeros_like(pilot.limit))]
+    if atom is not None:  # beyond e^60 an atom is all there is
+        weight = np.exp(np.minimum(atom[0] - top[:, 0] - np.log(mean), 60.0))
+        ways.append((weight, atom[1] - middle - pilot.limit))
+    repeated = np.flatnonzero((n > REPEATED * len(v)) & (n < len(v)))
     found = []
-    for way in zip(*rows, strict=True):
-        error, output, halves, whole = (np.stack(part) for part in zip(*way, strict=True))
-        found.append(PilotErrors(error, output, np.swapaxes(halves, 0, 1), whole))
+    for weight, away in ways:
+        whole, centre = pilot.with_replacement(n, range(PARTS), weight, away)
+        halves = [pilot.with_replacement(n, half, weight, away)[0] for half in (*HALVES[:3], *HALVES[:2:-1])]
+        error = whole.copy()
+        for j in repeated:
+            error[:, j] = pilot.without_replacement(n[j], weight, away) / (1 - n[j] / len(v))
+        output = np.square(pilot.limit + middle + centre).sum(-1).T
+        found.append(PilotErrors(error, output, np.stack(halves).reshape(2, 3, *error.shape), whole))
     return tuple(found)
 
 
-def _query(
-    w: Array, v: Array, n: Array, atoms: list[Atom | None], matmul: Callable[[Half, Half], Half]
-) -> list[tuple[Array, Array, Array, Array]]:
-    """Errors, outputs, errors of the halves and of the whole at one query, beside each atom or none."""
-    count, half = len(w), len(w) // 2
-    limit = w @ v / count
-    d = (v - limit).astype(np.float32)
-    with_one = np.concatenate((d, np.ones((count, 1), np.float32), np.square(d).sum(1, keepdims=True)), 1)
-    s = np.exp(_grid(w, n))
-    light = w.astype(np.float32)
-    e = np.exp(-(s.astype(np.float32)[:, None] * light))
-    once = light * e
-    twice = light * once
-    parts = []
-    for own in (slice(0, half), slice(half, count)):
-        sums = np.concatenate((matmul(once[:, own], with_one[own, :-1]), matmul(twice[:, own], with_one[own])), 1)
-        pull = np.append(w[own] @ d[own], w[own].sum())
-        parts.append((e[:, own].sum(1, dtype=np.float64), sums.astype(np.float64), pull, own.stop - own.start))
-    everything = tuple(one + other for one, other in zip(*parts, strict=True))
-    repeated = np.flatnonzero((n > REPEATED * count) & (n < count))
-    without = np.array([_without(s, e, light, with_one, n[j], limit, atoms, matmul) for j in repeated])
-    found = []
-    for place, atom in enumerate(atoms):
-        whole, output = _bootstrap(s, n, everything, limit, atom)
-        halves = np.stack([_bootstrap(s, n, part, limit, atom)[0] for part in parts])
-        error = whole.copy()
-        if len(repeated):
-            error[repeated] = without[:, place] / (1 - n[repeated] / count)
-        found.append((error, output, halves, whole))
-    return found
+@dataclass(frozen=True, eq=False)
+class _Gathered:
+    """A pilot gathered on K nodes in each of its parts, for m queries, and its sums at points s."""
 
+    s: Array  # (S,)
+    node: Array  # (K,): the weights of the nodes
+    count: Array  # (parts, K, m): of tokens
+    table: Half  # (K, m · (v + 2)): of W d, W and W |d|² over all parts, d about each query's own limit
+    limit: Array  # (m, v)
+    # With e = e^{−sW} sums over the tokens of each part:
+    left: Array  # (parts, S, m): of e
+    once: Array  # (parts, S, m, v + 1): of W d e and W e
+    twice: Array  # (parts, S, m, v + 2): of W² d e, W² e and W² |d|² e
+    pull: Array  # (parts, m, v + 1): of W d and W
+    matmul: Product
 
-def _grid(w: Array, n: Array) -> Array:
-    """log s from where no sample has mass to where none is left without a heavier token."""
-    low = np.log(NEAR / n.max())
-    rank = min(len(w) - 1, max(0, int((1 - min(SURVIVING / n.min(), 0.9)) * len(w))))
-    lightest = max(float(np.partition(w, rank)[rank]), 1e-30)
-    return np.arange(low, max(low + 12, np.log(3 / lightest)) + STEP, STEP)
+    @classmethod
+    def of(cls, weights: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> _Gathered:
+        """Split each of M tokens between the two nodes around its weight (m, M), which have mean 1 at each query."""
+        queries, tokens = weights.shape
+        low, high = np.log(weights[weights > 0].min()), np.log(weights.max())
+        node = np.concatenate(([0.0], np.exp(low + GAP * np.arange(int((high - low) / GAP) + 3))))
+        limit = weights @ values / tokens
+        carried = np.concatenate((values, np.ones((tokens, 1)), np.square(values).sum(1, keepdims=True)), 1)
+        places = [np.flatnonzero(quarter == part) for part in range(PARTS)]
+        own = [carried[place] for place in places]
+        width, size = carried.shape[1], len(node)
+        count, gathered = np.empty((PARTS, size, queries)), np.empty((PARTS, size, queries, width))
+        # 0 is a node of its own, for tokens that a query does not see.
+        above = ((np.log(np.maximum(weights, node[1])) - low) / GAP + 1 + 1e-9).astype(np.int32)
+        below = np.where(weights > 0, above, 0)
+        right = (weights - node[below]) / (node[below + 1] - node[below])
+        for part, place in enumerate(places):
+            ends = np.arange(0, 2 * len(place) + 1, 2)
+            for i in range(queries):
+                at, upper = below[i, place], right[i, place]
+                share, where = np.stack((1 - upper, upper), 1), np.stack((at, at + 1), 1)
+                count[part, :, i] = np.bincount(where.ravel(), share.ravel(), minlength=size)
+                share *= weights[i, place, None]
+                spread = sparse.csc_array((share.ravel(), where.ravel(), ends), shape=(size, len(place)))
+                gathered[part, :, i] = spread @ own[part]
+        # About each query's own limit: |d|² = |c|² − 2 c·Γ + |Γ|².
+        inner = np.einsum("pkmv,mv->pkm", gathered[..., :-2], limit)
+        gathered[..., -1] += np.square(limit).sum(1) * gathered[..., -2] - 2 * inner
+        gathered[..., :-2] -= limit * gathered[..., -2:-1]
+        lightest = node[
+            np.minimum((count.sum(0).cumsum(0) < (1 - min(SURVIVING / n.min(), 0.9)) * tokens).sum(0), size - 1)
+        ]
+        start = np.log(NEAR / n.max())
+        s = np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest.min(), 1e-30))) + STEP, STEP))
+        e = np.exp(-s[:, None] * node)
+        both = np.concatenate((e, e * node)).astype(np.float32)
+        tables = gathered.reshape(PARTS, size, -1).astype(np.float32)
+        sums = np.stack([matmul(both, table) for table in tables]).astype(np.float64)
+        sums = sums.reshape(PARTS, 2, len(s), queries, width)
+        left, pull = np.stack([e @ part for part in count]), gathered[..., :-1].sum(1)
+        once, twice = sums[:, 0, ..., :-1], sums[:, 1]
+        return cls(s, node, count, tables.sum(0), limit, left, once, twice, pull, matmul)
 
+    def with_replacement(self, n: Array, which: Sequence[int], weight: Array, away: Array) -> tuple[Array, Array]:
+        """The integral for draws from some parts, (m, sizes), and their g about the limit of all, (sizes, m, v).
 
-def _bootstrap(s: Array, n: Array, sums: Any, limit: Array, atom: Atom | None) -> tuple[Array, Array]:
-    """The integral for draws with replacement from tokens with these sums over them, and |g|²: (sizes,) twice.
+        The atom has these weights (m,) and lies `away` (m, v) from the limit.
+        """
+        parts = list(which)
+        tokens = float(self.count[parts].sum((0, 1))[0])
+        left, once, twice, pull = (
+            sums[parts].sum(0) / tokens for sums in (self.left, self.once, self.twice, self.pull)
+        )
+        mass = np.maximum(pull[:, -1], 1e-300)
+        centre = pull[:, :-1] / mass[:, None]  # their own limit: all that follows is about it
+        a1, b1, c2, b2 = once[..., :-1] - centre * once[..., -1:], once[..., -1], twice[..., :-2], twice[..., -2]
+        a2 = twice[..., -1] - 2 * np.einsum("smv,mv->sm", c2, centre) + np.square(centre).sum(1) * b2
+        c2 = c2 - centre * b2[..., None]
+        own = away - centre
+        near, far = np.square(a1).sum(-1), np.square(own).sum(1)
+        along, across = (np.einsum("smv,mv->sm", sums, own) for sums in (a1, c2))
+        size = n[:, None, None]
+        lam = (weight / (weight + n[:, None] * mass))[:, None]  # g is so far from the centre to the atom
+        log_left = np.log(np.maximum(left, 1e-300))
+        gone = self.s[:, None] * weight
+        twice_left = np.exp((size - 2) * log_left - gone)
+        once_left = twice_left * left
+        inside = size * (a2 - 2 * lam * across + lam**2 * far * b2) * once_left
+        inside += size * (size - 1) * (near - 2 * lam * b1 * along + (lam * b1) ** 2 * far) * twice_left
+        if weight.any():
+            inside += (weight * (1 - lam)) ** 2 * far * once_left * left
+            inside += 2 * size * weight * (1 - lam) * (along - lam * b1 * far) * once_left
+        error = np.maximum(np.einsum("s,nsm->mn", self.s**2, inside) * STEP, 0.0)
+        return error, centre + lam[:, 0, :, None] * own
 
-    Sums are of e, of W d e, W e, W² d e, W² e, W² |d|² e side by side, of W d and W, d about the limit of the whole
-    pilot, and of 1.
-    """
-    left, table, pull, count = sums
-    width = len(limit)
-    a1, b1, c2, b2, a2 = np.split(table / count, (width, width + 1, 2 * width + 1, 2 * width + 2), 1)
-    mass = max(float(pull[-1]) / count, 1e-300)
-    centre = pull[:-1] / count / mass  # their own limit, about that of the whole
-    log_left = np.log(np.maximum(left / count, 1e-300))
-    error, output = np.empty((2, len(n)))
-    for j, size in enumerate(n):
-        weight, value = (0.0, limit) if atom is None else atom
-        g = (weight * (value - limit) + size * mass * centre) / (weight + size * mass)  # about the limit of the whole
-        u = value - limit - g
-        first = a1 - g * b1
-        second = a2[:, 0] - 2 * c2 @ g + (g @ g) * b2[:, 0]
-        share = np.exp(size * log_left - s * weight)
-        once, twice = (np.exp((size - k) * log_left - s * weight) for k in (1, 2))
-        inside = size * second * once + size * (size - 1) * np.square(first).sum(1) * twice
-        inside += weight**2 * (u @ u) * share + 2 * size * weight * (first @ u) * once
-        error[j] = max(float((s * s * inside).sum()) * STEP, 0.0)
-        output[j] = np.square(limit + g).sum()
-    return error, output
-
-
-def _without(
-    s: Array, e: Half, w: Half, with_one: Half, n: float, limit: Array, atoms: list[Atom | None],
-    matmul: Callable[[Half, Half], Half],
-) -> list[float]:  # fmt: skip
-    """The integral for draws without replacement, beside each atom or none."""
-    width, p = len(limit), n / len(w)
-    kept = (s > NEAR / n) & (n * (1 - e.mean(1)) < 40)
-    at, f = s[kept], 1 - np.float32(p) * (1 - e[kept])
-    share = e[kept] / f
-    rest = 1 - np.float32(p) * share
-    once = w * share
-    first = matmul(once, with_one[:, :-1]).astype(np.float64) * p
-    second = matmul(w * once * rest, with_one).astype(np.float64) * p
-    level = np.log(f).sum(1, dtype=np.float64)
-    found = []
-    for atom in atoms:
-        weight, value = (0.0, limit) if atom is None else atom
-        g = weight * (value - limit) / (weight + n)  # about the limit: the pilot's own mass is n and its pull 0
-        vector = weight * (value - limit - g) + first[:, :width] - g * first[:, width:]
-        spread = second[:, width + 1] - 2 * second[:, :width] @ g + (g @ g) * second[:, width]
-        if atom is not None:  # how many tokens are kept matters beside an atom, and does not vary: take its part out
-            drift = matmul(once * rest, with_one[:, :-1]).astype(np.float64) * p
-            varied = np.maximum(p * (share * rest).sum(1, dtype=np.float64), 1e-300)
-            spread -= np.square(drift[:, :width] - g * drift[:, width:]).sum(1) / varied
-        total = at * at * np.exp(level - at * weight) * (np.square(vector).sum(1) + spread)
-        found.append(max(float(total.sum()) * STEP, 0.0))
-    return found
+    def without_replacement(self, n: float, weight: Array, away: Array) -> Array:
+        """The integral for draws without replacement from all of it, beside the atom, (m,)."""
+        tokens = float(self.count.sum((0, 1))[0])
+        p = n / tokens
+        kept = (self.s > NEAR / n) & (n * (1 - self.left.sum(0) / tokens) < 40).any(1)
+        at = self.s[kept, None]
+        e = np.exp(-at * self.node)
+        f = 1 - p * (1 - e)
+        share = e / f
+        rest = 1 - p * share
+        factors = [share, self.node * share * rest] + [share * rest] * bool(weight.any())
+        sums = self.matmul(np.concatenate(factors).astype(np.float32), self.table).astype(np.float64) * p
+        first, second, *drift = sums.reshape(len(factors), len(at), len(weight), -1)
+        lam = weight / (weight + n)  # the pilot's own mass is n and its pull 0
+        g, far = lam[:, None] * away, lam**2 * np.square(away).sum(1)
+        vector = (weight * (1 - lam))[:, None] * away + first[..., :-2] - g * first[..., -2:-1]
+        spread = second[..., -1] - 2 * np.einsum("smv,mv->sm", second[..., :-2], g) + far * second[..., -2]
+        tokens_at = self.count.sum(0)
+        if drift:  # how many tokens are kept matters beside an atom, and does not vary: take its part out
+            varied = np.maximum(p * (share * rest) @ tokens_at, 1e-300)
+            spread -= np.square(drift[0][..., :-2] - g * drift[0][..., -2:-1]).sum(-1) / varied
+        total = at**2 * np.exp(np.log(f) @ tokens_at - at * weight) * (np.square(vector).sum(-1) + spread)
+        return np.asarray(np.maximum(total.sum(0) * STEP, 0.0))

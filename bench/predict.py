@@ -1,0 +1,184 @@
+"""What a probe says of itself and of what it has not measured, against other probes: six seeds of each model and text.
+
+For every run, against the mean of the other five: how many points lie more than 2 standard errors away; how far the
+rate that its own tokens foretell is from the mean fitted one, beside formulas of the horizon and constants; and, cut
+off at a smaller largest size, how far its extrapolation is from what the others measured there, and how often the 95%
+intervals of errors and of n(ε) cover that. The same for `ll.predict`, from a pilot alone.
+
+`python -m bench predict` takes both models; `python -m bench.predict minilm stdlib-docs [device]` one case.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import limitlens as ll
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.models import LoadedModel, load
+from limitlens.record import plain
+
+SEEDS = 6
+# Cut off at `cut`, the error at the largest size is extrapolated: 8 times as far for the encoder, 4 for the decoder.
+CASES: dict[str, dict[str, Any]] = {
+    "minilm": {"tokens": 118_000, "sizes": "64:4096:7", "cut": 512},
+    "smollm2": {"tokens": 60_000, "sizes": "64:2048:6", "window": 512, "cut": 512},
+}
+TEXTS = ("stdlib-docs", "stdlib-code")
+
+
+def run() -> dict[str, Any]:
+    """Every model on every text."""
+    found = {}
+    for name in CASES:
+        loaded = load(name)
+        found[name] = {text: case(loaded, text, **CASES[name]) for text in TEXTS}
+    return plain({"cases": CASES, "seeds": SEEDS, "found": found})  # type: ignore[no-any-return]
+
+
+def case(
+    loaded: LoadedModel, text: str, *, tokens: int, sizes: str, cut: int, window: int | None = None, seeds: int = SEEDS
+) -> dict[str, Any]:
+    """One model on one text."""
+    runs, told, seconds = [], [], []
+    for seed in range(seeds):
+        begun = time.perf_counter()
+        runs.append(ll.probe(loaded, text, tokens, sizes=sizes, window=window, seed=seed))
+        between = time.perf_counter()
+        told.append(ll.predict(loaded, text, sizes=sizes, window=window, seed=seed))
+        seconds.append((between - begun, time.perf_counter() - between))
+    print(f"{loaded.name} on {text}: seconds of a probe and of a pilot alone {np.median(seconds, axis=0)}", flush=True)
+    curves = [[head.law for head in one.records] for one in runs]
+    found = {
+        "seconds": np.median(seconds, axis=0),
+        "points": points(curves),
+        "regimes": regimes(runs),
+        "rates": rates(runs),
+        "extrapolation": extrapolation(curves, cut),
+        "pilot_alone": pilot_alone(told, curves, cut),
+    }
+    for name, numbers in found.items():
+        print(f"  {name}: {plain(numbers)}", flush=True)
+    return found
+
+
+def others(numbers: Any) -> Any:
+    """Means over the other runs: (runs, ...) to the same."""
+    array = np.asarray(numbers, dtype=float)
+    return (array.sum(0) - array) / (len(array) - 1)
+
+
+def logs(curves: list[list[ErrorCurve]]) -> tuple[Any, Any]:
+    """log e and its standard errors, (runs, heads, sizes)."""
+    error = np.array([[curve.error for curve in one] for one in curves])
+    return np.log(error), np.array([[curve.stderr for curve in one] for one in curves]) / error
+
+
+def points(curves: list[list[ErrorCurve]]) -> dict[str, Any]:
+    """How far points lie from the mean of the other runs, in standard errors of the difference."""
+    log, stderr = logs(curves)
+    score = (log - others(log)) / np.sqrt(stderr**2 + others(stderr**2) / (len(log) - 1))
+    far = np.abs(score) > 2
+    return {"beyond_2": far.mean(), "by_size": far.mean((0, 1)), "deviation": np.sqrt(np.square(score).mean())}
+
+
+def regimes(runs: list[ll.ProbeRun]) -> dict[str, float]:
+    """How often two runs name different regimes, for heads that are sure of theirs in both and for the rest."""
+    sure, doubt = [], []
+    for i, one in enumerate(runs):
+        for other in runs[:i]:
+            for a, b in zip(one.records, other.records, strict=True):
+                certain = min(a.regime_agreement or 0, b.regime_agreement or 0) >= 0.9
+                (sure if certain else doubt).append(a.regime is not b.regime)
+    return {
+        "sure": float(np.mean(sure)),
+        "doubted": float(np.mean(doubt)) if doubt else 0.0,
+        "share": len(sure) / (len(sure) + len(doubt)),
+    }
+
+
+def rates(runs: list[ll.ProbeRun]) -> dict[str, Any]:
+    """Mean absolute miss and rank correlation of each predictor against the rates fitted by the other runs."""
+    from scipy.stats import spearmanr
+
+    fitted = np.array([[head.law.rate.slope for head in one.records] for one in runs])  # type: ignore[union-attr]
+    truth = others(fitted)
+    found = {"measured_itself": {"miss": np.abs(fitted - truth).mean()}}
+    found["best_constant"] = {"miss": np.abs(truth - np.median(truth)).mean()}
+    for name in runs[0].records[0].predicted_rates:
+        told = np.array([[head.predicted_rates[name] for head in one.records] for one in runs], dtype=float)
+        pairs = zip(told, truth, strict=True)
+        rank = None if name == "rate_constant" else float(np.mean([spearmanr(*pair).statistic for pair in pairs]))
+        found[name] = {"miss": np.nanmean(np.abs(told - truth)), "rank_correlation": rank}
+    return found
+
+
+def extrapolation(curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
+    """Errors at the largest size from curves cut off before, and n(ε) at an ε that the others reach in between."""
+    log, _ = logs(curves)
+    sizes = curves[0][0].sizes
+    last = sizes.index(cut) + 1
+    rows = {"pilot": [], "slope_half": [], "power_law": [], "level": []}  # type: dict[str, list[float]]
+    covers, needed, widths = [], [], []
+    truth = others(log)
+    for one, target in zip(curves, truth, strict=True):
+        for curve, true in zip(one, target, strict=True):
+            short = replace(
+                curve, sizes=sizes[:last], powers=curve.powers[..., :last], outputs=curve.outputs[:, :last],
+                unseen=curve.unseen[..., :last], floor=curve.floor[:last],
+            )  # fmt: skip
+            error, low, high = short.predict(sizes[-1])
+            here, far = np.log(short.error[-1]), np.log(sizes[-1] / cut)
+            rows["pilot"].append(np.log(error) - true[-1])
+            rows["level"].append(here - true[last - 1])
+            rows["slope_half"].append(here - far / 2 - true[-1])
+            rows["power_law"].append(np.log(replace(short, foresight=None).predict(sizes[-1])[0]) - true[-1])
+            covers.append(np.log(low) <= true[-1] <= np.log(high))
+            widths.append(np.log(high / low))
+            wanted = (true[-1] + true[last - 1]) / 2
+            n = np.exp(np.interp(-wanted, -true[last - 1 :], np.log(sizes[last - 1 :])))
+            answer = short.tokens_for(float(np.exp(wanted)))
+            if answer.n is not None and answer.extrapolated:
+                ends = [end or np.inf for end in answer.interval]
+                needed.append(ends[0] <= n <= ends[1])
+    found: dict[str, Any] = {name: misses(miss) for name, miss in rows.items()}
+    return found | {
+        "covered": np.mean(covers),
+        "width": np.median(widths),
+        "n_covered": np.mean(needed),
+        "n_of": len(needed),
+    }
+
+
+def misses(values: list[float]) -> dict[str, float]:
+    """Median and 90th percentile of what is missed, and the median of its sign."""
+    size = np.abs(values)
+    return {
+        "median": float(np.nanmedian(size)),
+        "p90": float(np.nanquantile(size, 0.9)),
+        "bias": float(np.nanmedian(values)),
+    }
+
+
+def pilot_alone(told: list[ll.Predictions], curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
+    """Errors foretold from a pilot alone against the mean of the other seeds' probes."""
+    log, _ = logs(curves)
+    truth, sizes = others(log), curves[0][0].sizes
+    heads = [[head.without_sink or head for head in one.heads] for one in told]
+    error, low, high = (
+        np.log([[getattr(head, name) for head in one] for one in heads]) for name in ("error", "low", "high")
+    )
+    fitted = np.array([[curve.rate.slope for curve in one] for one in curves])  # type: ignore[union-attr]
+    slopes = np.array([[head.rate.slope for head in one.heads] for one in told])  # type: ignore[union-attr]
+    inside = (low <= truth) & (truth <= high)
+    found: dict[str, Any] = {"rate_miss": np.abs(slopes - others(fitted)).mean(), "covered": inside.mean((0, 1))}
+    return found | {str(n): misses((error - truth)[..., sizes.index(n)].ravel()) for n in (cut, sizes[-1])}
+
+
+if __name__ == "__main__":
+    model, text, *device = sys.argv[1:]
+    case(load(model, device=device[0] if device else "auto"), text, **CASES[model if model in CASES else "minilm"])

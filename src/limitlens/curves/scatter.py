@@ -1,0 +1,143 @@
+"""How uncertain an error curve is: over replicates and over clusters of queries, each by resampling.
+
+Let S_cr be |error|^moment of replicate r over the queries of cluster c, and O_c the same of the output that it is
+relative to: e^moment = mean S / mean O. All replicates share the queries and all queries the replicates, so that
+
+    Var log e = V_replicates + V_clusters − V_both:
+
+V_both, which takes every S_cr for a witness of its own, is contained in either of the others, and resampling both at
+once would count it once more. Resamples of the two are added, and a linear map takes V_both out of their covariance
+between sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy import special
+
+from limitlens.errors import Array
+
+BOOTSTRAP = 2000
+AT_ONCE = 50  # resamples drawn at a time; a divisor of their number
+MOST_KEPT = 2000  # rows up to which their resamples are kept for the next curve: 32 MB
+LEVEL = 0.95
+LEAST = 0.25  # of the two sources that is left without what they share: an estimate of little may come out negative
+_TINY = np.finfo(float).tiny
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """The powers of a curve, (clusters, replicates, sizes), and those of its output, (clusters, sizes) of mean 1."""
+
+    powers: Array
+    outputs: Array
+    moment: int
+    seed: int
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of replicates and of clusters."""
+        return self.powers.shape[1], self.powers.shape[0]
+
+    @property
+    def witnesses(self) -> int:
+        """How many independent ones there are at least: replicates, or clusters where these are fewer but not one."""
+        replicates, clusters = self.counts
+        return min(replicates, clusters) if clusters > 1 else replicates
+
+    @cached_property
+    def _parts(self) -> tuple[Array, Array]:
+        """Covariances of log e between sizes by the delta method: the sum of both sources, and of single cells."""
+        replicates, clusters = self.counts
+        mean = self.powers.mean((0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            influence = (self.powers / mean - self.outputs[:, None]) / self.moment  # of mean 0
+            influence = np.where(mean > 0, influence, 0.0)
+        over, across, cells = influence.mean(0), influence.mean(1), influence.reshape(-1, len(mean))
+        together = over.T @ over / max(replicates - 1, 1) / replicates
+        if clusters < 2:
+            return together, np.zeros_like(together)
+        return together + across.T @ across / (clusters - 1) / clusters, cells.T @ cells / len(cells) ** 2
+
+    @cached_property
+    def _shrink(self) -> Array:
+        """T such that deviations of covariance B = V_replicates + V_clusters, times T, have what is left of V_both."""
+        together, both = self._parts
+        if not both.any():
+            return np.eye(len(both))
+        values, vectors = np.linalg.eigh(together)
+        values = np.maximum(values, 1e-9 * values.max())
+        root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+        shares, axes = np.linalg.eigh(inverse @ both @ inverse)
+        left = np.sqrt(np.maximum(1 - shares, LEAST))
+        return np.asarray(inverse @ (axes * left) @ axes.T @ root)
+
+    @cached_property
+    def stderr(self) -> Array:
+        """Standard errors of log e, (sizes,); 0 where e is."""
+        return np.asarray(np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0)))
+
+    def deviations(self, student: bool = False) -> tuple[Array, Array]:
+        """log e of resamples less log e, over replicates and over clusters: (resamples, sizes) twice.
+
+        A bootstrap of k rows has (k − 1)/k of the variance it should have; for intervals Student's quantile widens it.
+        """
+        replicates, clusters = self.counts
+        log = self._log(self.powers.mean((0, 1)))
+        found = self._log(_resampled(self.powers.mean(0), self.seed)) - log
+        other = np.zeros_like(found)
+        if clusters > 1:
+            drawn = _resampled(np.concatenate((self.powers.mean(1), self.outputs), 1), self.seed + 1)
+            errors, outputs = np.split(drawn, 2, axis=1)
+            other = self._log(errors / np.maximum(outputs, _TINY)) - log
+        factors = [
+            math.sqrt(count / max(count - 1, 1)) * (_student(count - 1) if student else 1.0)
+            for count in (replicates, clusters)
+        ]
+        return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
+
+    def draws(self, student: bool = False) -> Array:
+        """The same of both together: (resamples, sizes)."""
+        over, across = self.deviations(student)
+        return np.asarray(over + across)
+
+    def _log(self, powers: Array) -> Array:
+        """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""
+        return np.asarray(np.log(np.maximum(np.maximum(powers, 0) ** (1 / self.moment), _TINY)))
+
+    def freedom(self, over: float, across: float) -> float:
+        """Degrees of freedom of a variance that is the sum of two, by Satterthwaite's rule."""
+        replicates, clusters = self.counts
+        below = over**2 / max(replicates - 1, 1) + across**2 / max(clusters - 1, 1)
+        return (over + across) ** 2 / below if below > 0 else float(replicates - 1)
+
+
+def _student(freedom: float) -> float:
+    """How much wider Student's quantile is than the normal one; 1 where nothing varies."""
+    upper = (1 + LEVEL) / 2
+    return float(special.stdtrit(freedom, upper) / special.ndtri(upper)) if freedom > 0 else 1.0
+
+
+def _resampled(rows: Array, seed: int) -> Array:
+    """Means of resampled rows: (count, columns) to (resamples, columns)."""
+    count = len(rows)
+    kept = _resamples(count, seed) if count <= MOST_KEPT else _draw_resamples(count, seed)
+    return np.concatenate([weights @ rows for weights in kept])
+
+
+@lru_cache(maxsize=4)
+def _resamples(count: int, seed: int) -> tuple[Array, ...]:
+    """The weights of rows in every resample: many curves have as many rows."""
+    return tuple(_draw_resamples(count, seed))
+
+
+def _draw_resamples(count: int, seed: int) -> Iterator[Array]:
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xB007]))
+    even = np.full(count, 1 / count)
+    for _ in range(BOOTSTRAP // AT_ONCE):
+        yield generator.multinomial(count, even, size=AT_ONCE) / count

@@ -1,0 +1,92 @@
+"""Two sources of scatter: errors count replicates and clusters of queries, and what these share once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.errors import Array
+from limitlens.heads.regimes import Regime, classify, resampled
+
+SIZES = (64, 128, 256, 512)
+CLUSTERS, REPLICATES = 16, 24
+
+
+def drawn(rng: np.random.Generator, over: float, across: float, both: float) -> ErrorCurve:
+    """A curve e = n^−1/2 with noise of replicates, of clusters (in the output too), and of single cells."""
+    replicate, cluster = (
+        1 + width * rng.standard_normal(count) for width, count in ((over, REPLICATES), (across, CLUSTERS))
+    )
+    cells = 1 + both * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
+    output = 1 + 0.3 * (cluster - 1)  # a cluster with large errors has large outputs
+    powers = cluster[:, None, None] * replicate[:, None] * cells / np.array(SIZES)
+    mean = output.mean()
+    return ErrorCurve(SIZES, powers / mean, np.tile((output / mean)[:, None], (1, len(SIZES))))
+
+
+@pytest.mark.parametrize("widths", [(0.5, 0.0, 0.0), (0.0, 0.4, 0.0), (0.3, 0.3, 0.2), (0.0, 0.0, 0.8)])
+def test_standard_errors_are_the_scatter_of_whole_experiments(widths: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng(0)
+    curves = [drawn(rng, *widths) for _ in range(400)]
+    logs = np.log([curve.error for curve in curves])
+    stated = np.sqrt(np.mean([np.square(curve.stderr / curve.error) for curve in curves], axis=0))
+    assert stated / logs.std(0) == pytest.approx(np.ones(len(SIZES)), abs=0.12)  # 3.5% is the scatter of 400
+
+
+def test_replicates_alone_would_miss_the_queries() -> None:
+    """What a probe said before: replicates share their queries, so their scatter does not know of them."""
+    curve = drawn(np.random.default_rng(1), 0.05, 0.5, 0.0)
+    alone = ErrorCurve.of(SIZES, curve.rows)
+    assert (curve.stderr > 3 * alone.stderr).all()
+    wide, narrow = (np.subtract(*one.predict(200)[:0:-1]) for one in (curve, alone))
+    assert wide > 3 * narrow
+    assert np.diff(curve.tokens_for(0.08).interval) > 3 * np.diff(alone.tokens_for(0.08).interval)
+
+
+def test_intervals_cover() -> None:
+    rng, hits = np.random.default_rng(2), []
+    for _ in range(300):
+        curve = drawn(rng, 0.3, 0.4, 0.3)
+        _, low, high = curve.predict(128)
+        interval = curve.tokens_for(0.0625).interval
+        hits.append(
+            (
+                low <= 128**-0.5 <= high,
+                interval[0] <= 256 <= interval[1],
+                curve.rate.interval[0] <= 0.5 <= curve.rate.interval[1],
+            )
+        )
+    assert np.mean(hits, axis=0) == pytest.approx([0.95] * 3, abs=0.035)
+
+
+def test_a_slope_that_differs_between_windows_is_uncertain() -> None:
+    rng = np.random.default_rng(3)
+    slopes = 0.5 + 0.1 * rng.standard_normal(CLUSTERS)
+    powers = np.array(SIZES) ** (-2 * slopes[:, None, None]) * (
+        1 + 0.02 * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
+    )
+    rate = ErrorCurve(SIZES, powers).rate
+    assert rate is not None
+    assert rate.stderr > 0.01
+    assert ErrorCurve.of(SIZES, powers.mean(0)).rate.stderr < 0.002  # type: ignore[union-attr]
+
+
+def of_clusters(effective: Array, top: Array) -> tuple[Array, Array, Array, Array]:
+    """Sums of one replicate: effective tokens at four sizes and largest weights of clusters of one query each."""
+    sizes = np.array(SIZES, dtype=float)
+    return effective[None, :, None] * sizes**0.9, top[None], np.ones(len(top)), sizes
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
+    count = np.full(CLUSTERS, 0.2)
+    if mixed:  # a few windows share the mass widely, most do not: the mean is near the border
+        count = np.where(np.arange(CLUSTERS) < 3, 0.45, 0.01)
+    effective, top, members, sizes = of_clusters(count, np.full(CLUSTERS, 0.1))
+    verdict = classify(effective[0].mean(0), sizes, 0.1)
+    found = resampled(verdict, effective, top, members, sizes, seed=0)
+    assert found.regime is verdict.regime is Regime.AVERAGING
+    assert found.agreement is not None
+    assert (found.agreement < 0.9) == mixed
+    assert ("not sure" in found.reason) == mixed
