@@ -473,8 +473,8 @@ def test_keeping_everything_is_full_attention(name: str, text: str) -> None:
             assert error.measured < 1e-5, (record.setting, way)
 
 
-def probed(loaded: LoadedModel, text: str) -> ProbeRun:
-    return probe(loaded, text, TOKENS, window=WINDOW, sizes=(20, 40, 80, 160), replicates=20, queries=64, seed=3)
+def probed(loaded: LoadedModel, text: str, seed: int = 3) -> ProbeRun:
+    return probe(loaded, text, TOKENS, window=WINDOW, sizes=(20, 40, 80, 160), replicates=20, queries=64, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -511,11 +511,14 @@ def test_eviction_lets_a_strong_sink_grow_unless_the_rest_is_weighted(text: str)
     for parameter, tensor in loaded.model.named_parameters():
         if parameter.endswith("sinks"):
             tensor.fill_(13.0)  # most of the mass beside 200 keys
-    run = probed(loaded, text)
-    made = run.plan(error=0.5, context=200, model=loaded)
-    pooled = [trial for trial in made.trials if trial.setting == "pool" and trial.layer == 1]  # the others slide
-    weighted, plain = ([trial.errors[way].measured for trial in pooled] for way in ("random", "unweighted"))
-    assert all(run.head(1, trial.head).sink.share[-1] > 0.5 for trial in pooled)
+    weighted, plain = [], []
+    for seed in (4, 5):  # one draw of 64 queries is too few to tell
+        run = probed(loaded, text, seed)
+        made = run.plan(error=0.5, context=200, model=loaded)
+        pooled = [trial for trial in made.trials if trial.setting == "pool" and trial.layer == 1]  # the others slide
+        assert all(run.head(1, trial.head).sink.share[-1] > 0.5 for trial in pooled)
+        weighted += [trial.errors["random"].measured for trial in pooled]
+        plain += [trial.errors["unweighted"].measured for trial in pooled]
     assert np.mean(plain) > 1.15 * np.mean(weighted)
     assert 0.6 < np.mean(weighted) / 0.5 < 1.2
 
