@@ -90,3 +90,19 @@ def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
     assert found.agreement is not None
     assert (found.agreement < 0.9) == mixed
     assert ("not sure" in found.reason) == mixed
+
+
+@pytest.mark.parametrize(("spread", "converged"), [(1.0, True), (4.0, False), (5.0, False)])
+def test_a_pool_that_has_not_converged_says_so(spread: float, converged: bool) -> None:
+    """Gaussian scores of this deviation with values along them: 85,000 tokens give 1.0, 0.7 and 0.5 of the error."""
+    rng, sizes, pool, found, true = np.random.default_rng(4), (512, 1024, 2048, 4096), 85_000, [], []
+    for _ in range(40):
+        token = rng.standard_normal(pool)
+        weight = np.exp(spread * (token - token.max()))
+        limit = weight @ token / weight.sum()
+        sample = [(weight[:n] @ token[:n]) / weight[:n].sum() for n in sizes]
+        found.append(np.square(np.array(sample) - limit))
+        true.append((sample[-1] - spread) ** 2)
+    curve = ErrorCurve.of(sizes, np.array(found), unseen=np.sqrt(1 - np.array(sizes) / pool))
+    assert (curve.pool_share < 0.5) == converged
+    assert (curve.error[-1] / np.sqrt(np.mean(true)) > 0.85) == converged

@@ -30,7 +30,7 @@ class HeadPlan:
     keys: TokensFor  # to keep, its sink included; where no number is known, all of a finite context (`beyond`)
     context: int | None  # keys there are: the context, or the layer's sliding window where that is shorter
     beside_sink: bool  # every context of the head contains a sink
-    lower_bound: bool  # the head is frozen: the pool itself has not converged, and the true number is larger
+    lower_bound: bool  # the pool itself has not converged for this head: the true number is likely larger
 
     @property
     def place(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, log_unseen, power_law, whole
 from limitlens.curves.fit import Rate, fit_rate, local_slopes
@@ -146,6 +147,29 @@ class ErrorCurve:
         return local_slopes(np.asarray(self.sizes), self._scatter)
 
     @cached_property
+    def pool_share(self) -> float:
+        """The error of the pool itself over that at the largest n, (n/N)^β, should both follow one power law.
+
+        Errors are measured against the pool: m² = e(n)² − e(N)² where its own is a part of theirs. β is the exponent
+        whose m falls over the last sizes as the measured ones do. With β = 1/2 that is the 1 − n/N of any average, and
+        the curve has it out; a pool that has not converged has missed more, and errors are too small (or, with values
+        unlike the scores, too large) by what it missed.
+        """
+        inside = 1 - np.broadcast_to(self.unseen, self.rows.shape).mean(0)[self.usable][-LINE_SIZES:] ** 2
+        if not self._tells or inside[-1] <= 0:
+            return 0.0
+        x, y = self._line[0][-LINE_SIZES:], self._line[1][0, -LINE_SIZES:] + 0.5 * np.log(1 - inside)
+        centred = x - x.mean()
+
+        def steeper(beta: float) -> float:
+            """How much faster than the measured one the curve of this exponent falls."""
+            return float(centred @ (y + beta * x - 0.5 * np.log1p(-(inside ** (2 * beta)))))
+
+        ends = (1e-3, 2.0)
+        beta = ends[0] if steeper(ends[0]) > 0 else ends[1] if steeper(ends[1]) < 0 else brentq(steeper, *ends)
+        return float(inside[-1] ** beta)
+
+    @cached_property
     def _line(self) -> tuple[Array, Array]:
         """log n (J,) and log e of the curve and of its resamples (1 + resamples, J), at the usable sizes.
 
@@ -156,7 +180,7 @@ class ErrorCurve:
         x, here = np.log(np.asarray(self.sizes, float)[kept]), np.log(np.maximum(self.error[kept], _TINY))
         if self.replicates < 2:
             return x, here[None]
-        return x, np.vstack((here, here - self._scatter.draws(student=True)[:, kept]))
+        return x, np.vstack((here, here - self._scatter.draws(wide=True)[:, kept]))
 
     @cached_property
     def _extended(self) -> tuple[Array, Array]:

@@ -4,7 +4,8 @@ The law behind it (`theory.pilot_law`) is exact for the pilot's own tokens. What
 tokens those were: clusters of queries are resampled, and the tokens' part is read off the halves of the pilot, in three
 ways to halve it. At n beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and twice
 their difference is added (the bias falls like 1/√M or faster) and counted as uncertain. A pilot of few windows of text
-lacks what differs between windows, at any n: there halves are of windows, and their difference is added once.
+lacks what differs between windows, much the same at any n: there halves are of windows, and the mean of their
+difference is added at every n.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from limitlens.curves.crossing import between, crossing
-from limitlens.curves.scatter import LEVEL
+from limitlens.curves.scatter import LEVEL, student
 from limitlens.errors import Array
-from limitlens.theory.pilot_law import REPEATED, PilotErrors
+from limitlens.theory.pilot_law import PilotErrors
 
 DRAWS = 200
 DRIFT = 2.0  # times the logarithm of M tokens over M/2
@@ -45,19 +46,22 @@ class Foresight:
         generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
         counts = generator.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS)
         few = math.sqrt(len(labels) / max(len(labels) - 1, 1))
+        n = np.asarray(sizes)
         share = np.vstack((np.ones(len(inverse)), counts[:, inverse]))
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = 0.5 * np.log(np.maximum(share @ found.error, _TINY) / (share @ found.output))
-            half = 0.5 * np.log(np.maximum(found.halves.mean(2), _TINY))
-            drift = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY)) - half.mean((0, 1))
+            half = 0.5 * np.log(np.maximum(found.halves.mean(2), _TINY) / found.half_outputs.mean(2))
+            whole = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY) / found.output.mean(0))
+            drift = whole - half.mean((0, 1))
             logs[1:] = logs[0] + few * (logs[1:] - logs[0])
-        n = np.asarray(sizes)
-        beyond = np.where(n >= tokens, DRIFT * np.maximum(drift, 0.0), 0.0)
-        if windows:  # a half repeats its own tokens at larger n, which is another matter
-            beyond += np.where(n <= REPEATED * tokens, drift, drift[np.maximum((n <= REPEATED * tokens).sum() - 1, 0)])
-        apart = (half[0] - half[1]) / 2 / math.sqrt(half.shape[1])  # of the halvings: their differences are independent
-        noise = generator.standard_normal((DRAWS, 1 + len(apart)))
-        logs[1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond
+            level, times = 0.0, DRIFT
+            if windows:  # at larger n a half repeats its own tokens, which is another matter
+                level, times = float(drift[n <= max(tokens / 6, n[0])].mean()), 1.0
+            beyond = level + np.where(n >= tokens, times * np.maximum(drift - level, 0.0), 0.0)
+            # The differences of the halvings are independent, and few.
+            apart = student(half.shape[1]) * (half[0] - half[1]) / 2 / math.sqrt(half.shape[1])
+            noise = generator.standard_normal((DRAWS, 1 + len(apart)))
+            logs[1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond
         return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32))
 
     @property

@@ -82,7 +82,7 @@ class Scatter:
         """Standard errors of log e, (sizes,); 0 where e is."""
         return np.asarray(np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0)))
 
-    def deviations(self, student: bool = False) -> tuple[Array, Array]:
+    def deviations(self, wide: bool = False) -> tuple[Array, Array]:
         """log e of resamples less log e, over replicates and over clusters: (resamples, sizes) twice.
 
         A bootstrap of k rows has (k − 1)/k of the variance it should have; for intervals Student's quantile widens it.
@@ -96,14 +96,14 @@ class Scatter:
             errors, outputs = np.split(drawn, 2, axis=1)
             other = self._log(errors / np.maximum(outputs, _TINY)) - log
         factors = [
-            math.sqrt(count / max(count - 1, 1)) * (_student(count - 1) if student else 1.0)
+            math.sqrt(count / max(count - 1, 1)) * (student(count - 1) if wide else 1.0)
             for count in (replicates, clusters)
         ]
         return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
 
-    def draws(self, student: bool = False) -> Array:
+    def draws(self, wide: bool = False) -> Array:
         """The same of both together: (resamples, sizes)."""
-        over, across = self.deviations(student)
+        over, across = self.deviations(wide)
         return np.asarray(over + across)
 
     def _log(self, powers: Array) -> Array:
@@ -117,7 +117,7 @@ class Scatter:
         return (over + across) ** 2 / below if below > 0 else float(replicates - 1)
 
 
-def _student(freedom: float) -> float:
+def student(freedom: float) -> float:
     """How much wider Student's quantile is than the normal one; 1 where nothing varies."""
     upper = (1 + LEVEL) / 2
     return float(special.stdtrit(freedom, upper) / special.ndtri(upper)) if freedom > 0 else 1.0

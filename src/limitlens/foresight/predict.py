@@ -31,7 +31,7 @@ from limitlens.sampling.workers import Workers, workers_for
 from limitlens.theory.pilot_law import PARTS
 
 READ = 100_000  # tokens of the text, or all there are, among which the pilot's windows are drawn
-QUERY_WINDOWS = 16  # windows that give queries, at least: intervals come from resampling them
+QUERY_WINDOWS = 32  # windows that give queries, at least: intervals come from resampling them
 QUERIES_A_WINDOW = 3  # at most, where the text is long enough
 FEWEST = 4  # tokens of a pilot
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CONTEXT = 32_768  # tokens of the context that the verdict on a causal model speaks of
 TIGHT, LOOSE = 0.05, 0.2  # relative errors that it speaks of
-HEAVY_TAIL = 0.7  # Pareto shape above which the weights of a head have no variance to speak of
 MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
 WORDS = read_words("heads/words.json")
 
@@ -154,11 +153,10 @@ def trust(run: ProbeRun) -> list[str]:
         times = f", {short(min(known) / run.floor)} times below the smallest measured" if run.floor else ""
         said.append(f"Numerical floor: {short(run.floor)} in relative error{times}.")
     found = {
-        "heavy": sum((head.pareto_k or 0) > HEAVY_TAIL for head in heads),
         "bound": sum(head.error_is_lower_bound for head in heads),
         "misfit": sum(head.curve.rate is not None and head.curve.rate.misfit > MISFIT for head in heads),
     }
-    said += [_say(what, count, all=len(heads), limit=HEAVY_TAIL) for what, count in found.items() if count]
+    said += [_say(what, count, all=len(heads)) for what, count in found.items() if count]
     if unlike := [str(layer.layer) for layer in run.layer_records if not layer.sub_gaussian]:
         every = len(unlike) == len(run.layer_records)
         where = "every layer" if every else f"{'layer' if len(unlike) == 1 else 'layers'} {join(unlike)}"

@@ -27,6 +27,7 @@ from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given
 FORMULAS = ("rate_sharp", "rate_sharp_output", "rate_rms_output", "rate_drawn")  # of `theory.rates`, from the horizon
+UNSETTLED = 0.5  # error of the pool over that at the largest n, from which on the pool has not converged
 CONSTANT_RATE = 0.5  # the baseline of every prediction
 APART = ("curve", "pooled", "centred", "pooled_centred", "ranks", "ordered_weights")  # their documents look different
 
@@ -107,8 +108,8 @@ class HeadRecord:
 
     @property
     def error_is_lower_bound(self) -> bool:
-        """The head is frozen: the pool itself has not converged, and the true error is larger."""
-        return self.regime is Regime.FROZEN
+        """The pool itself has not converged: it holds one key, or its own error is half of the smallest measured."""
+        return self.regime is Regime.FROZEN or self.law.pool_share > UNSETTLED
 
     @property
     def foretold(self) -> Array | None:
@@ -162,6 +163,7 @@ class HeadRecord:
         found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve, self.centred)}
         found |= {"ordered_weights": {"rank": self.ranks, "weight": self.ordered_weights}, "without_sink": bare}
         found |= {"remedy": self.regime.remedy, "error_is_lower_bound": self.error_is_lower_bound}
+        found |= {"pool_error_share": self.law.pool_share}
         if self.curve.foresight is not None:
             found["pilot_error"] = self.foretold
         return plain(found | self.predicted_rates)  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an e
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
 LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
 SURVIVING = 30.0  # tokens heavier than 1/s, over the smallest n, at the last s: no sample is without one
-REPEATED = 1 / 6  # of the pilot, from which on n is drawn without replacement
+REPEATED = 1 / 32  # of the pilot, from which on n is drawn without replacement
 PARTS = 4  # of a pilot: two of them are a half, and there are three ways to halve it
 HALVES = tuple(combinations(range(PARTS), 2))  # (0, 1) and (2, 3), the first and the last, are the two of one way
 
@@ -53,8 +53,9 @@ class PilotErrors:
 
     error: Array
     output: Array
-    halves: Array  # (2, 3, queries, sizes): the same error from either half alone, with replacement, for three halvings
-    whole: Array  # (queries, sizes): and from all of it
+    whole: Array  # the same error with replacement, at any size
+    halves: Array  # (2, 3, queries, sizes): and from either half alone, for three halvings
+    half_outputs: Array  # with the outputs that these are relative to
 
 
 Half: TypeAlias = NDArray[np.float32]  # single precision, where there are many
@@ -91,12 +92,15 @@ def pilot_errors(
     found = []
     for weight, away in ways:
         whole, centre = pilot.with_replacement(n, range(PARTS), weight, away)
-        halves = [pilot.with_replacement(n, half, weight, away)[0] for half in (*HALVES[:3], *HALVES[:2:-1])]
+        halves, centres = zip(
+            *(pilot.with_replacement(n, half, weight, away) for half in (*HALVES[:3], *HALVES[:2:-1])), strict=True
+        )
         error = whole.copy()
         for j in repeated:
             error[:, j] = pilot.without_replacement(n[j], weight, away) / (1 - n[j] / len(v))
-        output = np.square(pilot.limit + middle + centre).sum(-1).T
-        found.append(PilotErrors(error, output, np.stack(halves).reshape(2, 3, *error.shape), whole))
+        output, *outputs = (np.square(pilot.limit + middle + about).sum(-1).T for about in (centre, *centres))
+        shape = (2, 3, *error.shape)
+        found.append(PilotErrors(error, output, whole, *(np.reshape(part, shape) for part in (halves, outputs))))
     return tuple(found)
 
 

@@ -142,7 +142,7 @@ function curveFigure(page, state) {
   }
   if (heads.bare_error?.[i]) series.push({ name: "without the sink", kind: "line", colour: "sky", x: n, y: heads.bare_error[i] });
   if (heads.hardmax_error?.[i]) series.push({ name: "argmax in the place of softmax", kind: "line", dash: "dashed", colour: "orange", x: n, y: heads.hardmax_error[i] });
-  const note = heads.lower_bound?.[i] ? "This head has frozen: the pool itself has not converged, so the curve is a lower bound." : "";
+  const note = heads.lower_bound?.[i] ? "The pool itself has not converged for this head: its errors are off, mostly too small." : "";
   return {
     title: `Error of ${headName(heads, i)}`, height: 300, series, note,
     x: { label: "number of tokens n", log: true }, y: { label: "relative output error", log: true },
