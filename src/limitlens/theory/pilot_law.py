@@ -42,7 +42,9 @@ GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an e
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
 LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
 SURVIVING = 30.0  # tokens heavier than 1/s, over the smallest n, at the last s: no sample is without one
-REPEATED = 1 / 32  # of the pilot, from which on n is drawn without replacement
+# n is drawn without replacement from these shares of the pilot on: the first whatever n is, the second where n is so
+# large that it matters little (1/2n) that the law without replacement lets the number of tokens vary
+REPEATED, SOMEWHAT, MANY = 1 / 6, 1 / 32, 128
 PARTS = 4  # of a pilot: two of them are a half, and there are three ways to halve it
 HALVES = tuple(combinations(range(PARTS), 2))  # (0, 1) and (2, 3), the first and the last, are the two of one way
 
@@ -88,7 +90,7 @@ def pilot_errors(
     if atom is not None:  # beyond e^60 an atom is all there is
         weight = np.exp(np.minimum(atom[0] - top[:, 0] - np.log(mean), 60.0))
         ways.append((weight, atom[1] - middle - pilot.limit))
-    repeated = np.flatnonzero((n > REPEATED * len(v)) & (n < len(v)))
+    repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * len(v)) & (n < len(v)))
     found = []
     for weight, away in ways:
         whole, centre = pilot.with_replacement(n, range(PARTS), weight, away)
