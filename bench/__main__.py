@@ -11,14 +11,15 @@ from pathlib import Path
 import torch
 
 BENCHES = ("kernel", "memory", "startup", "scaling", "protocol", "probe")
+MEASURED = ("flags", "tails", "ascent")  # what is right and how often, not how fast; run by name
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     names = sys.argv[1:] or BENCHES
-    unknown = [name for name in names if name not in BENCHES]
+    unknown = [name for name in names if name not in (*BENCHES, *MEASURED)]
     if unknown:
-        sys.exit(f"bench: there is no {unknown[0]!r}; expected some of {', '.join(BENCHES)}")
+        sys.exit(f"bench: there is no {unknown[0]!r}; expected some of {', '.join((*BENCHES, *MEASURED))}")
     host = {"cores": torch.get_num_threads(), "machine": platform.machine(), "torch": torch.__version__}
     for name in names:
         print(f"== {name}", flush=True)

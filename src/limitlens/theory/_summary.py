@@ -227,8 +227,7 @@ class _Predictor:
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
         tilt = A @ (law.mean + spread * root @ direction)
         cost = finite.tilt_cost(law, tilt, self.V)
-        # For Gaussian tokens the cost is τ²; for other laws this is the Gaussian tilt that costs as much.
-        flag = validity.interval_validity(n, tilt=float(np.sqrt(max(cost.log_cost, 0.0))))
+        flag = validity.interval_validity(law, tilt, n, self.V)
         wanted = error * cost.limit
         squares = (finite.mean_square_asymptotic(cost, n), finite.mean_square_bound(cost, n))
         asymptotic, bound = map(float, np.sqrt(squares))

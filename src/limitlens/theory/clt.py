@@ -4,8 +4,11 @@ For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
 
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    [P],
 
-the covariance of an importance-sampling average. The plug-in Σ w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ estimates V S Vᵀ / n from
-one set of tokens; whether its intervals may be believed is the business of `limitlens.theory.validity`.
+the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
+from one set of tokens. It is itself an average of few tokens where weights are uneven, so its regions are those of
+Student and Hotelling with the degrees of freedom of the plug-in, 2/(κ - 1/n), κ = Σu_i⁴/(Σu_i²)² (Satterthwaite): n
+for Gaussian values under equal weights, twice the number of tokens in the rare part where that decides. Whether the
+regions may be believed is the business of `limitlens.theory.validity`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 
 check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
+DIRECTIONS = 8  # axes of V S Vᵀ along which a law's degrees of freedom are sought
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
@@ -92,14 +96,18 @@ class Interval:
         return np.asarray((self.lower <= point) & (point <= self.upper))
 
 
-def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95) -> Interval:
-    """Normal intervals Γ_n ± z √variance per coordinate (..., d_out); variance as the plug-in's diagonal."""
-    from scipy.special import ndtri
+def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None) -> Interval:
+    """Intervals Γ_n ± q √variance per coordinate (..., d_out); variance as the plug-in's diagonal.
+
+    q is Student's quantile of these `degrees` of freedom (..., d_out), the normal one when absent.
+    """
+    from scipy.special import ndtri, stdtrit
 
     center, spread = as_array("output", output), as_array("variance", variance)
     if (spread < 0).any():
         raise InputError(f"a variance is {spread.min():.3g}; expected zero or positive numbers")
-    half = float(ndtri((1 + check_level(level)) / 2)) * np.sqrt(spread)
+    upper = (1 + check_level(level)) / 2
+    half = (ndtri(upper) if degrees is None else stdtrit(as_array("degrees", degrees), upper)) * np.sqrt(spread)
     return Interval(center - half, center + half, level)
 
 
@@ -109,7 +117,7 @@ class Ellipsoid:
 
     center: Array  # (..., d_out)
     covariance: Array  # (..., d_out, d_out)
-    radius: float  # square root of the chi-squared quantile
+    radius: Array  # (...): root of the quantile of Hotelling, or of the chi-squared law; infinite below d_out degrees
     level: float
 
     def contains(self, value: ArrayLike) -> Array:
@@ -119,15 +127,96 @@ class Ellipsoid:
         return np.asarray(np.einsum("...i,...ij,...j->...", gap, inverse, gap) <= self.radius**2)
 
 
-def ellipsoid(output: ArrayLike, covariance: ArrayLike, level: float = 0.95) -> Ellipsoid:
-    """Ellipsoids of coverage `level` (χ² law, d_out degrees) about (..., d_out); covariance as `plug_in_covariance`."""
-    from scipy.special import chdtri
+def ellipsoid(
+    output: ArrayLike, covariance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None
+) -> Ellipsoid:
+    """Ellipsoids of coverage `level` about (..., d_out); covariance as `plug_in_covariance`.
+
+    With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
+    F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.
+    """
+    from scipy.special import chdtri, fdtri
 
     center, spread = as_array("output", output), as_array("covariance", covariance)
     dim = center.shape[-1] if center.ndim else 0
     if spread.shape != (*center.shape, dim):
         raise InputError(f"output has shape {center.shape}, covariance {spread.shape}; expected (..., d), (..., d, d)")
-    return Ellipsoid(center, spread, float(np.sqrt(chdtri(dim, 1 - check_level(level)))), level)
+    if degrees is None:
+        return Ellipsoid(center, spread, np.sqrt(chdtri(dim, 1 - check_level(level))), level)
+    m = as_array("degrees", degrees)
+    some = m > dim - 1  # else the sample says nothing of some direction
+    left = np.where(some, m - dim + 1, 1.0)
+    square = np.where(some, dim * m / left * fdtri(dim, left, check_level(level)), np.inf)
+    return Ellipsoid(center, spread, np.sqrt(square), level)
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """What one set of n tokens says of its own error, at queries (...)."""
+
+    output: Array  # Γ_n, (..., d_out)
+    covariance: Array  # Σ u uᵀ, u = w (v - Γ_n), (..., d_out, d_out)
+    degrees: Array  # of freedom of each of its variances, (..., d_out); 0 where no token differs from another
+    joint_degrees: Array  # of the whole matrix, (...)
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Student's intervals per coordinate."""
+        variance = np.diagonal(self.covariance, axis1=-2, axis2=-1)
+        return interval(self.output, variance, level, np.maximum(self.degrees, 1.0))
+
+    def ellipsoid(self, level: float = 0.95) -> Ellipsoid:
+        """Hotelling's ellipsoids."""
+        return ellipsoid(self.output, self.covariance, level, self.joint_degrees)
+
+
+def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
+    """Output, plug-in covariance and its degrees of freedom: weights (..., n), normalised here, values (n, d_out) [V].
+
+    Degrees are 2/(κ - 1/n), κ = Σu⁴/(Σu²)² of a coordinate; of the matrix, κ = 3 Σ|y|⁴/(d(d+2)), y = covariance^{-1/2} u.
+    """
+    w, v = as_array("weights", weights), as_array("values", values, ndim=2)
+    covariance = plug_in_covariance(w, v)
+    w = w / w.sum(-1, keepdims=True)
+    output = w @ v
+    u = w[..., None] * (v - output[..., None, :])
+    square = np.diagonal(covariance, axis1=-2, axis2=-1)
+    lengths = np.einsum("...ni,...ij,...nj->...n", u, np.linalg.pinv(covariance, hermitian=True), u, optimize=True)
+    rank = lengths.sum(-1)  # d_out, or less where values lie in a subspace
+    one = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
+    whole = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
+    count = w.shape[-1]
+    degrees, joint = (2 / np.maximum(kurtosis - 1 / count, 1e-12) for kurtosis in (one, whole))
+    return PlugIn(output, covariance, degrees, joint)
+
+
+def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
+    """Degrees of freedom of the plug-in over n tokens of a law at one tilt (d,), in its worst direction [V].
+
+    2n/(κ - 1), κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)}, along each of the
+    `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law tilted by 4t, and m the
+    shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴). Infinite where nothing varies.
+    """
+    t = measure.check_tilts(tilt)
+    if t.ndim != 1:
+        raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
+    value = np.eye(measure.dim) if V is None else as_array("V", V, ndim=2)
+    cost = log_weight_cost(measure, np.stack((t, 2 * t)))
+    if not np.isfinite(cost).all() or cost.max() > 600:
+        return 0.0
+    spread, axes = np.linalg.eigh(asymptotic_covariance(measure, t, value))
+    kept = spread[-DIRECTIONS:] > 1e-12 * max(float(spread[-1]), 1e-300)
+    square, a = spread[-DIRECTIONS:][kept], (axes[:, -DIRECTIONS:].T @ value)[kept]
+    if not len(a):
+        return float("inf")
+    shift = a @ (measure.grad_K(4 * t) - measure.grad_K(t))
+    middle = np.einsum("ki,ij,kj->k", a, measure.hess_K(4 * t), a)
+    step = 0.01 / np.sqrt(np.maximum(middle, 1e-300))  # in units of the spread, so that differences keep their digits
+    ahead, behind = (np.einsum("ki,kij,kj->k", a, measure.hess_K(4 * t + s * step[:, None] * a), a) for s in (1, -1))
+    third, fourth = (ahead - behind) / (2 * step), (ahead - 2 * middle + behind) / step**2
+    moment = fourth + 4 * third * shift + 3 * middle**2 + 6 * middle * shift**2 + shift**4
+    # e^{K(4t) - 4K(t)} over the square of e^{K(2t) - 2K(t)}, which is in S.
+    kurtosis = np.exp(cost[1] + 2 * cost[0]) * moment / square**2
+    return float(2 * n / max(float(kurtosis.max()) - 1, 1e-12))
 
 
 def _carry(spread: Array, V: ArrayLike | None) -> Array:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from math import log, sqrt
+from math import log
 
-from limitlens.errors import InputError, check_number
+from numpy.typing import ArrayLike
+
+from limitlens.errors import check_number
+from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
+from limitlens.theory.clt import plug_in_degrees
 from limitlens.theory.spectrum import Reach
 
-SAFE_TILT = 0.2  # largest τ/√(2 ln n) at which the plug-in 95% interval keeps a coverage of 0.93 (Gaussian tokens)
-SAFE_SHAPE = 0.25  # largest Pareto shape k̂ of the weights without a warning (0.29 on average where coverage is 0.92)
-BROKEN_SHAPE = 0.7  # Pareto shape k̂ above which the interval is meaningless
-BROKEN_TILT = 0.5  # τ/√(2 ln n) above which the error at a Gaussian tilt stops following n^(-1/2)
+SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
+FEW_DEGREES = 4.0  # observed ones below which no interval that misses on one side has covered 0.9
 
 
 class Validity(Outcome):
@@ -30,27 +32,28 @@ class Validity(Outcome):
     )
 
 
-def tilt_ratio(tilt: float, n: float) -> float:
-    """τ/√(2 ln n): how far into the sample's own extremes a query of tilt τ reaches."""
-    if not tilt >= 0:  # it may be infinite
-        raise InputError(f"the tilt is {tilt}; expected a length that is zero or positive")
-    return float(tilt) / sqrt(2 * log(check_number("n", n, "more than one token", low=1, closed=False)))
+def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
+    """Judge the 95% intervals of `clt.plug_in` at one tilt (d,) over n tokens of a known law, by its worst direction [V].
 
-
-def interval_validity(n: float, *, tilt: float | None = None, pareto_k: float | None = None) -> Validity:
-    """Judge the plug-in interval of one query from its tilt, from the Pareto shape of its weights, or from both.
-
-    The worse of the two judgements counts. The effective sample size observed, 1/Σw², takes no part: it looks healthy
-    exactly when the tokens that matter have not been seen. The tilt τ is the standard deviation of the query's scores
-    over the tokens, `pareto_k` the shape k̂ of its weights (`limitlens.statistics.tails.pareto_shape`).
+    Valid needs `SAFE_DEGREES` of freedom (`clt.plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
+    2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
+    and Diaconis, 2018). For Gaussian tokens that is τ ≥ √(2 ln n)/2.
     """
-    if tilt is None and pareto_k is None:
-        raise InputError("neither tilt nor pareto_k was given; expected at least one of them")
-    by_tilt = [] if tilt is None else [(tilt_ratio(tilt, n), SAFE_TILT, BROKEN_TILT)]
-    by_shape = [] if pareto_k is None else [(pareto_k, SAFE_SHAPE, BROKEN_SHAPE)]
-    # 0 for valid, 1 for doubtful, 2 for meaningless
-    levels = [int(not value < safe) + int(value >= broken) for value, safe, broken in by_tilt + by_shape]
-    return list(Validity)[max(levels)]
+    t, count = measure.check_tilts(tilt), check_number("n", n, "more than one token", low=1, closed=False)
+    if log(count) <= float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t)):
+        return Validity.MEANINGLESS
+    return Validity.VALID if plug_in_degrees(measure, t, count, V) >= SAFE_DEGREES else Validity.DOUBTFUL
+
+
+def observed_validity(degrees: float) -> Validity:
+    """Judge one interval by the degrees of freedom that its own tokens show (`clt.PlugIn.degrees`) [V].
+
+    It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
+    The effective sample size observed, 1/Σw², takes no part: it looks healthy where the tokens that matter are missing.
+    """
+    if not degrees >= FEW_DEGREES:
+        return Validity.MEANINGLESS
+    return Validity.VALID if degrees >= SAFE_DEGREES else Validity.DOUBTFUL
 
 
 def is_pre_asymptotic(reach: Reach, n: float) -> bool:
