@@ -82,7 +82,6 @@ def _ellipsoid(dim: int, n: int, tilt: float, replicates: int = 1000) -> dict[st
         covered.append([known.contains(t), found.ellipsoid().contains(t)])
     plain, ours = np.mean(covered, axis=0).tolist()
     noise = float(np.sqrt(ours * (1 - ours) / replicates))
-    print(
-        f"ellipsoid, Gaussian d = {dim:<3} n = {n:<5} t = {tilt:<4g} chi2 {plain:.3f}  hotelling {ours:.3f} ± {noise:.3f}"
-    )
+    told = f"chi2 {plain:.3f}  hotelling {ours:.3f} ± {noise:.3f}"
+    print(f"ellipsoid, Gaussian d = {dim:<3} n = {n:<5} t = {tilt:<4g} {told}", flush=True)
     return {"dim": dim, "n": n, "tilt": tilt, "chi_squared": plain, "measured": ours, "stderr": noise}

@@ -95,6 +95,43 @@ def test_gaussian_tokens_are_rarely_accused():
         worst.append((report.excess / report.stderr).max())
         assert report.verdict is Verdict.SUB_GAUSSIAN
     assert np.median(worst) > 0.5  # the threshold of four standard errors is not met by inflated errors
+    assert tails.check_tails(np.random.default_rng(5).normal(size=(3000, 64))).verdict is Verdict.CANNOT_TELL
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_laplace_tokens_in_many_dimensions_are_not_called_sub_gaussian(rotated):
+    rng = np.random.default_rng(6)
+    for _ in range(3):
+        tokens = rng.laplace(size=(3000, 64))
+        if rotated:  # every principal axis mixes 64 coordinates to something nearly Gaussian
+            tokens = tokens @ np.linalg.qr(rng.normal(size=(64, 64)))[0]
+        report = tails.check_tails(tokens)
+        assert report.verdict is Verdict.ABOVE_GAUSSIAN
+        assert report.kurtosis > 10
+
+
+@pytest.mark.parametrize("dim", [1, 8])
+def test_a_law_on_few_points_has_no_power_tail(dim):
+    for seed in range(6):
+        tokens = (np.random.default_rng(seed).random((1000, dim)) < 0.01).astype(float)
+        assert tails.check_tails(tokens).verdict is Verdict.ABOVE_GAUSSIAN
+
+
+@pytest.mark.parametrize("dim", [1, 8])
+def test_one_heavy_direction_is_found_from_as_many_tokens_as_are_asked_for(dim):
+    rng, n, found = np.random.default_rng(dim), tails.tokens_needed(dim), []
+    for _ in range(100):
+        tokens = rng.normal(size=(n, dim))
+        tokens[:, 0] = rng.laplace(size=n) / np.sqrt(2)
+        rotation = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+        found.append(tails.check_tails(tokens @ rotation, points=2).verdict is not Verdict.SUB_GAUSSIAN)
+    assert np.mean(found) > 0.82  # nine in ten, less three standard errors
+
+
+def test_no_verdict_promises_that_proved_rates_apply():
+    for verdict in Verdict:
+        assert "rates apply" not in verdict.meaning
+        assert "proved" not in verdict.meaning
 
 
 def test_log_moment_curve_of_laplace_is_its_own():

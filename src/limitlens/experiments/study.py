@@ -24,7 +24,7 @@ from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
 from limitlens.curves.estimators import TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
-from limitlens.curves.uniform import uniform_errors
+from limitlens.curves.uniform import UniformErrors, uniform_errors
 from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study_result import MOMENT, Curve
 from limitlens.measures import Gaussian
@@ -100,7 +100,8 @@ def study(
         for chunk in work.chunks(range(replicates), queries):
             rows = work.run(chunk, queries, floor=chunk.start == 0)
             if radius is not None:
-                rows["errors.uniform"] = uniform_errors(measure, head, reference, cells, chunk, radius)
+                uniform = uniform_errors(measure, head, reference, cells, chunk, radius)
+                rows |= {"errors.uniform": uniform.largest, "missed": uniform.missed}
             parts.append(rows)
             done = chunk.stop
             if progress is not None:
@@ -113,6 +114,8 @@ def study(
     reached = reach(measure.covariance, head.A)
     warnings += validity.warnings(reached, cells.sizes[-1], mask_self=mask_self)
     found = _joined(parts)
+    if radius is not None:
+        warnings.append(UniformErrors(found["errors.uniform"], found["missed"]).sentence())
     errors, noise = (_under(prefix, found) for prefix in ("errors.", "noise."))
     spread = float(reference.covariance.trace().clamp_min(0))
     return Curve(

@@ -172,7 +172,7 @@ class PlugIn:
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     """Output, plug-in covariance and its degrees of freedom: weights (..., n), normalised here, values (n, d_out) [V].
 
-    Degrees are 2/(κ - 1/n), κ = Σu⁴/(Σu²)² of a coordinate; of the matrix, κ = 3 Σ|y|⁴/(d(d+2)), y = covariance^{-1/2} u.
+    Degrees are 2/(κ - 1/n): of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), y its whitened u.
     """
     w, v = as_array("weights", weights), as_array("values", values, ndim=2)
     covariance = plug_in_covariance(w, v)

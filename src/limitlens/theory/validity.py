@@ -33,7 +33,7 @@ class Validity(Outcome):
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
-    """Judge the 95% intervals of `clt.plug_in` at one tilt (d,) over n tokens of a known law, by its worst direction [V].
+    """Judge the 95% intervals of `clt.plug_in` at one tilt (d,) over n tokens of a law, by its worst direction [V].
 
     Valid needs `SAFE_DEGREES` of freedom (`clt.plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
     2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
