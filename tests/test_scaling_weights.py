@@ -29,6 +29,7 @@ from limitlens.theory import (
     mean_inverse_top,
     mean_top,
     nearest_distance,
+    output_law,
     participation,
     regime,
     shrinkage_expansion,
@@ -245,3 +246,49 @@ def test_beta_at_which_keys_share_the_mass(dim: int, n: float, keys: float) -> N
 def test_bad_input(act: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         act()  # type: ignore[operator]
+
+
+def test_two_laws_of_one_exponent_share_one_critical_scale() -> None:
+    # On the sphere of R³ gaps are uniform, on the circle with density |q − k| P(D ≤ s) = 1 − √(1 − s/2): shapes differ,
+    # the exponent 2 does not. A von Mises-Fisher law seen from aside has it too, with 1/180 of the keys near the query.
+    laws = (uniform(3), PowerGap(2, 1.0), VonMisesFisherGap(3, 5.0, -0.5))
+    assert [law.exponent for law in laws] == [2, 2, 2]
+    assert abs(laws[0].cdf(1.0) - laws[1].cdf(1.0)) > 0.2
+    for law in laws:
+        betas = [critical_beta(n, law) for n in (1e6, 1e8)]
+        assert math.log(betas[1] / betas[0]) / math.log(100) == pytest.approx(1, abs=2e-3)  # n^(2/α)
+        assert betas[1] / (1e8 * law.c) == pytest.approx(1, abs=1e-3)  # Γ(a+1)^(1/a) = 1 for a = 1
+        assert participation(KeyPoints(law, 1e8, betas[1])) == pytest.approx(1 - math.exp(-np.euler_gamma), abs=1e-3)
+
+
+def test_direct_draws_of_two_laws_of_one_exponent_at_their_critical_scales() -> None:
+    rng, n = np.random.default_rng(0), 2000
+    u = rng.random((3000, n))
+    for law, gap in ((uniform(3), 2 * u), (PowerGap(2, 1.0), 2 * (1 - np.square(1 - u)))):
+        weights = np.exp(-critical_beta(n, law) * gap)
+        weights /= weights.sum(axis=1, keepdims=True)
+        shared = np.square(weights).sum(axis=1)
+        stderr = shared.std() / math.sqrt(len(shared))
+        assert abs(shared.mean() - (1 - math.exp(-np.euler_gamma))) < 4 * stderr + 1e-3
+        assert stderr < 0.006
+
+
+def test_values_other_than_the_keys_carry_the_law_of_the_output() -> None:
+    rng, n, dim = np.random.default_rng(1), 300, 4
+    law, V = uniform(dim), rng.normal(size=(2, dim))
+    query = np.array([0.5, 0.5, -0.5, 0.5])
+    points = KeyPoints(law, n, critical_beta(n, law, 5.0))
+    keys = rng.normal(size=(8000, n, dim))
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    weights = np.exp(points.beta * (keys @ query - 1))
+    output = np.einsum("rn,rnd->rd", weights / weights.sum(axis=1, keepdims=True), keys) @ V.T
+    mean, covariance = output_law(points, query, V)
+    assert np.abs(output.mean(axis=0) - mean) == pytest.approx([0, 0], abs=4 * math.sqrt(covariance.max() / 8000))
+    assert np.cov(output.T) == pytest.approx(covariance, abs=0.08 * np.trace(covariance))
+    assert output_law(points, query)[1].shape == (dim, dim)
+    for wrong in (lambda: output_law(points, 2 * query), lambda: output_law(points, query, [[1.0]])):
+        with pytest.raises(InputError, match="expected"):
+            wrong()
+    aside = KeyPoints(VonMisesFisherGap(4, 5.0, 0.5), n, 3.0)
+    with pytest.raises(InputError, match="uniform around"):
+        output_law(aside, query)

@@ -291,15 +291,22 @@ def test_critical_horizon_pays_a_power_of_the_logarithm():
     assert ratio[2] / ratio[1] == pytest.approx(1, abs=0.05)
 
 
-def test_influence_predicts_the_mean_error_within_five_percent_to_half_and_ten_to_one():
-    # At H = 1 it is 8% too large at n = 1e3, not within 5%.
-    measured = np.abs(grid_errors(1.0, 10**3, 8000, seed=4).mean)
-    assert token_influence.mean_error_1d(1.0, [10**3])[0] / measured.mean() == pytest.approx(1.083, abs=0.03)
-    for horizon, n, tolerance in ((0.5, 10**3, 0.05), (0.5, 10**5, 0.05), (-0.5, 10**4, 0.05), (1.0, 10**4, 0.1)):
-        measured = np.abs(grid_errors(horizon, n, 6000, seed=4).mean)
-        assert measured.std() / np.sqrt(6000) / measured.mean() < 0.012
-        ratio = token_influence.mean_error_1d(horizon, [n])[0] / measured.mean()
-        assert abs(ratio - 1) < tolerance
+@pytest.mark.parametrize(
+    ("horizon", "n", "expected"),
+    # horizon with the sign of A, tokens, predicted over measured on 20,000 samples: at 1 it is not within 5%
+    [
+        (0.5, 1000, 1.0),
+        (-0.7, 1000, 1.0),
+        (1.0, 1000, 1.08),
+        (-1.0, 1000, 1.08),
+        (1.0, 100, 1.13),
+        (-1.0, 10_000, 1.078),
+    ],
+)
+def test_influence_predicts_the_mean_error_as_closely_as_is_said(horizon, n, expected):
+    measured = np.abs(grid_errors(horizon, n, 4000, seed=4).mean)
+    ratio = token_influence.mean_error_1d(horizon, [n])[0] / measured.mean()
+    assert abs(ratio - expected) < 3 * ratio * measured.std() / np.sqrt(4000) / measured.mean() + 0.01
 
 
 def test_influence_beyond_one_overpredicts_but_less_than_the_three_piece_law():

@@ -25,8 +25,8 @@ def rate_lines(horizons: Sequence[float]) -> list[Series]:
     """Rates that theory says of Gaussian tokens with these horizons; output errors are root mean squares."""
     fine = np.geomspace(min(horizons), max(horizons), 80)
     lines: tuple[tuple[str, Any, Colour, Any], ...] = (
-        ("sharp, moments: min(½, 1/(1+H²)), verified", rates.rate_sharp, "ink", ""),
-        ("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified", rates.rate_rms_output, "ink", "dashed"),
+        ("sharp, moments: min(½, 1/(1+H²)), heuristic", rates.rate_sharp, "ink", ""),
+        ("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), heuristic", rates.rate_rms_output, "ink", "dashed"),
         ("drawn: 1/(2(1+H²))", rates.rate_drawn, "orange", "dotted"),
         ("proved at best: 1/(2(1+32H²))", lambda h: rates.rate_proved(h**2), "grey", ""),
     )

@@ -62,7 +62,7 @@ _MODULES = {
     "scaling.points": "KeyPoints Points PoissonPoints",
     "scaling.regimes": "Averaging averaging collapse_deficit keys_holding nearest_distance shrinkage_expansion",
     "scaling.top_weight": "mean_inverse_top mean_top top_cdf",
-    "scaling.weights": "beta_sharing entropy gap_mean gap_variance participation tangential_variance",
+    "scaling.weights": "beta_sharing entropy gap_mean gap_variance output_law participation tangential_variance",
     "schedules": "ScheduleStep compare_schedules",
     "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_from_projections reach_per_head square_root "
     "whitened",

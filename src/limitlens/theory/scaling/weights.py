@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize
 
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.scaling.control import check_keys, critical_beta
 from limitlens.theory.scaling.laws import GapLaw
 from limitlens.theory.scaling.points import KeyPoints, Points
@@ -62,6 +63,25 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
     Directions do not depend on the gaps and average to zero, so single keys alone count; ρ is the distance to the axis.
     """
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
+
+
+def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) -> tuple[Array, Array]:
+    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n at a unit query (d,), exact at n [V].
+
+    V (d_out, d) is the identity when absent. Keys uniform around the query have E Γ_n = (1 − E Σwx/β) q and
+    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and across it; values V k carry them to V · Vᵀ.
+    """
+    q, around = as_array("query", query, ndim=1), points.law.tangent_dim
+    value = np.eye(len(q)) if V is None else as_array("V", V, ndim=2)
+    if around is None or len(q) != around + 1 or value.shape[1] != len(q) or abs(float(q @ q) - 1) > 1e-6:
+        wanted = "keys uniform around a unit query of their own dimension" if around is None else f"({around + 1},)"
+        raise InputError(
+            f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}, V {value.shape}; expected "
+            f"{wanted}, length 1, and a V of as many columns"
+        )
+    along, across = gap_variance(points) / points.beta**2, tangential_variance(points, around) / points.beta
+    spread = along * np.outer(q, q) + across * (np.eye(len(q)) - np.outer(q, q))
+    return value @ q * (1 - gap_mean(points) / points.beta), np.asarray(value @ spread @ value.T)
 
 
 def _softened(z: Array, power: int) -> Array:
