@@ -136,8 +136,12 @@ def test_the_degrees_of_a_law_are_those_its_samples_show():
     largest = np.linalg.eigh(found.covariance)[1].T @ V
     along = [float(clt.plug_in(np.exp(tokens @ at), tokens @ a[:, None]).degrees[0]) for a in largest[1:]]
     assert clt.plug_in_degrees(law, at, 400_000, V) == pytest.approx(min(along), rel=0.05)
-    # Equal weights and Gaussian values: n, but for the one that their mean takes.
-    assert clt.plug_in_degrees(LINE, [0.0], 1000) == pytest.approx(1000, rel=1e-6)
+    assert clt.plug_in_degrees(LINE, [0.0], 1000) == 999
+    # Tilted four times as far, the law sits on one atom: differences of its cumulants must keep their digits.
+    atoms, far = Discrete([[0.0], [3.0], [-2.0]], [0.6, 0.01, 0.39]), np.array([3.0])
+    x, p = atoms.points[:, 0], atoms.weights
+    U = np.exp(3 * x) * (x - atoms.grad_K(far)[0])
+    assert clt.plug_in_degrees(atoms, far, 100) == pytest.approx(200 / (p @ U**4 / (p @ U**2) ** 2 - 1), rel=1e-3)
     assert clt.plug_in_degrees(LINE, [40.0], 1000) == 0
     assert clt.plug_in_degrees(Discrete([[1.0]]), [1.0], 1000) == np.inf
 

@@ -1,7 +1,7 @@
 """Tails that decide whether a bound or an interval applies: Pareto shape, Hill index, log-moment curves.
 
-A generalised Pareto law with shape k has moments below 1/k only. Attention weights with k̂ < 1/2 have a finite variance,
-so the central limit theorem starts to work; k̂ says how heavy the largest weights of a query are.
+A generalised Pareto law with shape k has moments below 1/k only: weights with k̂ < 1/2 look like a law of finite
+variance. It describes the tail that was seen; what an interval rests on is judged by `theory.observed_validity`.
 """
 
 from __future__ import annotations

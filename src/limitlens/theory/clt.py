@@ -172,7 +172,8 @@ class PlugIn:
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     """Output, plug-in covariance and its degrees of freedom: weights (..., n), normalised here, values (n, d_out) [V].
 
-    Degrees are 2/(κ - 1/n): of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), y its whitened u.
+    Degrees are 2/(κ - 1/n), at most n - 1: of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), where
+    y are the u whitened by it.
     """
     w, v = as_array("weights", weights), as_array("values", values, ndim=2)
     covariance = plug_in_covariance(w, v)
@@ -185,16 +186,17 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     one = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
     whole = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
     count = w.shape[-1]
-    degrees, joint = (2 / np.maximum(kurtosis - 1 / count, 1e-12) for kurtosis in (one, whole))
+    degrees, joint = (2 / np.maximum(kurtosis - 1 / count, 2 / max(count - 1, 1)) for kurtosis in (one, whole))
     return PlugIn(output, covariance, degrees, joint)
 
 
 def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
     """Degrees of freedom of the plug-in over n tokens of a law at one tilt (d,), in its worst direction [V].
 
-    2n/(κ - 1), κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)}, along each of the
-    `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law tilted by 4t, and m the
-    shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴). Infinite where nothing varies.
+    2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
+    along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
+    tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴). Infinite where
+    nothing varies.
     """
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
@@ -210,13 +212,14 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
         return float("inf")
     shift = a @ (measure.grad_K(4 * t) - measure.grad_K(t))
     middle = np.einsum("ki,ij,kj->k", a, measure.hess_K(4 * t), a)
-    step = 0.01 / np.sqrt(np.maximum(middle, 1e-300))  # in units of the spread, so that differences keep their digits
+    # In units of the spread, so that differences keep their digits; that at 4t may vanish on an atom.
+    step = 0.01 / np.sqrt(np.maximum(middle, np.einsum("ki,ij,kj->k", a, measure.covariance, a)))
     ahead, behind = (np.einsum("ki,kij,kj->k", a, measure.hess_K(4 * t + s * step[:, None] * a), a) for s in (1, -1))
     third, fourth = (ahead - behind) / (2 * step), (ahead - 2 * middle + behind) / step**2
     moment = fourth + 4 * third * shift + 3 * middle**2 + 6 * middle * shift**2 + shift**4
     # e^{K(4t) - 4K(t)} over the square of e^{K(2t) - 2K(t)}, which is in S.
     kurtosis = np.exp(cost[1] + 2 * cost[0]) * moment / square**2
-    return float(2 * n / max(float(kurtosis.max()) - 1, 1e-12))
+    return float(min(2 * n / max(float(kurtosis.max()) - 1, 1e-12), n - 1))
 
 
 def _carry(spread: Array, V: ArrayLike | None) -> Array:

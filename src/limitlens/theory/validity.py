@@ -13,7 +13,7 @@ from limitlens.theory.clt import plug_in_degrees
 from limitlens.theory.spectrum import Reach
 
 SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
-FEW_DEGREES = 4.0  # observed ones below which no interval that misses on one side has covered 0.9
+FEW_DEGREES = 4.0  # observed ones below which an interval has covered less than 0.9 (one-sided laws)
 
 
 class Validity(Outcome):
@@ -22,7 +22,7 @@ class Validity(Outcome):
     VALID = ("valid", "the interval covers about as often as it says")
     DOUBTFUL = (
         "doubtful",
-        "the interval is too short: a 95% interval may cover less than 93% of the time",
+        "the interval rests on few tokens: a 95% interval may cover less than 93% of the time",
         "use more tokens, or read the interval as a lower bound of the uncertainty",
     )
     MEANINGLESS = (
