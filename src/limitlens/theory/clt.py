@@ -195,8 +195,7 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
 
     2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
     along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
-    tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴). Infinite where
-    nothing varies.
+    tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
     """
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
@@ -209,7 +208,7 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     kept = spread[-DIRECTIONS:] > 1e-12 * max(float(spread[-1]), 1e-300)
     square, a = spread[-DIRECTIONS:][kept], (axes[:, -DIRECTIONS:].T @ value)[kept]
     if not len(a):
-        return float("inf")
+        return float("inf")  # nothing varies
     shift = a @ (measure.grad_K(4 * t) - measure.grad_K(t))
     middle = np.einsum("ki,ij,kj->k", a, measure.hess_K(4 * t), a)
     # In units of the spread, so that differences keep their digits; that at 4t may vanish on an atom.

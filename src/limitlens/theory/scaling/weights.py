@@ -74,11 +74,8 @@ def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) 
     q, around = as_array("query", query, ndim=1), points.law.tangent_dim
     value = np.eye(len(q)) if V is None else as_array("V", V, ndim=2)
     if around is None or len(q) != around + 1 or value.shape[1] != len(q) or abs(float(q @ q) - 1) > 1e-6:
-        wanted = "keys uniform around a unit query of their own dimension" if around is None else f"({around + 1},)"
-        raise InputError(
-            f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}, V {value.shape}; expected "
-            f"{wanted}, length 1, and a V of as many columns"
-        )
+        told = f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}, V shape {value.shape}"
+        raise InputError(f"{told}; expected keys uniform around a unit query of their dimension, and V to match")
     along, across = gap_variance(points) / points.beta**2, tangential_variance(points, around) / points.beta
     spread = along * np.outer(q, q) + across * (np.eye(len(q)) - np.outer(q, q))
     return value @ q * (1 - gap_mean(points) / points.beta), np.asarray(value @ spread @ value.T)
