@@ -49,7 +49,6 @@ def observed_validity(degrees: float) -> Validity:
     """Judge one interval by the degrees of freedom that its own tokens show (`clt.PlugIn.degrees`) [V].
 
     It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
-    The effective sample size observed, 1/Σw², takes no part: it looks healthy where the tokens that matter are missing.
     """
     if not degrees >= FEW_DEGREES:
         return Validity.MEANINGLESS
