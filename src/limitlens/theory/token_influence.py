@@ -48,7 +48,8 @@ def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
     """E|error of the mean output| over n Gaussian tokens in d = 1, from the influence function [V].
 
     Predicted over measured from n = 1e3 on, both signs of A: 0.99 to 1.01 up to H = 0.7, 1.02 to 1.05 at 0.9, at H = 1
-    1.08 at n = 1e3 and 1.05 to 1.07 at 1e5, beyond more (1.2 to 1.3 at 1.5, 1.4 at 2). `signed_horizon` is H with the sign of A; the result (sizes,) is in standard deviations of the tokens.
+    1.08 at n = 1e3 and 1.05 to 1.07 at 1e5, beyond more (1.2 to 1.3 at 1.5, 1.4 at 2). `signed_horizon`
+    is H with the sign of A; the result (sizes,) is in standard deviations of the tokens.
     """
     y, weight = _nodes(signed_horizon)
     return expected_absolute_mean(influence([[1.0]], [[float(signed_horizon)]], y[:, None])[:, 0], weight, sizes)
