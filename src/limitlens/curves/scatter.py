@@ -64,6 +64,21 @@ class Scatter:
             return together, np.zeros_like(together)
         return together + across.T @ across / (clusters - 1) / clusters, cells.T @ cells / len(cells) ** 2
 
+    def _freedoms(self, weights: Array) -> tuple[float, float]:
+        """Degrees of freedom of a variance over replicates and over clusters, of weights (sizes, k) of log e.
+
+        The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1) normal ones: where rare
+        replicates carry the mean, they say less of its error than their number promises. κ is the mean over the k.
+        """
+        replicates, clusters = self.counts
+        rows = self.powers.mean(0)
+        mean = rows.mean(0)
+        moved = np.divide(rows - mean, mean, out=np.zeros_like(rows), where=mean > 0) @ weights
+        spread = moved.std(0)
+        unit = np.divide(moved - moved.mean(0), spread, out=np.zeros_like(moved), where=spread > 0)
+        kurtosis = float((unit**4).mean())
+        return min(replicates - 1, 2 * replicates / max(kurtosis - 1, 1)), float(clusters - 1)
+
     @cached_property
     def _shrink(self) -> Array:
         """T such that deviations of covariance B = V_replicates + V_clusters, times T, have what is left of V_both."""
@@ -96,8 +111,8 @@ class Scatter:
             errors, outputs = np.split(drawn, 2, axis=1)
             other = self._log(errors / np.maximum(outputs, _TINY)) - log
         factors = [
-            math.sqrt(count / max(count - 1, 1)) * (student(count - 1) if wide else 1.0)
-            for count in (replicates, clusters)
+            math.sqrt(count / max(count - 1, 1)) * (student(freedom) if wide else 1.0)
+            for count, freedom in zip((replicates, clusters), self._freedoms(np.eye(len(log))), strict=True)
         ]
         return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
 
@@ -110,11 +125,11 @@ class Scatter:
         """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""
         return np.asarray(np.log(np.maximum(np.maximum(powers, 0) ** (1 / self.moment), _TINY)))
 
-    def freedom(self, over: float, across: float) -> float:
-        """Degrees of freedom of a variance that is the sum of two, by Satterthwaite's rule."""
-        replicates, clusters = self.counts
-        below = over**2 / max(replicates - 1, 1) + across**2 / max(clusters - 1, 1)
-        return (over + across) ** 2 / below if below > 0 else float(replicates - 1)
+    def freedom(self, weights: Array, over: float, across: float) -> float:
+        """Degrees of freedom of the variance, a sum of two, of weights (sizes,) of log e, by Satterthwaite's rule."""
+        freedoms = self._freedoms(weights[:, None])
+        below = sum(part**2 / max(freedom, 1) for part, freedom in zip((over, across), freedoms, strict=True))
+        return (over + across) ** 2 / below if below > 0 else freedoms[0]
 
 
 def student(freedom: float) -> float:
