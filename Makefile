@@ -12,7 +12,7 @@ help:
 	@echo "make models  fetch smollm2, a decoder to probe (the encoder minilm comes with make demo)"
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
-	@echo "make soak    the published numbers at full precision, kept there too (half an hour)"
+	@echo "make soak    the published numbers and the coverage of intervals, kept there too (an hour)"
 	@echo "make lint    ruff and mypy alone;  make format  rewrite in the project's style"
 
 $(READY): pyproject.toml constraints.txt

@@ -1,16 +1,20 @@
 """The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
 
-Each line is one number, what it should be and how far off it may be; the process ends with 1 if one is missed.
+`numbers` are rates and constants of the theory, `coverage` how often intervals hold the truth; `python -m bench.soak
+coverage` runs one alone. Each line is one number, what it should be and how far off it may be; the process ends with 1
+if one is missed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
 import limitlens as ll
+from bench import coverage
 from bench.__main__ import RESULTS
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
 
@@ -44,18 +48,41 @@ def constants(horizon: float, replicates: int = 8000) -> list[dict[str, object]]
 
 
 def row(what: str, measured: float, stderr: float, expected: float, tolerance: float) -> dict[str, object]:
-    passed = abs(measured - expected) <= tolerance
+    passed = bool(abs(measured - expected) <= tolerance)
     print(f"{what}: {measured:.4f} ± {stderr:.4f}, expected {expected:.4f} ± {tolerance:.4f}", flush=True)
     return {"what": what, "measured": measured, "stderr": stderr, "expected": expected, "passed": passed}
 
 
-def main() -> None:
+def numbers() -> list[dict[str, object]]:
+    """Rates and constants; kept in soak.json."""
     rows = rates(0.5, 1600, {"mean": 0.5})
     rows += rates(1.5, 1600, {"mean": 0.335, "covariance": 0.267})
     for horizon in (0.3, 0.5, 0.7):
         rows += constants(horizon)
-    (RESULTS / "soak.json").write_text(json.dumps(rows, indent=2) + "\n")
-    sys.exit(0 if all(found["passed"] for found in rows) else 1)
+    return rows
+
+
+def covered() -> list[dict[str, object]]:
+    """Bias that few queries leave, and coverage of 95% intervals; kept in coverage.json."""
+    found = [row(what, excess, stderr, 0.0, allowed) for what, excess, stderr, allowed in coverage.bias()]
+    return found + [row(what, share, stderr, 0.95, allowed) for what, share, stderr, allowed in coverage.run()]
+
+
+SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
+    "numbers": ("soak.json", numbers),
+    "coverage": ("coverage.json", covered),
+}
+
+
+def main() -> None:
+    names, passed = sys.argv[1:] or list(SECTIONS), True
+    if unknown := [name for name in names if name not in SECTIONS]:
+        sys.exit(f"bench.soak: there is no {unknown[0]!r}; expected some of {', '.join(SECTIONS)}")
+    for file, section in (SECTIONS[name] for name in names):
+        rows = section()
+        (RESULTS / file).write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        passed &= all(bool(found["passed"]) for found in rows)
+    sys.exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_a_group_takes_its_largest_budget_and_totals_add_up() -> None:
     assert marks == ["measured", "measured", "measured", "extrapolated", "beyond", "measured"]
     assert [head.status.value for head in made.heads[3:]] == ["heuristic", "heuristic", "verified"]
     assert any("1 heads need more keys than" in note for note in made.notes)
-    assert any("lower bounds" in note for note in made.notes)
+    assert any("has not converged" in note for note in made.notes)
 
 
 def test_a_plan_gives_no_temperatures() -> None:
@@ -512,7 +512,7 @@ def test_eviction_lets_a_strong_sink_grow_unless_the_rest_is_weighted(text: str)
         if parameter.endswith("sinks"):
             tensor.fill_(13.0)  # most of the mass beside 200 keys
     weighted, plain = [], []
-    for seed in (4, 5):  # one draw of 64 queries is too few to tell
+    for seed in range(3, 9):  # one draw of 64 queries is too few to tell
         run = probed(loaded, text, seed)
         made = run.plan(error=0.5, context=200, model=loaded)
         pooled = [trial for trial in made.trials if trial.setting == "pool" and trial.layer == 1]  # the others slide

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from limitlens.results import Result
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
-FORMAT = 2  # of run.json; it rises when a reader of the old one would misunderstand the new one
+FORMAT = 3  # of run.json; it rises when a reader of the old one would misunderstand the new one
 ARRAYS = "arrays.safetensors"
 
 

@@ -2,15 +2,16 @@
 
 Queries are the first q ≤ n tokens of a sample of n; Y = Γ_n and G = Γ there. The limit is the control variate: the mean
 of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) + cov_n(G), so
-that only the small difference is left to the queries. What noise remains is measured by halving the queries: the
-difference of two halves, squared and divided by 4, has the expectation of the noise in the squared error of the whole.
-For a mean over queries the average over all ways to halve them is known: it is the variance of one query over their
-number.
+that only the small difference is left to the queries. Noise remains, and makes every norm too large. In a squared norm
+it is the variance of one query's term over their number (what halving them in all ways gives), and is subtracted. The
+norm itself is measured with all queries, halves and quarters of them, and followed to where there is no noise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from limitlens.errors import Array
 
 LEAST_KEPT = 0.02  # of a squared error when its noise is taken out: beyond, there is nothing to see
+PARTS = (1, 2, 4)  # into which queries are divided to see what fewer of them do
 
 
 @dataclass(frozen=True)
@@ -77,25 +79,33 @@ def _scatter(X: Tensor) -> Tensor:
 
 def replicate_errors(
     Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Error norms of each replicate by name, and the noise expected in the squares of those few queries make noisy.
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Error norms of each replicate by name, the noise in their squares, and the norms that fewer queries give.
 
     The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, root mean square over
-    the queries. The noise, subtracted from the square of `mean` or `covariance`, takes its bias away (for the operator
-    norm it is a bound); it is 0 when the queries are all the tokens.
+    the queries. The noise, subtracted from the square of `mean` or `covariance`, takes its bias away; it is 0 when the
+    queries are all the tokens. The norms of fewer queries (r, 2) are averages over their halves and over their quarters
+    (of the operator norm one half and one quarter, since eigenvalues of large matrices cost as much as attention).
     """
-    centre, spread = moment_errors(Y, G, sums, mean, covariance)
-    errors = {
-        "mean": centre.norm(dim=-1),
-        "covariance": torch.linalg.matrix_norm(spread),
-        "covariance_operator": _operator_norm(spread),
-        "output": (Y - G).square().sum(-1).mean(-1).sqrt(),
-    }
-    left_out = 1 - Y.shape[1] / sums.count  # queries are drawn without replacement from the n tokens
-    even, odd = (moment_errors(Y[:, k::2], G[:, k::2], sums, mean, covariance)[1] for k in (0, 1))
+    q = Y.shape[1]
+    errors = _norms([moment_errors(Y, G, sums, mean, covariance)])
+    fewer: dict[str, list[Tensor]] = {name: [] for name in errors}
+    for parts in PARTS[1:]:
+        split = parts if q >= 2 * parts else 1  # a covariance takes two queries
+        found = [moment_errors(Y[:, k::split], G[:, k::split], sums, mean, covariance) for k in range(split)]
+        for name, norm in _norms(found).items():
+            fewer[name].append(norm)
+    left_out = 1 - q / sums.count  # queries are drawn without replacement from the n tokens
     noise = {name: part * left_out for name, part in _noise(Y - G, G).items()}
-    noise["covariance_operator"] = _operator_norm(even - odd).square() * (left_out / 4)
-    return errors, noise
+    errors["output"] = (Y - G).square().sum(-1).mean(-1).sqrt()
+    return errors, noise, {name: torch.stack(norms, -1) for name, norms in fewer.items()}
+
+
+def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, averaged over the parts they come from."""
+    centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
+    frobenius, operator = torch.linalg.matrix_norm(spread).mean(0), _operator_norm(spread[0])
+    return {"mean": centre.norm(dim=-1).mean(0), "covariance": frobenius, "covariance_operator": operator}
 
 
 def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
@@ -115,18 +125,29 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
     }
 
 
-def kept_share(errors: Array, noise: Array) -> Array:
-    """The share of the mean squared error that is not query noise: rows (replicates, sizes) to (sizes,)."""
-    squared = np.maximum((errors**2).mean(0), np.finfo(float).tiny)
-    return np.asarray(np.clip(1 - noise.mean(0) / squared, LEAST_KEPT, 1))
+def denoised(errors: Array, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
+    """Rows (replicates, sizes) whose mean is the mean norm freed of query noise [V].
 
-
-def denoised(errors: Array, noise: Array) -> Array:
-    """Rows (replicates, sizes) whose mean is the mean error freed of query noise.
-
-    An error whose square is too large by the share s of itself is too large by 1/√(1 − s). Each row also carries what
-    it did to that factor, to first order, so that the scatter of rows is that of the corrected error.
+    The noise of q of n tokens has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
+    whose norm hardly scatters, (E|error|)² is a straight line in u; otherwise it bends a little. So the parabola
+    through its values with all queries, with halves and with quarters of them, `fewer` (replicates, sizes, 2), is
+    followed to u = 0. Each row also carries what it did to that, to first order, so that the scatter of rows is that of
+    the corrected error. Held against every token as a query, d = 4, H = 0.4, n = 100 to 800, 32 queries: the error of
+    the covariance is 4% to 8% too large before, and 0.2% to 0.7% (± 0.4%) after.
     """
-    squared, kept = np.maximum((errors**2).mean(0), np.finfo(float).tiny), kept_share(errors, noise)
-    swing = ((1 - kept) * (errors**2 - squared) - (noise - noise.mean(0))) / (2 * kept * squared)
-    return np.asarray(np.sqrt(kept) * (errors + errors.mean(0) * swing))
+    norms = np.concatenate((errors[..., None], fewer), -1)
+    means, weights = norms.mean(0), _at_no_noise(queries, sizes)
+    square = np.sum(weights * means**2, -1)
+    clean = np.sqrt(np.maximum(square, np.maximum(LEAST_KEPT * means[:, 0] ** 2, np.finfo(float).tiny)))
+    return np.asarray(clean + np.sum(weights * means * (norms - means), -1) / clean)
+
+
+def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:
+    """Lagrange's weights (sizes, 3) of values with all queries, halves and quarters of them in that of u = 0."""
+    n = np.asarray(sizes, dtype=float)
+    q = np.minimum(queries, n)
+    u = np.stack([parts / q - 1 / n for parts in PARTS], -1)
+    weights = np.ones_like(u)
+    for i, j in permutations(range(len(PARTS)), 2):
+        weights[:, i] *= u[:, j] / (u[:, j] - u[:, i])
+    return weights

@@ -62,18 +62,17 @@ def fit_rate(sizes: Array, scatter: Scatter, usable: NDArray[np.bool_] | None = 
     parts = [part[:, keep] - part[:, keep].mean(0) for part in scatter.deviations()]
     covariances = [part.T @ part / (len(part) - 1) for part in parts]
     covariance = covariances[0] + covariances[1]
-    variances = np.diag(covariance)
-    variance = np.maximum(variances, max(1e-4 * variances.max(), np.finfo(float).tiny))  # no size decides alone
-
-    precision = variance.max() / variance
-    weights = _line_weights(np.log(n), precision)
+    # Every size counts alike: weights from the scatter at hand would lean on sizes where rare replicates are missing.
+    weights = _line_weights(np.log(n))
     over, across = (float(weights[1] @ part @ weights[1]) for part in covariances)
     stderr = float(np.sqrt(over + across))
     intercept, minus_slope = (float(w @ log_mean) for w in weights)
-    half_width = float(special.stdtrit(scatter.freedom(over, across), (1 + LEVEL) / 2)) * stderr
+    placed = np.zeros(len(keep))
+    placed[keep] = weights[1]
+    half_width = float(special.stdtrit(scatter.freedom(placed, over, across), (1 + LEVEL) / 2)) * stderr
     count = scatter.witnesses
     misfits = [_misfit(axis, log_mean, covariance, count) for axis in (np.log(n), np.log(np.log(n)))]
-    log_weights = _line_weights(np.log(np.log(n)), precision)
+    log_weights = _line_weights(np.log(np.log(n)))
     evidence = misfits[1] - misfits[0]
     return Rate(
         slope=-minus_slope,
@@ -94,11 +93,10 @@ def local_slopes(sizes: Array, scatter: Scatter) -> tuple[Array, Array]:
     return slopes, np.std(np.diff(scatter.draws(), axis=1), axis=0) / step
 
 
-def _line_weights(x: Array, precision: Array) -> Array:
-    """Rows w₀, w₁ such that w₀·y and w₁·y are intercept and slope of the weighted least-squares line: (2, sizes)."""
+def _line_weights(x: Array) -> Array:
+    """Rows w₀, w₁ such that w₀·y and w₁·y are intercept and slope of the least-squares line: (2, sizes)."""
     design = np.stack((np.ones_like(x), x))
-    weighted = design * precision
-    return np.asarray(np.linalg.solve(weighted @ design.T, weighted), dtype=np.float64)
+    return np.asarray(np.linalg.solve(design @ design.T, design), dtype=np.float64)
 
 
 def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:

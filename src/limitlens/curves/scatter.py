@@ -51,18 +51,38 @@ class Scatter:
         return min(replicates, clusters) if clusters > 1 else replicates
 
     @cached_property
-    def _parts(self) -> tuple[Array, Array]:
-        """Covariances of log e between sizes by the delta method: the sum of both sources, and of single cells."""
-        replicates, clusters = self.counts
+    def _influence(self) -> tuple[Array, Array, Array]:
+        """How much each replicate, each cluster and each single cell moves log e: (count, sizes) each, of mean 0."""
         mean = self.powers.mean((0, 1))
         with np.errstate(divide="ignore", invalid="ignore"):
-            influence = (self.powers / mean - self.outputs[:, None]) / self.moment  # of mean 0
+            influence = (self.powers / mean - self.outputs[:, None]) / self.moment
             influence = np.where(mean > 0, influence, 0.0)
-        over, across, cells = influence.mean(0), influence.mean(1), influence.reshape(-1, len(mean))
+        return influence.mean(0), influence.mean(1), influence.reshape(-1, len(mean))
+
+    @cached_property
+    def _parts(self) -> tuple[Array, Array]:
+        """Covariances of log e between sizes by the delta method: the sum of both sources, and of single cells."""
+        over, across, cells = self._influence
+        replicates, clusters = self.counts
         together = over.T @ over / max(replicates - 1, 1) / replicates
         if clusters < 2:
             return together, np.zeros_like(together)
         return together + across.T @ across / (clusters - 1) / clusters, cells.T @ cells / len(cells) ** 2
+
+    def _freedoms(self, weights: Array) -> tuple[float, float]:
+        """Degrees of freedom of a variance over replicates and over clusters, of weights (sizes, k) of log e.
+
+        The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1) normal ones: where rare
+        replicates or clusters carry the mean, they say less of its error than their number promises. κ is the mean
+        over the k.
+        """
+        found = []
+        for rows in self._influence[:2]:
+            moved = rows @ weights
+            spread = moved.std(0)
+            unit = np.divide(moved - moved.mean(0), spread, out=np.zeros_like(moved), where=spread > 0)
+            found.append(min(len(rows) - 1, 2 * len(rows) / max(float((unit**4).mean()) - 1, 1)))
+        return found[0], found[1]
 
     @cached_property
     def _shrink(self) -> Array:
@@ -79,8 +99,17 @@ class Scatter:
 
     @cached_property
     def stderr(self) -> Array:
-        """Standard errors of log e, (sizes,); 0 where e is."""
-        return np.asarray(np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0)))
+        """Standard errors of log e, (sizes,); 0 where e is.
+
+        With few clusters of queries they are widened such that 1.96 of them are the 95% interval.
+        """
+        found = np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0))
+        return np.asarray(found if self.counts[1] < 2 else found * [self._wider(size) for size in range(len(found))])
+
+    def _wider(self, size: int) -> float:
+        """How much wider Student's quantile is for the error at one size."""
+        over, across, _ = (np.square(part[:, size]).mean() / len(part) for part in self._influence)
+        return student(self.freedom(np.eye(self.powers.shape[-1])[size], float(over), float(across)))
 
     def deviations(self, wide: bool = False) -> tuple[Array, Array]:
         """log e of resamples less log e, over replicates and over clusters: (resamples, sizes) twice.
@@ -96,8 +125,8 @@ class Scatter:
             errors, outputs = np.split(drawn, 2, axis=1)
             other = self._log(errors / np.maximum(outputs, _TINY)) - log
         factors = [
-            math.sqrt(count / max(count - 1, 1)) * (student(count - 1) if wide else 1.0)
-            for count in (replicates, clusters)
+            math.sqrt(count / max(count - 1, 1)) * (student(freedom) if wide else 1.0)
+            for count, freedom in zip((replicates, clusters), self._freedoms(np.eye(len(log))), strict=True)
         ]
         return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
 
@@ -110,11 +139,11 @@ class Scatter:
         """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""
         return np.asarray(np.log(np.maximum(np.maximum(powers, 0) ** (1 / self.moment), _TINY)))
 
-    def freedom(self, over: float, across: float) -> float:
-        """Degrees of freedom of a variance that is the sum of two, by Satterthwaite's rule."""
-        replicates, clusters = self.counts
-        below = over**2 / max(replicates - 1, 1) + across**2 / max(clusters - 1, 1)
-        return (over + across) ** 2 / below if below > 0 else float(replicates - 1)
+    def freedom(self, weights: Array, over: float, across: float) -> float:
+        """Degrees of freedom of the variance, a sum of two, of weights (sizes,) of log e, by Satterthwaite's rule."""
+        freedoms = self._freedoms(weights[:, None])
+        below = sum(part**2 / max(freedom, 1) for part, freedom in zip((over, across), freedoms, strict=True))
+        return (over + across) ** 2 / below if below > 0 else freedoms[0]
 
 
 def student(freedom: float) -> float:

@@ -39,16 +39,18 @@ from limitlens.theory.spectrum import Reach, reach
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
-PER_DIMENSION = 8  # queries at least: with as many, tokens cost as much to draw as to attend, and fewer save no time
-# Wanted share of query noise in a squared error. Its correction is exact for a root mean square, and for a mean error
-# off by about the share times the squared coefficient of variation: the less errors scatter, the more noise may be.
+# Queries at least: with as many a dimension, tokens cost as much to draw as to attend, and fewer save no time. Among
+# few, one far query makes a rare replicate, of which the intervals of the output error do not know until it is seen.
+PER_DIMENSION, FEWEST_QUERIES = 8, 128
+# Wanted share of query noise in a squared error. Where errors hardly scatter it is removed nearly exactly, so that the
+# less they do, the more noise may be.
 NOISE_SHARE, MOST_NOISE = 0.06, 0.3
 PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the scatter of a scalar error
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
 
-# What replicates gave, by name: errors.* and noise.* (replicates, sizes), controls (replicates, sizes, F), and the
-# numerical floor (1, sizes), which is 0 where it was not asked for.
+# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2), controls
+# (replicates, sizes, F), and the numerical floor (1, sizes), which is 0 where it was not asked for.
 Rows: TypeAlias = dict[str, Array]
 
 
@@ -116,12 +118,13 @@ def study(
     found = _joined(parts)
     if radius is not None:
         warnings.append(UniformErrors(found["errors.uniform"], found["missed"]).sentence())
-    errors, noise = (_under(prefix, found) for prefix in ("errors.", "noise."))
+    errors, noise, fewer = (_under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
     spread = float(reference.covariance.trace().clamp_min(0))
     return Curve(
         sizes=cells.sizes,
         replicate_errors=errors,
         query_noise=noise,
+        fewer_queries=fewer,
         controls=found["controls"],
         reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
         floor=found["floor"].max(0),
@@ -189,7 +192,7 @@ def choose_queries(work: _Work, replicates: int) -> int:
     first = min(PILOT_QUERIES, largest)
     chunks = work.chunks(range(1 << 30, (1 << 30) + replicates), first)
     pilot = _joined([work.run(chunk, first, floor=False) for chunk in chunks])
-    wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, 32, 2 * PILOT_QUERIES))
+    wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
     for name, excess in _under("noise.", pilot).items():
         errors = pilot[f"errors.{name}"]
         squared, tiny = (errors**2).mean(0), np.finfo(float).tiny
@@ -243,7 +246,7 @@ class _Work:
             outputs, law = state.output[:, :used].cpu(), (self.reference.mean, self.reference.covariance)
             found = replicate_errors(outputs, at_queries[:, :used], self.reference.limit_sums(sums), *law)
             steps.append({"controls": self.reference.controls(sums)})
-            for kind, rows in zip(("errors", "noise"), found, strict=True):
+            for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
                 steps[-1] |= {f"{kind}.{name}": row for name, row in rows.items()}
             if floor:
                 same = min(exact.output.shape[1], used)

@@ -14,7 +14,7 @@ import numpy as np
 from limitlens import results
 from limitlens.curves.controls import controlled
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
-from limitlens.curves.estimators import denoised, kept_share
+from limitlens.curves.estimators import denoised
 from limitlens.curves.fit import Rate
 from limitlens.errors import Array, InputError
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
@@ -37,6 +37,7 @@ class Curve:
     sizes: tuple[int, ...]
     replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; uniform where it was asked for
     query_noise: Mapping[str, Array]  # the same: excess in the squares because few queries stand for all tokens
+    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2): the errors from halves and quarters of the queries
     controls: Array  # (replicates, sizes, F): of expectation zero, moving with the errors, taken out of every average
     reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
     floor: Array  # (sizes,): root mean square difference of the outputs from float64
@@ -74,7 +75,7 @@ class Curve:
         found = {}
         for name in self.names:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
-            rows = controlled(self._denoised(name), self.controls)
+            rows = controlled(self.freed(name), self.controls)
             found[name] = ErrorCurve.of(self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor, **known)
         return found
 
@@ -111,20 +112,21 @@ class Curve:
     def correction(self, name: str) -> Array:
         """Factor (sizes,) that is in the error `name`, for the reference and for query noise."""
         factor = 1 / self.reference_factor
-        if name in self.query_noise:
-            factor = factor * np.sqrt(kept_share(self.replicate_errors[name], self.query_noise[name]))
+        if name in self.fewer_queries:
+            measured, clean = self.replicate_errors[name].mean(0), self.freed(name).mean(0)
+            factor = factor * np.divide(clean, measured, out=np.ones_like(clean), where=measured > 0)
         return np.asarray(factor)
 
     def scatter_left(self, name: str) -> Array:
         """Share (sizes,) of the variance over replicates that is left when what is known is taken out; 1 is all."""
-        left, all_of_it = self._curve(name).powers[0].var(0), self._denoised(name).var(0)
+        left, all_of_it = self._curve(name).powers[0].var(0), self.freed(name).var(0)
         return np.asarray(left / np.maximum(all_of_it, np.finfo(float).tiny))
 
-    def _denoised(self, name: str) -> Array:
+    def freed(self, name: str) -> Array:
         """|error|^moment of every replicate, so corrected for query noise that its mean over replicates is."""
         errors = self.replicate_errors[name]
-        if name in self.query_noise:
-            errors = denoised(errors, self.query_noise[name])
+        if name in self.fewer_queries:
+            errors = denoised(errors, self.fewer_queries[name], self.queries, self.sizes)
         return np.asarray(errors ** MOMENT.get(name, 1))
 
     def _curve(self, name: str) -> ErrorCurve:
@@ -198,6 +200,7 @@ class Curve:
         return {
             **{f"errors.{name}": rows for name, rows in self.replicate_errors.items()},
             **{f"noise.{name}": rows for name, rows in self.query_noise.items()},
+            **{f"fewer.{name}": rows for name, rows in self.fewer_queries.items()},
             "controls": self.controls,
             "reference_factor": self.reference_factor,
         }
@@ -210,6 +213,7 @@ class Curve:
             sizes=tuple(document["n"]),
             replicate_errors={name: arrays[f"errors.{name}"] for name in names},
             query_noise={name: arrays[f"noise.{name}"] for name in names if f"noise.{name}" in arrays},
+            fewer_queries={name: arrays[f"fewer.{name}"] for name in names if f"fewer.{name}" in arrays},
             controls=arrays["controls"],
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),

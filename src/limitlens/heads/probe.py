@@ -35,9 +35,9 @@ from limitlens.sampling.workers import Workers, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
-# Windows that give queries, whatever the share: so many where they are a fifth of all at most, half of them where they
-# are two fifths at most. Error bars come from resampling them.
-QUERY_WINDOWS = 32
+# Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
+# where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
+QUERY_WINDOWS = 64
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
@@ -63,7 +63,7 @@ def probe(
     ----------
     model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a model that is loaded
     corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
-    tokens : to read; 5% of their windows, or 32, give queries, 10% are reserved for checking plans, the rest is pooled
+    tokens : to read; 5% of their windows, or 64, give queries, 10% are reserved for checking plans, the rest is pooled
     window : tokens a window; 256, or the model's positions where these are fewer
     special : tokens put around each window: "auto" as the model was trained, "none", or "bos", its first token alone
     sizes : sample sizes n, as they are or as "lo:hi:k"
@@ -107,14 +107,13 @@ class _Work:
     def __post_init__(self) -> None:
         windows, self.asked = self.windows, self.replicates
         self.warnings += windows.warnings
-        wanted = max(min(QUERY_WINDOWS, windows.count // 5), min(QUERY_WINDOWS // 2, windows.count * 2 // 5))
+        few = QUERY_WINDOWS // 4
+        wanted = max(min(QUERY_WINDOWS, windows.count // 4), min(few, windows.count * 2 // 5))
         self.pilot_share = max(PILOT, wanted / windows.count)
         self.pilot_windows, self.reserved = choose(windows.count, (self.pilot_share, RESERVED), self.seed)
-        if len(self.pilot_windows) < QUERY_WINDOWS // 2:
-            few = f"queries come from {len(self.pilot_windows)} windows, and error bars from resampling these"
-            self.warnings.append(
-                f"{few}; {QUERY_WINDOWS // 2} or more are better, so give more text or shorter windows"
-            )
+        if len(self.pilot_windows) < few:
+            said = f"queries come from {len(self.pilot_windows)} windows, and error bars from resampling these"
+            self.warnings.append(f"{said}; {few} or more are better, so give more text or shorter windows")
         rest = np.setdiff1d(np.arange(windows.count), np.concatenate((self.pilot_windows, self.reserved)))
         # A random order, so that a run cut short has read a random part of the corpus.
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
