@@ -8,11 +8,13 @@ import numpy as np
 
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
+from limitlens.heads.critical_factor import CriticalFactor
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.result import ProbeRun
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+OTHERS = {"mean": 0.3, "covariance": 0.6, "hardmax": 2.0}  # errors of other curves over those of the output
 REPLICATES, STDERR = 20, 0.01  # of curves given by their errors alone: 20 replicates, standard errors of 1%
 
 
@@ -45,12 +47,14 @@ def head_record(
     fields: dict[str, Any] = {
         "sliding_window": None, "horizon": 0.5, "horizon_one_sided": 0.6, "coupling": 0.5, "geometry_note": None,
         "mean_tilt": 0.25, "score_std": 0.75, "centred": 1.5 * curve.error, "predicted_error": 1.1 * curve.error,
-        "pooled_centred": None if pooled is None else 1.5 * pooled.error, "hardmax_error": 1.2 / np.log(n),
+        "pooled_centred": None if pooled is None else 1.5 * pooled.error,
         "effective_tokens": effective, "effective_tokens_growth": 1.0, "top_weight": float(1.2 / effective[-1]),
         "entropy": float(np.log(effective[-1])), "ranks": (1, 2, 4, 8, 16),
         "ordered_weights": 1.2 / effective[-1] / np.array([1, 2, 4, 8, 16]), "sink": None, "sink_mass": 0.1,
         "pareto_k": 0.4, "local_dimension": 8.0, "regime": Regime.AVERAGING,
-        "regime_reason": "many tokens share the mass",
+        "regime_reason": "many tokens share the mass", "outside_support": 0.25,
+        "critical": CriticalFactor(2 * (n / 64) ** 0.25, 0.1 * (n / 64) ** 0.25, 0.25, 0.02),
+        "others": {name: curve_of(factor * curve.error, curve.sizes) for name, factor in OTHERS.items()},
     }  # fmt: skip
     where = {"layer": layer, "head": head, "kv_head": head if kv_head is None else kv_head}
     return HeadRecord(**where, curve=curve, pooled=pooled, **fields | changes)

@@ -9,7 +9,7 @@ import pytest
 
 from limitlens.critical.real_keys import median_exponent, real_keys
 from limitlens.errors import InputError
-from limitlens.statistics.local_exponent import local_exponent, query_distances
+from limitlens.statistics.local_exponent import OUTSIDE, local_exponent, query_distances, support
 from limitlens.theory import critical_beta_asymptotic, uniform
 
 
@@ -75,7 +75,9 @@ def test_sample_of_keys_at_its_critical_temperature() -> None:
     document = real_keys(queries, keys, seed=5).document()
     assert document["median"]["exponent"] == pytest.approx(4, abs=0.4)
     assert document["median"]["critical_beta"] == pytest.approx(critical_beta_asymptotic(4000, uniform(5)), rel=0.2)
-    quantiles = np.array([row["top_weight"]["quantile_in_limit"] for row in document["queries"]])
+    inside = [row for row in document["queries"] if row["exponent"]["measured"] is not None]
+    assert len(inside) >= 55  # queries of the keys' own law: 1 in 65 is farther out than all reference keys by chance
+    quantiles = np.array([row["top_weight"]["quantile_in_limit"] for row in inside])
     assert abs(quantiles.mean() - 0.5) < 3 * quantiles.std() / math.sqrt(60)
     assert median_exponent(queries, keys).critical_beta()[0] == pytest.approx(
         document["median"]["critical_beta"], rel=0.05
@@ -117,3 +119,41 @@ def test_bad_input(act: object, words: str) -> None:
     unit = sphere(np.random.default_rng(7), 50, 4, 4)
     with pytest.raises(InputError, match=words):
         act(unit)  # type: ignore[operator]
+
+
+def test_queries_outside_the_keys_support_have_no_local_exponent() -> None:
+    """Keys in a cone of S^63 and queries at right angles to it, as in real heads: α̂ would exceed the dimension."""
+    rng = np.random.default_rng(5)
+    axis, away = np.eye(64)[0], np.eye(64)[1]
+    keys = axis + 0.02 * rng.standard_normal((2000, 64))
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    inside = axis + 0.02 * rng.standard_normal((40, 64))
+    inside /= np.linalg.norm(inside, axis=1, keepdims=True)
+    assert local_exponent(query_distances(away, keys)).exponent > 63
+    radii = [local_exponent(query_distances(query, keys)).radius for query in (*inside, away)]
+    usual = support(radii, keys)
+    assert usual[-1] == 1 / 65 < OUTSIDE
+    assert (usual[:-1] < OUTSIDE).mean() < 0.1
+    assert usual[:-1].mean() == pytest.approx(0.5, abs=0.15)
+    found = real_keys([away, away], keys)
+    assert found.median == {"exponent": None, "critical_beta": None}
+    row = found.queries[0]
+    assert row.exponent.measured is row.critical_beta.measured is row.theta.predicted is None
+    weight = np.exp(row.beta * (keys @ away))
+    assert weight.sum() ** 2 / np.square(weight).sum() == pytest.approx(5, rel=1e-6)  # at the five-key β instead
+    assert "No local exponent: the queries lie outside the keys' support." in str(found)
+    mixed = real_keys([away, inside[0]], keys)
+    assert mixed.median["exponent"] == mixed.queries[1].exponent.measured
+    assert "1 of 2 queries lie outside the keys' support" in str(mixed)
+    with pytest.raises(InputError, match="no query lies within the keys' support"):
+        median_exponent([away], keys)
+
+
+def test_the_support_level_is_that_of_one_more_key() -> None:
+    """Were the query one more key, it would fall below the level with that probability: 1 in 65."""
+    rng, hits, trials = np.random.default_rng(6), 0, 1500
+    for _ in range(trials):
+        keys = sphere(rng, 65, 5, 5)
+        radius = np.sort(np.linalg.norm(keys[1:] - keys[0], axis=1))[19]
+        hits += int(support([radius], keys[1:])[0] < OUTSIDE)
+    assert abs(hits / trials - 1 / 65) < 3 * math.sqrt(1 / 65 / trials) + 0.005

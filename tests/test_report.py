@@ -207,16 +207,19 @@ def test_the_lines_beside_rates_of_rms_errors_are_those_of_rms_errors(probe: Pro
     axis = data_of(probe)["rate_axes"][0]
     lines = {line["name"].split(":")[0]: line for line in axis["lines"]}
     assert not any("verified" in line["name"] for line in axis["lines"])  # of Gaussian tokens, which real ones are not
-    rms = lines["sharp, output (rms)"]
+    rms = lines["root mean square"]
     assert min(rms["x"]) < 1 < max(rms["x"])
     np.testing.assert_allclose(rms["y"], [rates.rate_rms_output(h) for h in rms["x"]], rtol=2e-4)
-    moments = lines["sharp, moments"]
-    np.testing.assert_allclose(moments["y"], [rates.rate_sharp(h) for h in moments["x"]], rtol=2e-4)
+    assert set(lines) == {"root mean square", "of one sample"}  # exponents of moments are about other errors
     assert max(abs(y - rates.rate_sharp_output(h)) for h, y in zip(rms["x"], rms["y"], strict=True)) > 0.02
     drawing = probe.plot_rates()
     drawn = {line.get_label().split(":")[0]: line for line in drawing.axes[0].get_lines()}
-    x, y = drawn["sharp, output (rms)"].get_data()
+    x, y = drawn["root mean square"].get_data()
     np.testing.assert_allclose(y, [rates.rate_rms_output(h) for h in x], rtol=1e-6)
+    moments = {line.get_label().split(":")[0]: line for line in probe.plot_rates(kind="mean").axes[0].get_lines()}
+    for name, rate in (("sharp", rates.rate_sharp), ("root mean square", rates.rate_rms)):
+        x, y = moments[name].get_data()
+        np.testing.assert_allclose(y, [rate(h) for h in x], rtol=1e-6)
 
 
 def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
@@ -297,9 +300,9 @@ def test_probes_that_are_not_whole(tmp_path: Path) -> None:
     folder = probe_case(1, 2, sink=True).save(tmp_path / "run")
     whole = (folder / "run.json").read_text()
     document = json.loads(whole)
-    del document["result"]["heads"][0]["hardmax_error"]
+    del document["result"]["heads"][0]["entropy"]
     (folder / "run.json").write_text(to_json(document))
-    with pytest.raises(InputError, match=r"lacks what a probe needs .*'hardmax_error'"):
+    with pytest.raises(InputError, match=r"lacks what a probe needs .*'entropy'"):
         load(folder)
     (folder / "run.json").write_text(whole)
     for name, message in ((STATES, "has no states"), (ARRAYS, "is not whole")):

@@ -201,7 +201,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _described(run: Any) -> dict[str, Any]:
-    keys = ("model", "corpus", "measure", "window", "tokens", "device", "seed")
+    keys = ("model", "corpus", "measure", "window", "tokens", "factor", "device", "seed")
     found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
     if run.kind == "study":
         found["horizon"] = run.theory["horizon"]
@@ -332,6 +332,8 @@ def _view(found: Comparison) -> View:
         about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
         if not found.same_model:
             trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+    if len({run.get("factor") for run in found.runs}) > 1:
+        trust.append("The runs multiplied scores by different factors: what differs may be the factor's doing.")
     if len(found.ranked) > LISTED:
         trust.append(f"The {LISTED} clearest of {len(found.ranked):,} differences are listed; the saved table has all.")
     verdict = "No difference exceeds its error: on these measurements the runs agree."

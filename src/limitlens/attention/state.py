@@ -175,6 +175,12 @@ class Peak:
     value: Tensor  # (..., m, v)
 
     @classmethod
+    def empty(cls, batch: tuple[int, ...], queries: int, value_dim: int, *, like: Tensor) -> Peak:
+        """The identity of `merge`: the peak over no tokens."""
+        score = like.new_full((*batch, queries), float("-inf"))
+        return cls(score, like.new_zeros(*batch, queries, value_dim))
+
+    @classmethod
     def of(cls, scores: Tensor, value: Tensor) -> Peak:
         """The peak of scores (..., m, n ≥ 1) over values (..., n, v); the first token wins a tie."""
         score, place = scores.max(-1)

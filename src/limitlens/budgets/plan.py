@@ -163,6 +163,9 @@ def plan(
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
         raise InputError(f"the context is {context} tokens; expected at least 2, such as 32768")
+    if probed.factor != 1:
+        told = "expected a probe of the model as it is, so probe without a factor"
+        raise InputError(f"the run multiplied its scores by {probed.factor:g}; {told}")
     heads = tuple(plan_head(head, error, context) for head in probed.records)
     made = Plan(probed.model, probed.corpus, probed.window, error, context, heads)
     if not trial:

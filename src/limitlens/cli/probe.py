@@ -10,7 +10,7 @@ from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, progress
 
 # What only a run that measures needs.
 MEASURING = (
-    "replicates", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
+    "replicates", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
 )  # fmt: skip
 
 
@@ -32,6 +32,9 @@ def probe(
     queries: Annotated[
         int | None, typer.Option(help="Queries a head; 256 when left out, 48 with --pilot-only.")
     ] = None,
+    factor: Annotated[
+        float, typer.Option(help="Multiply every score as it is looked at; the model's forward stays as it is.")
+    ] = 1.0,
     pilot_only: Annotated[
         bool, typer.Option("--pilot-only", help="Measure nothing: foretell every head from a few tokens.")
     ] = False,
@@ -77,6 +80,7 @@ def probe(
     with progress(f"probing {model}", quiet, unit="tokens") as report:
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
-            queries=queries, seed=seed, device=device, batch=batch, thresholds=thresholds, progress=report,
+            queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
+            progress=report,
         )  # fmt: skip
     show(context, "probe", run, started=started, out=out, json=json, quiet=quiet)

@@ -2,7 +2,8 @@
 
 Keys and queries lie on the unit sphere. The local power law is estimated from the nearest keys; the scaling limit with
 that exponent then says what to expect of the weights at any β, beside what softmax over the sample does. In high
-dimension the limit is far away at any real n; the β at which five keys of the sample share the mass needs no law.
+dimension the limit is far away at any real n; the β at which five keys of the sample share the mass needs no law. It is
+all there is for a query outside the keys' support, which has no local exponent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.record import plain
 from limitlens.report.view import Guide, Row, Table, View, line, points
 from limitlens.report.words import falling, join, read_words, short, worded_figure, worded_view
-from limitlens.statistics.local_exponent import LocalExponent, local_exponent, query_distances
+from limitlens.statistics.local_exponent import (
+    OUTSIDE,
+    LocalExponent,
+    local_exponent,
+    on_sphere,
+    query_distances,
+    support,
+)
 from limitlens.theory import PoissonPoints, mean_top, participation, regime, theta_asymptotic
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import Regime, check_beta
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WORDS = read_words("critical/words.json")["keys"]
+INSIDE = "within the keys' support"
 _REPLICATES = 2000
 _COLDEST = 100.0  # of log β: by then only keys at the very same distance still share the mass
 
@@ -40,7 +49,7 @@ _COLDEST = 100.0  # of log β: by then only keys at the very same distance still
 class QueryKeys:
     """One query against the keys at one β."""
 
-    exponent: Quantity  # local, with its 95% interval
+    exponent: Quantity  # local, with its 95% interval; it and what follows from it are unknown outside the support
     radius: float  # distance of the farthest key behind it
     critical_beta: Quantity  # the β of θ = 1 by the local law
     five_key_beta: Quantity  # at which five keys of the sample share the mass
@@ -49,6 +58,7 @@ class QueryKeys:
     participation: Quantity
     top_weight: Quantity
     regime: Regime
+    support: float = 1.0  # share of keys with neighbours as far away (`statistics.local_exponent.support`)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +67,7 @@ class RealKeys:
 
     kind: ClassVar[str] = "keys"
     inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and where keys were read from
-    median: Mapping[str, float]  # of `exponent` and `critical_beta`, over queries
+    median: Mapping[str, float | None]  # of `exponent` and `critical_beta`, over queries within the keys' support
     queries: tuple[QueryKeys, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,7 +78,7 @@ class RealKeys:
 
         names = ("exponent", "critical_beta", "five_key_beta", "theta", "participation", "top_weight")
         return pd.DataFrame(
-            {"query": index, "beta": row.beta, "regime": row.regime}
+            {"query": index, "beta": row.beta, "regime": row.regime, "support": row.support}
             | {name: getattr(row, name).measured for name in names}
             | {"exponent_stderr": row.exponent.stderr, "critical_beta_stderr": row.critical_beta.stderr}
             for index, row in enumerate(self.queries)
@@ -79,31 +89,37 @@ class RealKeys:
         regimes = [row.regime for row in self.queries]
         counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
         alphas, shares = [row.exponent for row in self.queries], [row.participation for row in self.queries]
-        exponents, bars = [row.measured for row in alphas], [row.stderr for row in alphas]
         expected, found = ([getattr(row, name) for row in shares] for name in ("predicted", "measured"))
-        ends = [min(expected + found), max(expected + found)]
-        local = [points("measured", range(len(alphas)), exponents, stderr=bars)]
-        weights = [points("queries", expected, found), line("equal", ends, ends, "grey", "dashed")]
-        median = Guide("median", y=self.median["exponent"])
-        figures = [worded_figure(WORDS["local"], local, median), worded_figure(WORDS["weights"], weights)]
+        inside = [index for index, row in enumerate(self.queries) if row.support >= OUTSIDE]
+        figures = []
+        if inside:
+            exponents, bars = zip(*((alphas[i].measured, alphas[i].stderr) for i in inside), strict=True)
+            x, y = zip(*((expected[i], found[i]) for i in inside), strict=True)
+            ends = [min(x + y), max(x + y)]
+            local = [points("measured", inside, exponents, stderr=bars)]
+            weights = [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")]
+            median = Guide("median", y=self.median["exponent"])
+            figures = [worded_figure(WORDS["local"], local, median), worded_figure(WORDS["weights"], weights)]
+        outside, exponent = len(self.queries) - len(inside), self.median["exponent"]
         cells = [(row.exponent.cell, row.critical_beta.cell, row.five_key_beta.cell) for row in self.queries]
         rows = [
             (index, *cells[index], row.beta, row.theta.predicted, expected[index], found[index], row.regime)
             for index, row in enumerate(self.queries)
         ]
-        return worded_view(
-            WORDS,
-            [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)],
-            of=self,
-            many="1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries",
-            exponent=short(self.median["exponent"]),
-            critical_beta=short(self.median["critical_beta"], 4),
-            regimes=counts,
-            growth=falling(-2 / self.median["exponent"]),
-        )
+        many = "1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries"
+        known = {"outside": outside, "many": many, "exponent": short(exponent), "regimes": counts}
+        known |= {"critical_beta": short(self.median["critical_beta"], 4)}
+        known |= {"growth": falling(-2 / exponent) if exponent else ""}
+        said = {name: text.format(**known) for name, text in WORDS["said"].items()}
+        found_do = ("found", "do") if inside else ("nothing", "five")
+        told = dict(zip(("found", "do"), (said[name] for name in found_do), strict=True))
+        blocks = [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)]
+        words = {**WORDS, "trust": [*WORDS["trust"], *([said["outside"]] if outside else [])]}
+        return worded_view(words, blocks if inside else blocks[1:], of=self, many=many, **told)
 
     def __repr__(self) -> str:
-        told = "median local exponent {exponent:.3g}, median critical β {critical_beta:.4g}".format(**self.median)
+        told = "median local exponent {exponent:.3g}, median critical β {critical_beta:.4g}"
+        told = told.format(**self.median) if self.median["exponent"] else f"none {INSIDE}"
         return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {told}>"
 
     document, load = plain, classmethod(results.load)
@@ -126,13 +142,14 @@ def real_keys(
     """Every query (rows of (q, d)) against the keys (n, d), at β, or at the β where each query has this θ."""
     rng = np.random.default_rng(seed)
     found = []
-    for estimate, distances in _estimates(queries, keys, neighbours, normalise):
-        at = check_beta(beta) if beta is not None else estimate.critical_beta(theta=theta)[0]
-        found.append(_query(estimate, distances, at, rng))
+    for estimate, distances, usual in _estimates(queries, keys, neighbours, normalise):
+        found.append(_query(estimate, distances, usual, beta, theta, rng))
     inputs: dict[str, Any] = {"keys": estimate.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
     inputs |= {"neighbours": estimate.neighbours, "normalise": normalise, **({"files": files} if files else {})}
     names = ("exponent", "critical_beta")
-    median = {name: float(np.median([getattr(row, name).measured for row in found])) for name in names}
+    inside = [row for row in found if row.support >= OUTSIDE]
+    known = {name: [getattr(row, name).measured for row in inside] for name in names}
+    median = {name: float(np.median(values)) if values else None for name, values in known.items()}
     return RealKeys(inputs, median, tuple(found))
 
 
@@ -140,27 +157,45 @@ def median_exponent(
     queries: ArrayLike, keys: ArrayLike, neighbours: int | None = None, normalise: bool = False
 ) -> LocalExponent:
     """The estimate at the query whose critical β is the median one: a single local law to stand for the head."""
-    estimates = [estimate for estimate, _ in _estimates(queries, keys, neighbours, normalise)]
+    found = _estimates(queries, keys, neighbours, normalise)
+    estimates = [estimate for estimate, _, usual in found if usual >= OUTSIDE]
+    if not estimates:
+        raise InputError(f"no query lies {INSIDE}, so there is no local exponent; expected queries among the keys")
     return sorted(estimates, key=lambda estimate: estimate.critical_beta()[0])[(len(estimates) - 1) // 2]
 
 
 def _estimates(
     queries: ArrayLike, keys: ArrayLike, neighbours: int | None, normalise: bool
-) -> Iterator[tuple[LocalExponent, Array]]:
+) -> Iterator[tuple[LocalExponent, Array, float]]:
     asked = as_array("queries", queries, ndim=2)
     if not len(asked):
         raise InputError("there are no queries; expected at least one row")
-    for query in asked:
-        distances = query_distances(query, keys, normalise)
-        yield local_exponent(distances, neighbours), distances
+    rows = [query_distances(query, keys, normalise) for query in asked]
+    found = [local_exponent(distances, neighbours) for distances in rows]
+    vectors = on_sphere("a key", as_array("keys", keys, ndim=2), normalise)
+    usual = support([estimate.radius for estimate in found], vectors, neighbours)
+    yield from zip(found, rows, usual.tolist(), strict=True)
 
 
-def _query(estimate: LocalExponent, distances: Array, beta: float, rng: np.random.Generator) -> QueryKeys:
+def _query(
+    estimate: LocalExponent, distances: Array, usual: float, beta: float | None, theta: float, rng: np.random.Generator
+) -> QueryKeys:
+    gaps = np.square(distances) / 2
+    five = _sharing_beta(gaps, 5.0)
+    if usual < OUTSIDE:
+        at = five or 1.0 if beta is None else check_beta(beta)
+        shared, top = _shares(gaps, at)
+        numbers = {"theta": float(np.exp(-at * gaps).sum()), "participation": shared, "top_weight": top}
+        return QueryKeys(
+            exponent=Quantity(), radius=estimate.radius, support=usual, critical_beta=Quantity(),
+            five_key_beta=Quantity(measured=five), beta=at, regime=regime(shared),
+            **{name: Quantity(measured=number) for name, number in numbers.items()},
+        )  # fmt: skip
+    beta = check_beta(beta) if beta is not None else estimate.critical_beta(theta=theta)[0]
     critical, relative = estimate.critical_beta()
     theta = theta_asymptotic(estimate.n, beta, estimate.local)
     limit = PoissonPoints(theta, estimate.local.a)
     drawn = sample_weights(limit, _REPLICATES, rng)
-    gaps = np.square(distances) / 2
     shared, top = _shares(gaps, beta)
 
     def beside(expected: float, measured: float, draws: Array | None = None) -> Quantity:
@@ -171,8 +206,9 @@ def _query(estimate: LocalExponent, distances: Array, beta: float, rng: np.rando
     return QueryKeys(
         exponent=Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval),
         radius=estimate.radius,
+        support=usual,
         critical_beta=Quantity(measured=critical, stderr=critical * relative),
-        five_key_beta=Quantity(measured=_sharing_beta(gaps, 5.0)),
+        five_key_beta=Quantity(measured=five),
         beta=beta,
         theta=beside(theta, float(np.exp(-beta * gaps).sum())),
         participation=beside(participation(limit), shared, drawn.participation),

@@ -24,8 +24,8 @@ from limitlens.record import plain
 # What a head's record takes from its layer's as it is, by the same name.
 GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
 DETAIL = (
-    "predicted_error", "hardmax_error", "effective_tokens", "top_weight", "entropy", "ordered_weights", "pareto_k",
-    "local_dimension",
+    "predicted_error", "effective_tokens", "top_weight", "entropy", "ordered_weights", "pareto_k", "local_dimension",
+    "outside_support",
 )  # fmt: skip
 
 
@@ -69,6 +69,7 @@ def head_records(
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
         curve = main.curve(head, sizes, foresight=told[-1], **known)
+        others = {name: part.curve(head, sizes, **known) for name, part in curves.others.items()}
         pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, foresight=told[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
@@ -80,6 +81,7 @@ def head_records(
             effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
             sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
             regime=verdict.regime, regime_reason=verdict.reason, regime_agreement=verdict.agreement,
+            critical=detail.critical[head], others=others,
         )  # fmt: skip
 
     return [record(head) for head in range(len(detail.entropy))]

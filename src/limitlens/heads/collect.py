@@ -14,14 +14,14 @@ from torch import Tensor
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
 from limitlens.heads.moments import Moments
-from limitlens.heads.pilot import Layer, scores_of
+from limitlens.heads.peaks import peak_over
+from limitlens.heads.pilot import Layer
 from limitlens.models import Captured
 from limitlens.sampling.placement import Deck, Part
 from limitlens.sampling.workers import Workers
 
 HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
 HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
-SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 
 
 class Collector:
@@ -39,8 +39,7 @@ class Collector:
         self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
         self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
-        # (Hkv, G · q): the largest score of each of q detail queries over all of the pool, and its value
-        self.peak = Peak(torch.empty(0), torch.empty(0))
+        self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
 
     def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
         """Take in what the layer captured in one forward.
@@ -56,7 +55,6 @@ class Collector:
         work: list[Callable[[], None]] = [
             lambda: self._put(0, key, part),
             lambda: self._put(1, value, part),
-            lambda: self._raise_peak(key.transpose(0, 1), value.transpose(0, 1)),
             lambda: self.moments["key"].add(key),
             lambda: self.moments["query"].add(query),
             lambda: self._add_special(key[special], value[special]),
@@ -76,7 +74,11 @@ class Collector:
     def _stream(self, cell: tuple[int, int, int]) -> None:
         """Attend to what has waited for one cell."""
         number, start, stop = cell
-        self.states[number] = self.states[number].merge(self._attend(*(tokens[start:stop] for tokens in self.waiting)))
+        key, value = (tokens[start:stop] for tokens in self.waiting)
+        self.states[number] = self.states[number].merge(self._attend(key, value))
+        tokens = (key.transpose(0, 1), value.transpose(0, 1))
+        peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
+        self.peaks[number] = self.peaks[number].merge(peak)
 
     def _add_hidden(self, hidden: Tensor, part: Part) -> None:
         # Their places are random: what these single out is a random part of the tokens.
@@ -103,21 +105,9 @@ class Collector:
         self.value = value.new_zeros(deck.slots, *value.shape[1:])
         self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
         q = self.detail_query.shape[1]
-        self.peak = Peak(key.new_full((shared, q), float("-inf")), value.new_zeros(shared, q, v))
+        self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
         if hidden is not None:
             self.hidden = key.new_zeros(min(HIDDEN_KEPT, deck.cells.sizes[-1]), hidden.shape[-1])
-
-    def _raise_peak(self, key: Tensor, value: Tensor) -> None:
-        """Let the block's tokens (Hkv, n, ·) compete for the largest score of each detail query.
-
-        A state with its detail would say the same for fifteen times the work: the pool's argmax needs no exponentials.
-        """
-        shared, q, _ = self.detail_query.shape
-        chunk = max(1, SCORES_AT_ONCE // (shared * q))
-        for start in range(0, key.shape[1], chunk):
-            part = slice(start, start + chunk)
-            scores = scores_of(self.detail_query, key[:, part], self.layer.traits.softcap)
-            self.peak = self.peak.merge(Peak.of(scores, value[:, part]))
 
 
 def tokens_of(tensor: Tensor) -> Tensor:

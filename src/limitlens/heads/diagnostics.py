@@ -6,9 +6,8 @@ every context contains is left out, except from the predicted error: these are p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -20,9 +19,10 @@ from limitlens.attention.kernels import state_of, state_of_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.heads.collect import Collector
+from limitlens.heads.critical_factor import CriticalFactor, critical_factors
 from limitlens.heads.pilot import scores_of
 from limitlens.heads.plug_in import plug_in_errors
-from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, local_exponent
+from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, local_exponent, support
 from limitlens.statistics.tails import pareto_shape, tail_length
 
 FLOOR_QUERIES = 4  # queries of a head attended again in float64
@@ -35,7 +35,6 @@ class LayerDetail:
     """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise."""
 
     effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
-    hardmax_error: Array  # (heads, J): of argmax against argmax over the whole pool, root mean square over queries
     predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`heads.plug_in`)
     top_weight: Array  # (heads,): the largest weight and the entropy of the weights, in nats, at the largest size
     entropy: Array
@@ -43,7 +42,9 @@ class LayerDetail:
     ordered_weights: Array
     # (heads,): medians over queries, NaN with too few tokens: Pareto shape of the weights, local exponent of the keys
     pareto_k: Array
-    local_dimension: Array
+    local_dimension: Array  # NaN too where most queries lie outside the keys' support
+    outside_support: Array  # (heads,): the share of queries that do
+    critical: tuple[CriticalFactor, ...]  # (heads,): the factor at which the scores of replicate 0 are critical
     # (heads, W, C, J), (heads, W, C) and (C,): sums of effective tokens and of the largest weight over the queries of
     # each cluster in each whole replicate, and how many queries those are
     effective_sums: Array
@@ -55,10 +56,11 @@ class LayerDetail:
 def layer_detail(collector: Collector) -> LayerDetail:
     """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
     parts = [_shared_detail(collector, head) for head in range(collector.query.shape[0])]
-    names = [part.name for part in fields(LayerDetail) if part.name not in ("ranks", "members", "floor")]
+    apart = ("ranks", "members", "critical", "floor")
+    names = [part.name for part in fields(LayerDetail) if part.name not in apart]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    floor = max(part.floor for part in parts)
-    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, floor=floor, **together)
+    critical, floor = tuple(chain.from_iterable(part.critical for part in parts)), max(part.floor for part in parts)
+    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, floor=floor, **together)
 
 
 def _shared_detail(collector: Collector, head: int) -> LayerDetail:
@@ -78,34 +80,31 @@ def _shared_detail(collector: Collector, head: int) -> LayerDetail:
         """Sums over the queries of each cluster, (G · q, ...) to (G, C, ...)."""
         return torch.einsum("gq...,qc->gc...", per_query.reshape(groups, len(member), *per_query.shape[1:]), member)
 
-    best = collector.peak.value[head].double()
-    norm = heads(best.square().sum(-1)).sqrt()
     found: list[tuple[Tensor, ...]] = []
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
         chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)  # nested sizes in order
         key, value, sizes = collector.key[chosen, head], collector.value[chosen, head], deck.filled[r].cumsum().tolist()
         scores = scores_of(query, key, layer.traits.softcap)
         samples = _nested(scores, value, sizes)
-        unseen = [math.sqrt(1 - size / deck.seen) for size in sizes]
-        effective = torch.stack([sample.effective_sample_size for sample in samples], -1)
-        wrong = torch.stack([heads((sample.hardmax - best).square().sum(-1)).sqrt() for sample in samples], -1)
-        hardmax, last = wrong / (norm[:, None] * norm.new_tensor(unseen)), samples[-1]
+        effective, last = torch.stack([sample.effective_sample_size for sample in samples], -1), samples[-1]
         plugged = map(heads, plug_in_errors(last, atom, sizes))
         shares = (clusters(effective), clusters(last.top_weights[..., 0]))
-        found.append(
-            (*shares, heads(effective), hardmax, heads(last.top_weights[..., 0]), heads(last.entropy), *plugged)
-        )
+        found.append((*shares, heads(effective), heads(last.top_weights[..., 0]), heads(last.entropy), *plugged))
     every = [np.asarray(torch.stack(part).cpu()) for part in zip(*found, strict=True)]
-    effective_tokens, hardmax_error, top_weight, entropy, square, size = (part.mean(0) for part in every[2:])
+    effective_tokens, top_weight, entropy, square, size = (part.mean(0) for part in every[2:])
     top = scores.topk(tail + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
     ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
+    dimension, outside = _local_dimension(layer.query[head][:, layer.some(DIMENSION_QUERIES)], key)
+    each = np.asarray(scores.float().cpu()).reshape(groups, -1, len(key))
+    windows = layer.clusters[detail.cpu().numpy()]
     return LayerDetail(
-        effective_tokens, hardmax_error, np.sqrt(square / size), top_weight, entropy, ranks,
+        effective_tokens, np.sqrt(square / size), top_weight, entropy, ranks,
         effective_sums=every[0].swapaxes(0, 1), top_sums=every[1].swapaxes(0, 1),
         members=np.asarray(member.sum(0).cpu()),
         ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],
         pareto_k=_pareto(np.asarray(top.cpu())),
-        local_dimension=_local_dimension(layer.query[head][:, layer.some(DIMENSION_QUERIES)], key),
+        local_dimension=dimension, outside_support=outside,
+        critical=tuple(critical_factors(rows, sizes, windows, seed=deck.seed) for rows in each),
         floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
     )  # fmt: skip
 
@@ -142,16 +141,21 @@ def _pareto(top_scores: Array) -> Array:
     return np.asarray(np.median(pareto_shape(top_scores), axis=-1))
 
 
-def _local_dimension(query: Tensor, key: Tensor) -> Array:
-    """The median over queries (G, q, k) of the local exponent of keys (n, k) around them, all normalised: (G,)."""
-    cosine = normalize(query.double(), dim=-1) @ normalize(key.double(), dim=-1).T
-    distances = np.asarray((2 - 2 * cosine).clamp_min(0).sqrt().cpu())
-    found = np.full(len(distances), np.nan)
-    for head, rows in enumerate(distances):
-        exponents = [local_exponent(row).exponent for row in rows if _spread(row)]
-        if exponents:
-            found[head] = np.median(exponents)
-    return found
+def _local_dimension(query: Tensor, key: Tensor) -> tuple[Array, Array]:
+    """The median over queries (G, q, k) of the local exponent of keys (n, k) around them, and the share outside: (G,).
+
+    All are normalised. Only queries within the keys' support count; with fewer than half of them there is none.
+    """
+    keys = np.asarray(normalize(key.double(), dim=-1).cpu())
+    cosine = np.asarray(normalize(query.double(), dim=-1).cpu()) @ keys.T
+    found, share = np.full((2, len(cosine)), np.nan)
+    for head, rows in enumerate(np.sqrt(np.maximum(2 - 2 * cosine, 0))):
+        if fits := [local_exponent(row) for row in rows if _spread(row)]:
+            outside = support([fit.radius for fit in fits], keys) < OUTSIDE
+            share[head] = outside.mean()
+            if share[head] < 0.5:
+                found[head] = np.median([fit.exponent for fit, out in zip(fits, outside, strict=True) if not out])
+    return found, share
 
 
 def _spread(distances: Array) -> bool:

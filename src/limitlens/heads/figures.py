@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
+from limitlens.heads.predictors import PREDICTORS, measured_curve
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Regime
 from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, head_map, line, points
@@ -21,34 +22,43 @@ COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "gr
 FORETOLD = "foretold by the exact law of its tokens"
 
 
-def rate_lines(horizons: Sequence[float]) -> list[Series]:
-    """Rates that theory says of Gaussian tokens with these horizons; output errors are root mean squares."""
+def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
+    """Rates that theory says of a kind of error (`heads.predictors`) of Gaussian tokens with these horizons."""
     fine = np.geomspace(min(horizons), max(horizons), 80)
     lines: tuple[tuple[str, Any, Colour, Any], ...] = (
-        ("sharp, moments: min(½, 1/(1+H²)), heuristic", rates.rate_sharp, "ink", ""),
-        ("sharp, output (rms): min(½, (√(1+4/H²)−1)/4), heuristic", rates.rate_rms_output, "ink", "dashed"),
-        ("drawn: 1/(2(1+H²))", rates.rate_drawn, "orange", "dotted"),
-        ("proved at best: 1/(2(1+32H²))", lambda h: rates.rate_proved(h**2), "grey", ""),
+        ("root mean square: min(½, (√(1+4/H²)−1)/4), heuristic", rates.rate_rms_output, "ink", ""),
+        ("of one sample: min(½, 1/(1+2H²)), heuristic", rates.rate_sharp_output, "ink", "dashed"),
     )
+    if kind != "output":
+        lines = (
+            ("sharp: min(½, 1/(1+H²)), heuristic", rates.rate_sharp, "ink", ""),
+            ("root mean square: min(½, (√(1+8/H²)−1)/4), heuristic", rates.rate_rms, "ink", "dashed"),
+            ("drawn: 1/(2(1+H²))", rates.rate_drawn, "orange", "dotted"),
+            ("proved at best: 1/(2(1+32H²))", lambda h: rates.rate_proved(h**2), "grey", ""),
+        )
     return [line(name, fine, [rate(float(h)) for h in fine], colour, dash) for name, rate, colour, dash in lines]
 
 
-def rates_figure(run: ProbeRun) -> Figure:
-    """Fitted rates against the horizon, one point a head, over what theory says.
+def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
+    """Fitted rates of a kind of error against the horizon, one point a head, over what theory says.
 
     Where there is a sink the rates are those of the pooled law without it, which is what theory speaks of.
     """
-    found = [(head, head.law.rate) for head in run.records if head.horizon and head.law.rate is not None]
+    if kind not in PREDICTORS:
+        raise InputError(f"kind is {kind!r}; expected one of {', '.join(PREDICTORS)}")
+    every = [(head, curve.rate) for head in run.records if head.horizon and (curve := measured_curve(head, kind))]
+    found = [(head, rate) for head, rate in every if rate is not None]
     if not found:
         raise InputError("no head of this run has both a rate and a horizon; probe at three sizes or more to fit rates")
-    series = rate_lines([head.horizon for head, _ in found])
+    series = rate_lines([head.horizon for head, _ in found], kind)
     for regime, colour in COLOURS.items():
         if own := [(head.horizon, rate.slope, rate.stderr) for head, rate in found if head.regime is regime]:
             x, y, stderr = zip(*own, strict=True)
             series.append(points(regime.value, x, y, colour, stderr, positive=False))
     up = Axis("rate β: error falls like n to the −β", low=min(0.0, *(rate.slope for _, rate in found)))
     averaging = Guide("½: plain averaging", y=0.5)
-    return Figure("Fitted rates against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
+    of = "" if kind == "output" else f" of the {kind}"
+    return Figure(f"Fitted rates{of} against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
 
 
 def predicted_figure(run: ProbeRun) -> Figure:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,27 +24,18 @@ from limitlens.attention.state import State, merge_all
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
 from limitlens.heads.collect import Collector
+from limitlens.heads.moment_errors import MOMENTS, OutputMoments, Squares
+from limitlens.heads.peaks import hardmax_errors
 from limitlens.sampling.placement import LEFT_OVER
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB
 
 
 @dataclass(frozen=True, eq=False)
-class SampleErrors:
-    """Output errors of every head of a layer, in one way to look at its samples."""
+class SampleErrors(Squares):
+    """Output errors |Γ_n − Γ|²; the scales are root mean squares over queries of |Γ| and of |Γ − mean Γ|."""
 
-    # (heads, C, R, J): |Γ_n − Γ|² of each replicate, summed over the queries of each of C clusters and scaled so that
-    # the mean over clusters is the mean over queries; against the pool, so smaller than against the law by 1 − n/N
-    squares: Array
-    outputs: Array  # (heads, C, J): |Γ|² over the queries of each cluster, over that of all
-    scale: Array  # (heads, J): root mean squares over queries of |Γ| and of |Γ − mean Γ|
-    centred_scale: Array
-
-    def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
-        """The curve of a head's errors relative to its output: for squares the finite pool's correction is exact."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            powers = np.where(self.scale[head] > 0, self.squares[head] / self.scale[head] ** 2, np.nan)
-        return ErrorCurve(tuple(int(size) for size in sizes), powers, self.outputs[head], **known)
+    centred_scale: Array  # (heads, J)
 
     def centred(self, head: int, curve: ErrorCurve) -> Array:
         """Its errors relative to how much the output differs between queries, (J,)."""
@@ -63,6 +53,7 @@ class LayerCurves:
     reference: State  # attention over the whole pool, (Hkv, G · m)
     bare: SampleErrors  # of the pooled law alone
     atomic: SampleErrors | None  # with the atom, where the layer has one
+    others: dict[str, Squares]  # of the pooled law: of the "mean", the "covariance", and of "hardmax"
 
     @property
     def unseen(self) -> Array:
@@ -76,6 +67,7 @@ def layer_curves(collector: Collector) -> LayerCurves:
     deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
     references: list[State] = []
+    moments: list[tuple[Squares, ...]] = []
     views: dict[str, list[SampleErrors]] = {"bare": [], "atomic": []}
     keys, values = (tokens.transpose(0, 1).contiguous() for tokens in (collector.key, collector.value))
     for head in range(collector.query.shape[0]):
@@ -90,10 +82,14 @@ def layer_curves(collector: Collector) -> LayerCurves:
             distinct = (column[:1] if (column == column[0]).all() else column for column in counts.T)
             shares = [torch.as_tensor(column / deck.seen, device=device) for column in distinct]
             seen.append((atom[head], [reference.thinned(share).merge(atom[head]) for share in shares]))
-        for name, view in zip(views, _views(collector, steps, seen, counts), strict=False):
+        own = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
+        for name, view in zip(views, _views(collector, steps, seen, own), strict=False):
             views[name].append(view)
-    joined = {name: _joined(parts) for name, parts in views.items() if parts}
-    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"))
+        moments.append(own.squares())
+    joined = {name: SampleErrors.joined(parts) for name, parts in views.items() if parts}
+    others = {name: Squares.joined(parts) for name, parts in zip(MOMENTS, zip(*moments, strict=True), strict=True)}
+    others["hardmax"] = hardmax_errors(collector)
+    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"), others)
 
 
 def _step(collector: Collector, head: int, j: int, keys: Tensor, values: Tensor) -> State:
@@ -110,15 +106,15 @@ def _step(collector: Collector, head: int, j: int, keys: Tensor, values: Tensor)
 
 
 def _views(
-    collector: Collector, steps: list[State], seen: list[tuple[State | None, list[State]]], counts: NDArray[np.int64]
+    collector: Collector, steps: list[State], seen: list[tuple[State | None, list[State]]], moments: OutputMoments
 ) -> list[SampleErrors]:
     """Errors of nested samples, merged from their steps (R, G · m), in each way to look at them.
 
-    A way is an atom that every sample contains, or None, and for every size the limit, (R, G · m) or (1, G · m). A few
-    replicates are merged at a time: their states stay in cache.
+    A way is an atom that every sample contains, or None, and for every size the limit, (R, G · m) or (1, G · m);
+    `moments` takes in what there is without one. A few replicates are merged at a time: their states stay in cache.
     """
     groups, m = collector.layer.query.shape[1:3]
-    replicates, sizes, width = len(counts), len(steps), steps[0].output.shape[-1]
+    replicates, sizes, width = len(steps[0].lse), len(steps), steps[0].output.shape[-1]
     cluster = torch.nn.functional.one_hot(torch.as_tensor(collector.layer.clusters, device=steps[0].lse.device))
     member = cluster.double() * cluster.shape[1] / m  # (m, C)
 
@@ -136,6 +132,8 @@ def _views(
                 limit = limits[j].output if len(limits[j].output) == 1 else limits[j].output[part]
                 output = sample.output if atom is None else sample.merge(atom).output
                 errors[way, :, :, part, j] = (squares(output - limit) @ member).permute(1, 2, 0).cpu()
+                if atom is None:
+                    moments.add(part, j, output - limit)
     found = []
     for way, (_, limits) in enumerate(seen):
         scale, centred = np.empty((2, groups, sizes))
@@ -150,9 +148,3 @@ def _views(
             np.divide(own, mean, out=outputs[:, :, j], where=mean > 0)
         found.append(SampleErrors(errors[way], outputs, scale, centred))
     return found
-
-
-def _joined(views: list[SampleErrors]) -> SampleErrors:
-    """The errors of all key/value heads as those of all query heads."""
-    names = ("squares", "outputs", "scale", "centred_scale")
-    return SampleErrors(*(np.concatenate([getattr(view, name) for view in views]) for name in names))

@@ -1,4 +1,4 @@
-"""From heads to layers and the model: medians, counts of regimes, and how good the predicted rates are."""
+"""From heads to layers and the model: medians and counts of regimes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from limitlens.errors import Array
-from limitlens.heads.record import FORMULAS, HeadRecord
+from limitlens.heads.record import HeadRecord
 from limitlens.record import plain
 from limitlens.statistics.tails import Verdict
 
@@ -57,38 +55,19 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
         "heads": len(heads),
         "regimes": dict(Counter(head.regime.value for head in heads)),
         "rate": _spread(head.curve.rate.slope for head in heads if head.curve.rate is not None),
+        "rate_mean": _rates(heads, "mean"),
+        "rate_covariance": _rates(heads, "covariance"),
+        "rate_hardmax": _rates(heads, "hardmax"),
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
+        "critical_factor": _spread(head.critical.factor[-1] for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
 
 
-def rate_skill(heads: Sequence[HeadRecord]) -> dict[str, Any]:
-    """Predicted rates against measured ones, the constant 1/2 beside them.
-
-    The measured rate is that of the pooled law, without a sink, which is what theory speaks of. For each predictor: the
-    mean absolute miss, and the rank correlation with the measured rates (none for a constant). The horizon, the score
-    spread and the mean tilt are ranked too: they predict no number, only an order.
-    """
-    known = [(head, head.law.rate.slope) for head in heads if head.law.rate is not None]
-    measured = np.array([slope for _, slope in known])
-    result: dict[str, Any] = {"heads": len(known), "predictors": {}}
-    for name in (*FORMULAS, "rate_pilot", "rate_constant"):
-        predicted = np.array([head.predicted_rates[name] for head, _ in known], dtype=float)
-        if np.isnan(predicted).any():
-            continue
-        result["predictors"][name] = {
-            "mean_absolute_miss": float(np.abs(predicted - measured).mean()) if known else None,
-            "rank_correlation": _rank_correlation(predicted, measured),
-        }
-    for name in ("horizon", "score_std", "mean_tilt"):
-        values = np.array([getattr(head, name) for head, _ in known], dtype=float)
-        result[f"rank_correlation_{name}"] = _rank_correlation(values, measured)
-    return result
-
-
-def _rank_correlation(a: Array, b: Array) -> float | None:
-    ranked = len(a) >= 3 and np.ptp(a) > 0 and np.ptp(b) > 0
-    return float(stats.spearmanr(a, b).statistic) if ranked else None
+def _rates(heads: Sequence[HeadRecord], kind: str) -> dict[str, float] | None:
+    """The slopes of another curve than the output's."""
+    found = [head.others[kind].rate for head in heads if kind in head.others]
+    return _spread(rate.slope for rate in found if rate is not None)
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:

@@ -30,7 +30,7 @@ MOST_CLUSTERS = 32  # of queries: what is kept of them grows with their number, 
 class Traits:
     """What a layer is, whatever it reads."""
 
-    scale: float  # as in `Captured`
+    scale: float  # as in `Captured`, times the factor asked for
     softcap: float | None
     sinks: Tensor | None
     sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
@@ -98,10 +98,13 @@ def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
 
 def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
-    *, queries: int, batch: int, seed: int, report: Callable[[int], None],
+    *, queries: int, batch: int, seed: int, report: Callable[[int], None], factor: float = 1.0,
 ) -> Pilot:  # fmt: skip
-    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens."""
-    gather = _Gather(loaded, windows.length, indices, queries, seed)
+    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
+
+    A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
+    """
+    gather = _Gather(loaded, windows.length, indices, queries, seed, factor)
     with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True):
         for ids in windows.batches(batch, indices):
             loaded.model(input_ids=ids.to(loaded.model.device))
@@ -113,8 +116,11 @@ def run_pilot(
 class _Gather:
     """Takes from each captured layer the rows that were chosen as queries."""
 
-    def __init__(self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float
+    ) -> None:
         self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
+        self.factor = factor
         self.start = 0
         self.causal: bool | None = None
         self.tail = length
@@ -138,7 +144,7 @@ class _Gather:
         stop = self.start + captured.query.shape[0]
         window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
         row, column = torch.as_tensor(np.stack((window - self.start, position)), device=captured.query.device)
-        query = captured.query[row, :, column].float() * captured.scale
+        query = captured.query[row, :, column].float() * (captured.scale * self.factor)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
         self.parts.setdefault(captured.layer, []).append((query, *first))
 
@@ -171,7 +177,7 @@ class _Gather:
         rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
         if captured.hidden is not None:
             rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
-        own = (captured.scale, captured.softcap, captured.sinks, captured.sliding_window)
+        own = (captured.scale * self.factor, captured.softcap, captured.sinks, captured.sliding_window)
         return Traits(*own, rough_mean, made, factor, reason)
 
     def _layer(self, index: int) -> Layer:

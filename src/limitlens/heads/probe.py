@@ -51,6 +51,7 @@ def probe(
     sizes: str | Sequence[int] = "64:4096:7",
     replicates: int = 24,
     queries: int = 256,
+    factor: float = 1.0,
     seed: int = 0,
     device: str = "auto",
     batch: int | None = None,
@@ -69,6 +70,7 @@ def probe(
     sizes : sample sizes n, as they are or as "lo:hi:k"
     replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
     queries : queries a head
+    factor : multiplies every head's scores as they are looked at; the model's own forward is left as it is
     device : auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is
     batch : windows a forward; about 4,000 tokens when left out
     thresholds : where one regime ends and the next begins
@@ -79,10 +81,11 @@ def probe(
     fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
     check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
     check_number("queries", queries, "at least 2, such as 256", low=2)
+    check_number("factor", factor, "a positive number, such as 2.0", closed=False)
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
-        work = _Work(loaded, windows, cells, replicates, queries, seed, batch, progress, workers)
+        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, progress, workers)
         work.run()
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -96,6 +99,7 @@ class _Work:
     cells: Cells
     replicates: int
     queries: int
+    factor: float
     seed: int
     batch: int | None
     progress: Progress | None
@@ -128,6 +132,7 @@ class _Work:
         self.pilot = run_pilot(
             self.loaded, self.windows, self.pilot_windows,
             queries=self.queries, batch=self.pool.per_forward, seed=self.seed, report=self._report,
+            factor=self.factor,
         )  # fmt: skip
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
@@ -210,7 +215,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special=windows.around,
+            special=windows.around, factor=self.factor,
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -21,15 +21,20 @@ import numpy as np
 
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.errors import Array
+from limitlens.heads.critical_factor import CriticalFactor
 from limitlens.heads.regimes import Regime
 from limitlens.record import plain, typed
 from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given
-FORMULAS = ("rate_sharp", "rate_sharp_output", "rate_rms_output", "rate_drawn")  # of `theory.rates`, from the horizon
+# of `theory.rates`: from the horizon, and from the coupling
+FORMULAS = ("rate_sharp", "rate_rms", "rate_sharp_output", "rate_rms_output", "rate_drawn")
+COUPLED = ("rate_drawn_coupling", "rate_proved")
 UNSETTLED = 0.5  # error of the pool over that at the largest n, from which on the pool has not converged
 CONSTANT_RATE = 0.5  # the baseline of every prediction
-APART = ("curve", "pooled", "centred", "pooled_centred", "ranks", "ordered_weights")  # their documents look different
+# their documents look different
+APART = ("curve", "pooled", "centred", "pooled_centred", "ranks", "ordered_weights", "others")
+MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # and their names in a document
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,6 @@ class HeadRecord:
     centred: Array  # errors relative to how much the output differs between queries
     pooled_centred: Array | None
     predicted_error: Array  # by the central limit theorem
-    hardmax_error: Array  # of argmax in the place of softmax
     effective_tokens: Array  # 1/Σw²
     effective_tokens_growth: float | None  # exponent with which they grow over the last sizes
     top_weight: float  # at the largest size, as is the entropy
@@ -80,6 +84,11 @@ class HeadRecord:
     regime: Regime
     regime_reason: str
     regime_agreement: float | None = None  # share of the resamples of queries and replicates with the same regime
+    outside_support: float | None = None  # share of the queries outside the keys' support, which have no local exponent
+    critical: CriticalFactor | None = None
+    # of the pooled law: of the "mean" and the "covariance" of the outputs over the queries, and of "hardmax", argmax in
+    # the place of softmax
+    others: Mapping[str, ErrorCurve] = field(default_factory=dict)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -123,8 +132,9 @@ class HeadRecord:
         ahead = self.law.foresight
         found: dict[str, float | None] = {name: getattr(rates, name)(self.horizon) for name in FORMULAS}
         found["rate_pilot"] = ahead.slope(self.sizes)[0] if ahead is not None and ahead.defined else None
-        proved = None if self.coupling is None else rates.rate_proved(self.coupling)
-        return found | {"rate_proved": proved, "rate_constant": CONSTANT_RATE}
+        psi = self.coupling  # of the covariance: a heuristic where that is no variance proxy of the tokens
+        found |= {name: None if psi is None else getattr(rates, name)(psi) for name in COUPLED}
+        return found | {"rate_constant": CONSTANT_RATE}
 
     def context(self, tokens: float) -> float:
         """Keys there are in a context: all of it, or the layer's sliding window where that is shorter."""
@@ -166,14 +176,19 @@ class HeadRecord:
         found |= {"pool_error_share": self.law.pool_share}
         if self.curve.foresight is not None:
             found["pilot_error"] = self.foretold
+        for name, curve in self.others.items():
+            error = MOMENTS.get(name, f"{name}_error")
+            found |= {error: curve.error, f"{error}_stderr": curve.stderr, f"rate_{name}": _rate_document(curve)}
         return plain(found | self.predicted_rates)  # type: ignore[no-any-return]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], curve: ErrorCurve, pooled: ErrorCurve | None = None) -> HeadRecord:
+    def of(
+        cls, entry: Mapping[str, Any], curve: ErrorCurve, pooled: ErrorCurve | None, others: Mapping[str, ErrorCurve]
+    ) -> HeadRecord:
         """The head whose `document` this is, with the curves that its run stored."""
         weights, bare = entry["ordered_weights"], entry["without_sink"]
         apart = {"curve": curve, "pooled": pooled, "ranks": weights["rank"], "ordered_weights": weights["weight"]}
-        apart |= {"centred": entry["relative_centred_error"]}
+        apart |= {"centred": entry["relative_centred_error"], "others": others}
         apart |= {"pooled_centred": None if bare is None else bare["relative_centred_error"]}
         return typed(cls, {**entry, **apart})  # type: ignore[no-any-return]
 
@@ -189,9 +204,13 @@ def _curve_document(curve: ErrorCurve, centred: Array | None) -> dict[str, Any]:
         "relative_output_error": curve.error,
         "relative_output_error_stderr": curve.stderr,
         "relative_centred_error": centred,
-        "rate": None if curve.rate is None else curve.rate.document(),
+        "rate": _rate_document(curve),
         "tokens_for": {str(error): curve.tokens_for(error).document() for error in ERRORS},
     }
+
+
+def _rate_document(curve: ErrorCurve) -> dict[str, Any] | None:
+    return None if curve.rate is None else curve.rate.document()
 
 
 def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:

@@ -15,8 +15,9 @@ from limitlens.curves.error_curve import ErrorCurve
 from limitlens.curves.foresight import Foresight
 from limitlens.errors import InputError, check_number
 from limitlens.heads import figures, findings
-from limitlens.heads.overview import LayerRecord, layer_documents, rate_skill, summary
-from limitlens.heads.record import HeadRecord
+from limitlens.heads.overview import LayerRecord, layer_documents, summary
+from limitlens.heads.predictors import rate_skills
+from limitlens.heads.record import MOMENTS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
 from limitlens.record import Run, open_folder, plain, typed, write_whole
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 STATES = "states.safetensors"
 CURVE = ("powers", "outputs", "unseen", "floor")  # the arrays of an error curve
+OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of its output
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +66,7 @@ class ProbeRun:
     warnings: tuple[str, ...]
     # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
+    factor: float = 1.0  # on every head's scores; the model's own forward was left as it is
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
     made: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,7 +110,7 @@ class ProbeRun:
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in apart}
         found |= {"n": self.n, "heads": self._head_documents}
         found |= {"layers": layer_documents(self.records, self.layer_records)}
-        found |= {"summary": summary(self.records) | {"rates": rate_skill(self.records)}}
+        found |= {"summary": summary(self.records) | {"rates": rate_skills(self.records)}}
         return plain(found)  # type: ignore[no-any-return]
 
     @classmethod
@@ -125,10 +128,16 @@ class ProbeRun:
             return [ErrorCurve(**own, **row, foresight=one) for own, row, one in zip(known, rows, ahead, strict=True)]
 
         heads, layers = document["heads"], document["layers"]
+        others = {name: curves(name, heads) for name in OTHERS if f"{name}.powers" in arrays}
         bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
         records = tuple(
-            HeadRecord.of(head, curve, None if head["without_sink"] is None else next(bare))
-            for head, curve in zip(heads, curves("curve", heads), strict=True)
+            HeadRecord.of(
+                head,
+                curve,
+                None if head["without_sink"] is None else next(bare),
+                {name: own[place] for name, own in others.items()},
+            )
+            for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True))
         )
         judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
         found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
@@ -148,15 +157,20 @@ class ProbeRun:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """One row per head and size: errors in both views, effective tokens, hardmax error, the sink's share."""
+        """One row per head and size: errors of all kinds, effective tokens, the critical factor, the sink's share."""
 
         def columns(head: HeadRecord) -> dict[str, Any]:
             found: dict[str, Any] = {"n": head.sizes, "relative_centred_error": head.centred}
-            found |= {name: getattr(head, name) for name in ("predicted_error", "effective_tokens", "hardmax_error")}
+            found |= {name: getattr(head, name) for name in ("predicted_error", "effective_tokens")}
             for end, curve in (("", head.curve), ("_without_sink", head.pooled)):
                 if curve is not None:
                     name = f"relative_output_error{end}"
                     found |= {name: curve.error, f"{name}_stderr": curve.stderr}
+            for name, curve in head.others.items():
+                error = MOMENTS.get(name, f"{name}_error")
+                found |= {error: curve.error, f"{error}_stderr": curve.stderr}
+            if (critical := head.critical) is not None:
+                found |= {"critical_factor": critical.factor, "critical_factor_stderr": critical.stderr}
             return found if head.sink is None else found | {"sink_share": head.sink.share}
 
         return self._rows_of_heads(columns)
@@ -206,11 +220,14 @@ class ProbeRun:
     def arrays(self) -> dict[str, Any]:
         """The error curves of all heads, "curve.powers" (heads, clusters, replicates, sizes) and the like.
 
-        Those without the sink are "pooled.powers" and the like, of the heads that have one, in order.
+        Those without the sink are "pooled.powers" and the like, of the heads that have one, in order; those of the mean
+        and the covariance of the outputs, and of argmax, "mean.powers" and so on.
         """
         bare = [head.pooled for head in self.records if head.pooled is not None]
         found: dict[str, Any] = {}
-        for which, curves in (("curve", [head.curve for head in self.records]), ("pooled", bare)):
+        every = {"curve": [head.curve for head in self.records], "pooled": bare}
+        every |= {name: [head.others[name] for head in self.records if name in head.others] for name in OTHERS}
+        for which, curves in every.items():
             if curves:
                 found |= {f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves]) for name in CURVE}
                 told = [curve.foresight for curve in curves if curve.foresight is not None]
@@ -252,9 +269,9 @@ class ProbeRun:
     def _rows(self, records: Sequence[HeadRecord]) -> pd.DataFrame:
         return self.heads.iloc[[self.records.index(record) for record in records]]
 
-    def plot_rates(self, path: str | Path | None = None) -> Drawing:
-        """Fitted rates against the horizon, with what theory says."""
-        return results.plot([figures.rates_figure(self)], path)
+    def plot_rates(self, path: str | Path | None = None, kind: str = "output") -> Drawing:
+        """Fitted rates of the "output", the "mean" or the "covariance" against the horizon, with what theory says."""
+        return results.plot([figures.rates_figure(self, kind)], path)
 
     def plot_predicted(self, path: str | Path | None = None) -> Drawing:
         """Fitted rates against those that the run's own tokens foretell, with the line of equality."""
@@ -281,11 +298,24 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name for name, value in head.items() if isinstance(value, (list, dict))} | {"without_sink", "sink"}
     row = {name: value for name, value in head.items() if name not in lists}
     row |= {"error_at_largest_n": head["relative_output_error"][-1], "effective_tokens": head["effective_tokens"][-1]}
+    for name in OTHERS:
+        if f"rate_{name}" in head:
+            row |= _rate_columns(head[f"rate_{name}"], f"rate_{name}")
+    if (rate := head.get("rate_hardmax")) is not None:
+        row |= {f"hardmax_{part}": rate[part] for part in ("law", "evidence", "log_exponent")}
+    if (critical := head["critical"]) is not None:
+        row |= {"critical_factor": critical["factor"][-1], "critical_factor_stderr": critical["stderr"][-1]}
+        row |= {f"critical_{name}": critical[name] for name in ("growth", "growth_stderr")}
     for suffix, part in (("", head), *((("_without_sink", bare),) if bare else ())):
-        rate = part["rate"] or {"slope": np.nan, "stderr": np.nan, "interval": (np.nan, np.nan)}
-        names = (f"{name}{suffix}" for name in ("rate", "rate_stderr", "rate_low", "rate_high"))
-        row |= zip(names, (rate["slope"], rate["stderr"], *rate["interval"]), strict=True)
+        row |= {f"{name}{suffix}": value for name, value in _rate_columns(part["rate"], "rate").items()}
         for error, found in part["tokens_for"].items():
             row[f"tokens_for_{error}{suffix}"] = np.nan if found is None else found["n"]
             row[f"extrapolated_{error}{suffix}"] = None if found is None else found["extrapolated"]
     return row if sink is None else row | {"dilution_length": sink["dilution_length"]}
+
+
+def _rate_columns(rate: Mapping[str, Any] | None, name: str) -> dict[str, float]:
+    """A rate in a row: its slope under the name, its companions beside it."""
+    rate = rate or {"slope": np.nan, "stderr": np.nan, "interval": (np.nan, np.nan)}
+    low, high = rate["interval"]
+    return {name: rate["slope"], f"{name}_stderr": rate["stderr"], f"{name}_low": low, f"{name}_high": high}

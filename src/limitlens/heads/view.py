@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from limitlens.curves.answers import CONTEXTS, answers
@@ -10,8 +12,10 @@ from limitlens.curves.answers import ERRORS as WANTED
 from limitlens.heads import findings
 from limitlens.heads.figures import COLOURS, map_figure, rate_lines
 from limitlens.heads.findings import WORDS
-from limitlens.heads.overview import rate_skill, summary
-from limitlens.heads.record import ERRORS, HeadRecord, share_kept
+from limitlens.heads.overview import summary
+from limitlens.heads.predictors import rate_skills
+from limitlens.heads.record import ERRORS, MOMENTS, HeadRecord, share_kept
+from limitlens.record import plain
 from limitlens.report.view import Block, Cell, Measured, Section, Table, Text, View, Widget
 from limitlens.report.words import short
 
@@ -58,7 +62,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     known = [told for told in WORDS["quantities"] if any(row[told["key"]] is not None for row in rows)]
     return {
         "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records), "window": run.window,
-        "first": places[picked[0].head.place],
+        "ranks": list(run.records[0].ranks), "first": places[picked[0].head.place],
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [told for told in known if told["kind"]],
         "facts": [told for told in known if told["key"] not in ("rate", "regime")],
@@ -76,7 +80,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
 def _row(head: HeadRecord) -> dict[str, Any]:
     """What a page is told of a head: numbers under their own names, curves as lists."""
     rate, law, sink, bare = head.curve.rate, head.law.rate, head.sink, head.pooled
-    told = head.foretold
+    told, critical, argmax = head.foretold, head.critical, head.others.get("hardmax")
     names = (
         "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
         "entropy", "sink_mass", "pareto_k", "local_dimension", "sliding_window", "regime_reason",
@@ -84,11 +88,15 @@ def _row(head: HeadRecord) -> dict[str, Any]:
     needed = {error: head.curve.tokens_for(error) for error in ERRORS}
     return {
         **{name: getattr(head, name) for name in names},
-        **{name: getattr(head, name).tolist() for name in ("predicted_error", "hardmax_error", "effective_tokens")},
+        **{name: getattr(head, name).tolist() for name in ("predicted_error", "effective_tokens")},
         **{f"tokens_{error}": BEYOND if found.beyond else found.n for error, found in needed.items()},
         **{name: rate and getattr(rate, part) for name, part in RATE.items()},
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": law and law.slope, "rate_pooled_stderr": law and law.stderr,
+        **{f"rate_{kind}": (own := head.others.get(kind)) and own.rate and own.rate.slope for kind in MOMENTS},
+        "critical_factor": critical and plain(critical.factor[-1]),
+        "hardmax_error": argmax and argmax.error.tolist(),
+        "hardmax_law": argmax and argmax.rate and argmax.rate.law,
         "rate_sharp": head.predicted_rates["rate_sharp"], "rate_predicted": head.predicted_rates["rate_rms_output"],
         "regime": head.regime.value, "lower_bound": head.error_is_lower_bound or None,
         "error": head.curve.error.tolist(), "error_stderr": head.curve.stderr.tolist(),
@@ -96,7 +104,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         "pilot_error": None if told is None else told.tolist(),
         "growth": head.effective_tokens_growth, "effective_last": float(head.effective_tokens[-1]),
         "sink_share": sink and sink.share.tolist(), "sink_dilution": sink and sink.dilution_length,
-        "ordered_weights": {"rank": list(head.ranks), "weight": head.ordered_weights.tolist()},
+        "ordered_weights": head.ordered_weights.tolist(),
     }  # fmt: skip
 
 
@@ -173,18 +181,40 @@ def _cells(head: HeadRecord) -> list[Cell]:
 
 
 def _rates(run: ProbeRun) -> list[Section]:
-    """How well the predicted rates do, the constant beside them."""
-    skill, spread = rate_skill(run.records), summary(run.records)["rate"]
-    if not skill["heads"] or spread is None:
+    """How well the predicted rates do, the constants beside them."""
+    skill, about = rate_skills(run.records), summary(run.records)
+    if not skill["heads"] or about["rate"] is None:
         return []
-    labels, found = WORDS["predictors"], skill["predictors"]
-    ranked = sorted(labels.keys() & found.keys(), key=lambda name: float(found[name]["mean_absolute_miss"]))
-    rows = [(labels[name], found[name]["mean_absolute_miss"], found[name]["rank_correlation"]) for name in ranked]
-    told = {"best": rows[0][0], "miss": short(rows[0][1])}
+    words, labels, found = WORDS["rates"], WORDS["predictors"], skill["predictors"]
+    ranked = _ranked(found)
+    knowing = [name for name in ranked if name != "rate_best_constant"]  # that one was told the answer
+    told = {"best": labels[knowing[0]], "miss": short(found[knowing[0]]["mean_absolute_miss"])}
     told |= {"constant": short(found["rate_constant"]["mean_absolute_miss"])}
-    words, best = WORDS["rates"], "constant best" if ranked[0] == "rate_constant" else "best"
-    said = [words["spread"].format(**spread), words[best].format(**told)]
+    best = "constant best" if knowing[0] == "rate_constant" else "best"
+    said = [words["spread"].format(**about["rate"]), words[best].format(**told)]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         said.append(words["order"].format(correlation=correlation))
-    predicted = Table("how well rates are predicted", ("predicted rate", "mean miss", "rank correlation"), rows)
-    return [_section("rates-section", Widget("rates"), Text(said), predicted)]
+    rows = [(labels[name], *_skill(found[name])) for name in ranked]
+    tables = [Table("how well rates of the output error are predicted", words["columns"], rows)]
+    mean, covariance = (skill["moments"][kind]["predictors"] for kind in MOMENTS)
+    if both := [name for name in _ranked(mean) if name in covariance]:
+        said.append(words["moments"].format(mean=about["rate_mean"], covariance=about["rate_covariance"]))
+        rows = [(labels[name], *_skill(mean[name]), *_skill(covariance[name])[1:]) for name in both]
+        tables.append(Table("how well rates of the moments are predicted", words["moment columns"], rows))
+    argmax = [rate for head in run.records if "hardmax" in head.others and (rate := head.others["hardmax"].rate)]
+    if argmax:
+        laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
+        counts = {name: laws.count(name) for name in ("power", "log", "undecided")}
+        said.append(words["argmax"].format(heads=len(argmax), exponent=exponent, **counts))
+    return [_section("rates-section", Widget("rates"), Text(said), *tables)]
+
+
+def _ranked(predictors: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Predictors by their miss, the best first."""
+    return sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
+
+
+def _skill(found: Mapping[str, Any]) -> tuple[Cell, ...]:
+    """A predictor's status, its miss, its rank correlation, and the share of heads at least as fast."""
+    at_least = f"{found['at_least_as_fast']:.0%}"
+    return found["status"], found["mean_absolute_miss"], found["rank_correlation"], at_least

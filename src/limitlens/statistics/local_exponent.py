@@ -7,6 +7,10 @@ independent exponential numbers of rate α (Hill; Levina and Bickel). With S the
 
 The constant follows from r_k alone, C = k/(n r_k^α), hence the critical inverse temperature of the head. Each key must
 be an independent draw: the uncertainty does not know about repeated or correlated keys.
+
+A query that lies outside the keys' support has no local exponent: distances then start at some r₀ > 0, the logarithms
+shrink, and α̂ may exceed the dimension. Queries of real heads are such: they are made by another matrix than the keys.
+So the query's r_k is ranked among those of keys to their own neighbours (`support`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from limitlens.theory.scaling.control import check_keys, check_theta
 from limitlens.theory.scaling.laws import LocalPower
 
 FEWEST_NEIGHBOURS = 5
+REFERENCES = 64  # keys whose own neighbours say how far is usual
+OUTSIDE = 1 / REFERENCES  # a query is outside their support below this: none of them has neighbours as far away
 _COINCIDENT = 1e-6  # the query itself among the keys, up to the rounding of float32
 _ON_SPHERE = 1e-4  # float32 and half-precision unit vectors pass, raw keys do not
 
@@ -65,7 +71,7 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     """
     values = as_array("distances", distances, ndim=1)
     n = values.size
-    count = max(20, round(math.sqrt(n))) if neighbours is None else neighbours
+    count = _count(n) if neighbours is None else neighbours
     if count < FEWEST_NEIGHBOURS:
         raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
     if count > n:
@@ -82,6 +88,24 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
 
 
+def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
+    """How usual it is for keys (n, d) to have their k-th neighbour at least so far away: radii (q,) to (q,).
+
+    (1 + #{reference keys whose r_k is at least r})/(1 + their number): were the query one more key, this would be at
+    most p with probability p. Below `OUTSIDE` the query lies outside the keys' support, as far as n keys can tell.
+    """
+    count, n = _count(len(keys)) if neighbours is None else neighbours, len(keys)
+    chosen = keys[np.random.default_rng(0).permutation(n)[:REFERENCES]]
+    square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * chosen @ keys.T
+    own = np.sqrt(np.maximum(np.partition(square, min(count, n - 1), axis=1)[:, min(count, n - 1)], 0))  # 0: itself
+    return np.asarray((1 + (own >= np.asarray(radii)[:, None]).sum(1)) / (1 + len(own)))
+
+
+def _count(n: int) -> int:
+    """Neighbours of n keys to use."""
+    return max(20, round(math.sqrt(n)))
+
+
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:
     """Distances |q − k| between a unit query (d,) and unit keys (n, d), of shape (n,); keys at the query are left out.
 
@@ -90,12 +114,13 @@ def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) 
     vectors, centre = as_array("keys", keys, ndim=2), as_array("query", query, ndim=1)
     if centre.size != vectors.shape[1]:
         raise InputError(f"the query has dimension {centre.size} and the keys {vectors.shape[1]}; expected the same")
-    centre, vectors = _on_sphere("the query", centre, normalise), _on_sphere("a key", vectors, normalise)
+    centre, vectors = on_sphere("the query", centre, normalise), on_sphere("a key", vectors, normalise)
     distances: Array = np.sqrt(np.square(vectors - centre).sum(axis=1))
     return distances[distances > _COINCIDENT]
 
 
-def _on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
+def on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
+    """Vectors (..., d) of length 1: normalised, or else checked."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     if normalise:
         if (lengths == 0).any():

@@ -163,10 +163,10 @@ function tokensFigure(page, state) {
 }
 
 function weightsFigure(page, state) {
-  const { heads } = page, weights = heads.ordered_weights[state.head] ?? { rank: [], weight: [] };
+  const { heads } = page, weights = heads.ordered_weights[state.head] ?? [];
   return {
     title: `Its largest weights among ${short(page.n[page.n.length - 1])} tokens`, height: 210,
-    series: [{ name: "mean weight", kind: "points", colour: regimeColour(page, heads.regime[state.head]), x: weights.rank, y: weights.weight }],
+    series: [{ name: "mean weight", kind: "points", colour: regimeColour(page, heads.regime[state.head]), x: page.ranks, y: weights }],
     x: { label: "rank of the token", log: true }, y: { label: "weight", log: true },
   };
 }
