@@ -53,7 +53,7 @@ def head_record(
         "ordered_weights": 1.2 / effective[-1] / np.array([1, 2, 4, 8, 16]), "sink": None, "sink_mass": 0.1,
         "pareto_k": 0.4, "local_dimension": 8.0, "regime": Regime.AVERAGING,
         "regime_reason": "many tokens share the mass", "outside_support": 0.25,
-        "critical": CriticalFactor(2 * (n / 64) ** 0.25, 0.1 * (n / 64) ** 0.25, 0.25, 0.02),
+        "critical": CriticalFactor(256, 2.5, 0.1, 0.25, 0.02),
         "others": {name: curve_of(factor * curve.error, curve.sizes) for name, factor in OTHERS.items()},
     }  # fmt: skip
     where = {"layer": layer, "head": head, "kv_head": head if kv_head is None else kv_head}

@@ -44,12 +44,13 @@ def test_each_row_is_solved_and_ties_are_told() -> None:
 
 def test_a_head_has_the_median_of_its_rows_with_an_error_that_covers() -> None:
     """The standard error of the median and of the growth over windows, against the scatter of independent heads."""
-    found = [critical_factors(rows_of(5, 2000, 32, 10 + i), (500, 2000), np.arange(32), seed=i) for i in range(60)]
+    sizes, windows = (500, 2000, 4000), np.arange(32)
+    found = [critical_factors(rows_of(5, 2000, 32, 10 + i), sizes, windows, 3000, seed=i) for i in range(60)]
+    assert {one.n for one in found} == {2000}  # the largest size within the context
     logs = np.log([one.factor for one in found])
-    stated = np.mean([one.stderr / one.factor for one in found], axis=0)
-    np.testing.assert_allclose(stated, logs.std(0, ddof=1), rtol=0.3)
+    assert np.mean([one.stderr / one.factor for one in found]) == pytest.approx(logs.std(ddof=1), rel=0.3)
     growth = np.array([one.growth for one in found])
     assert abs(growth.mean() - 0.5) < 3 * growth.std() / np.sqrt(60) + 0.02
-    tied = critical_factors(np.zeros((4, 64)), (32, 64), np.arange(4))
-    assert np.isinf(tied.factor).all()
+    tied = critical_factors(np.zeros((4, 64)), (32, 64), np.arange(4), 64)
+    assert np.isinf(tied.factor)
     assert tied.growth is None

@@ -48,18 +48,13 @@ def test_query_noise_adds_nothing_on_average_and_its_scatter_is_known(shared: fl
     Below the noise the plain square is off several times over, and the scatter that windows tell is on the safe side.
     """
     rng, draws = np.random.default_rng(1), 500
-    clusters = np.repeat(np.arange(WINDOWS), EACH)
-    found, plain, told = [], [], []
-    for _ in range(draws):
-        limit = torch.tensor(rng.normal(size=(WINDOWS * EACH, DIM)))
-        noise = np.repeat(rng.normal(size=(WINDOWS, DIM)) * 1.5, EACH, axis=0) + rng.normal(size=limit.shape)
-        error = torch.tensor(noise + shared / np.sqrt(DIM))
-        moments = OutputMoments(limit, clusters, 1, 1)
-        moments.add(slice(0, 1), 0, error[None])
-        rows = moments.squares()[0].squares[0, :, 0, 0]
-        found.append(rows.mean())
-        told.append(rows.std(ddof=1) / np.sqrt(WINDOWS))
-        plain.append(float(error.mean(0).square().sum()))
+    noise = np.repeat(rng.normal(size=(draws, WINDOWS, DIM)) * 1.5, EACH, axis=1)
+    errors = torch.tensor(noise + rng.normal(size=noise.shape) + shared / np.sqrt(DIM))
+    moments = OutputMoments(torch.tensor(noise[0]), np.repeat(np.arange(WINDOWS), EACH), draws, 1)
+    moments.add(slice(0, draws), 0, errors)
+    rows = moments.squares()[0].squares[0, :, :, 0]  # (windows, draws)
+    found, told = rows.mean(0), rows.std(0, ddof=1) / np.sqrt(WINDOWS)
+    plain = errors.mean(1).square().sum(-1).numpy()
     stderr = np.std(found) / np.sqrt(draws)
     assert abs(np.mean(found) - shared**2) < 3 * stderr
     assert np.mean(plain) - shared**2 > 3 * stderr

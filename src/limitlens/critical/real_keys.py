@@ -22,7 +22,7 @@ from limitlens.critical.quantity import Quantity
 from limitlens.critical.weight_samples import sample_weights
 from limitlens.errors import Array, InputError, as_array
 from limitlens.record import plain
-from limitlens.report.view import Guide, Row, Table, View, line, points
+from limitlens.report.view import Block, Guide, Row, Table, View, line, points
 from limitlens.report.words import falling, join, read_words, short, worded_figure, worded_view
 from limitlens.statistics.local_exponent import (
     OUTSIDE,
@@ -113,7 +113,7 @@ class RealKeys:
         said = {name: text.format(**known) for name, text in WORDS["said"].items()}
         found_do = ("found", "do") if inside else ("nothing", "five")
         told = dict(zip(("found", "do"), (said[name] for name in found_do), strict=True))
-        blocks = [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)]
+        blocks: list[Block] = [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)]
         words = {**WORDS, "trust": [*WORDS["trust"], *([said["outside"]] if outside else [])]}
         return worded_view(words, blocks if inside else blocks[1:], of=self, many=many, **told)
 

@@ -41,8 +41,8 @@ class Measured:
     foresight: list[tuple[Foresight, ...]]  # of each head: of the pooled law, and beside the atom where there is one
 
 
-def measure(collector: Collector) -> Measured:
-    """All measurements of a layer that has seen the pool."""
+def measure(collector: Collector, window: int) -> Measured:
+    """All measurements of a layer that has seen the pool, in windows of so many tokens."""
     with torch.inference_mode():
         curves = layer_curves(collector)
         share = torch.exp(collector.special.lse - curves.reference.lse)
@@ -51,7 +51,7 @@ def measure(collector: Collector) -> Measured:
         some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
         sizes = np.rint(curves.counts.mean(0)).tolist()
         told = foretell(layer, collector.key[some], collector.value[some], sizes, seed=deck.seed)
-        return Measured(layer, curves, layer_detail(collector), layer_geometry(collector), special, told)
+        return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 
 def head_records(

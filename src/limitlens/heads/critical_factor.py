@@ -2,7 +2,8 @@
 
 Each query's row has its own critical factor (`statistics.gap_counting`); the head's is the median over queries, which
 rows whose largest scores tie leave finite. Errors come from resampling the windows of the queries; the tokens are those
-of one sample. On real heads the formula is a heuristic: their keys are neither independent nor of one local power law.
+of one sample. A pool of n tokens holds a special token once for each window, and its copies tie: so no more tokens are
+looked at than a context has. On real heads all this is a heuristic: keys are neither independent nor of one power law.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ RESAMPLES = 200
 class CriticalFactor:
     """Above 1 the scores would have to be multiplied to be critical: the head averages; below 1 it has concentrated."""
 
-    factor: Array  # (sizes,): of the pooled law among n tokens; infinite where most rows tie
-    stderr: Array  # (sizes,)
-    growth: float | None  # γ of its growth n^γ; None with an infinite factor or at one size
+    n: int  # among so many tokens of the pooled law: the largest size within a context
+    factor: float  # infinite where most rows tie
+    stderr: float
+    growth: float | None  # γ of its growth n^γ up to there; None with an infinite factor or at one size
     growth_stderr: float | None
 
 
 def critical_factors(
-    scores: Array, sizes: Sequence[int], clusters: NDArray[np.intp], *, seed: int = 0
+    scores: Array, sizes: Sequence[int], clusters: NDArray[np.intp], context: int, *, seed: int = 0
 ) -> CriticalFactor:
-    """The critical factor of one head, from scores (q, N) of queries in clusters (q,) over nested samples."""
+    """That of one head in a context, from scores (q, N) of queries in clusters (q,) over nested samples."""
+    sizes = [size for size in sizes if size <= context] or sizes[:1]
     some = np.unique(np.linspace(0, len(scores) - 1, QUERIES).astype(int))
     rows = np.stack([critical_inverse_temperature(scores[some, :size]) for size in sizes])  # (J, q)
     _, place = np.unique(clusters[some], return_inverse=True)
@@ -43,12 +46,12 @@ def critical_factors(
     medians = _medians(rows, np.vstack((np.ones(len(some), int), drawn)))
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log(medians)
-        stderr = medians[0] * logs[1:].std(0, ddof=1)
+        here = (sizes[-1], float(medians[0, -1]), float(medians[0, -1] * logs[1:, -1].std(ddof=1)))
     if len(sizes) < 2 or not np.isfinite(logs).all():
-        return CriticalFactor(medians[0], stderr, None, None)
+        return CriticalFactor(*here, None, None)
     x = np.log(np.asarray(sizes, float))
     slopes = logs @ (x - x.mean()) / np.square(x - x.mean()).sum()
-    return CriticalFactor(medians[0], stderr, float(slopes[0]), float(slopes[1:].std(ddof=1)))
+    return CriticalFactor(*here, float(slopes[0]), float(slopes[1:].std(ddof=1)))
 
 
 def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:

@@ -53,9 +53,9 @@ class LayerDetail:
     floor: float  # relative difference of the outputs of a few queries over the largest sample from the same in float64
 
 
-def layer_detail(collector: Collector) -> LayerDetail:
+def layer_detail(collector: Collector, context: int) -> LayerDetail:
     """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
-    parts = [_shared_detail(collector, head) for head in range(collector.query.shape[0])]
+    parts = [_shared_detail(collector, head, context) for head in range(collector.query.shape[0])]
     apart = ("ranks", "members", "critical", "floor")
     names = [part.name for part in fields(LayerDetail) if part.name not in apart]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -63,7 +63,7 @@ def layer_detail(collector: Collector) -> LayerDetail:
     return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, floor=floor, **together)
 
 
-def _shared_detail(collector: Collector, head: int) -> LayerDetail:
+def _shared_detail(collector: Collector, head: int, context: int) -> LayerDetail:
     """The detail of the G query heads that read one key/value head."""
     deck, layer = collector.deck, collector.layer
     groups, m, _ = layer.query.shape[1:]
@@ -104,7 +104,7 @@ def _shared_detail(collector: Collector, head: int) -> LayerDetail:
         ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],
         pareto_k=_pareto(np.asarray(top.cpu())),
         local_dimension=dimension, outside_support=outside,
-        critical=tuple(critical_factors(rows, sizes, windows, seed=deck.seed) for rows in each),
+        critical=tuple(critical_factors(rows, sizes, windows, context, seed=deck.seed) for rows in each),
         floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
     )  # fmt: skip
 

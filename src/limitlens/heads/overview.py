@@ -59,7 +59,7 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
         "rate_covariance": _rates(heads, "covariance"),
         "rate_hardmax": _rates(heads, "hardmax"),
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
-        "critical_factor": _spread(head.critical.factor[-1] for head in heads if head.critical is not None),
+        "critical_factor": _spread(head.critical.factor for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
 

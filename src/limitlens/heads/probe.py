@@ -191,7 +191,7 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        for measured in self.workers(lambda index: measure(self.collectors.pop(index)), list(self.collectors)):
+        for measured in self.workers(lambda index: measure(self.collectors.pop(index), window), list(self.collectors)):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
             if (tails := geometry.tails) is not None:

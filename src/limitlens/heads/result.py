@@ -157,7 +157,7 @@ class ProbeRun:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """One row per head and size: errors of all kinds, effective tokens, the critical factor, the sink's share."""
+        """One row per head and size: errors of all kinds, effective tokens, the sink's share."""
 
         def columns(head: HeadRecord) -> dict[str, Any]:
             found: dict[str, Any] = {"n": head.sizes, "relative_centred_error": head.centred}
@@ -169,8 +169,6 @@ class ProbeRun:
             for name, curve in head.others.items():
                 error = MOMENTS.get(name, f"{name}_error")
                 found |= {error: curve.error, f"{error}_stderr": curve.stderr}
-            if (critical := head.critical) is not None:
-                found |= {"critical_factor": critical.factor, "critical_factor_stderr": critical.stderr}
             return found if head.sink is None else found | {"sink_share": head.sink.share}
 
         return self._rows_of_heads(columns)
@@ -304,8 +302,8 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
     if (rate := head.get("rate_hardmax")) is not None:
         row |= {f"hardmax_{part}": rate[part] for part in ("law", "evidence", "log_exponent")}
     if (critical := head["critical"]) is not None:
-        row |= {"critical_factor": critical["factor"][-1], "critical_factor_stderr": critical["stderr"][-1]}
-        row |= {f"critical_{name}": critical[name] for name in ("growth", "growth_stderr")}
+        row |= {f"critical_{name}": critical[name] for name in ("n", "factor", "growth", "growth_stderr")}
+        row |= {"critical_factor_stderr": critical["stderr"]}
     for suffix, part in (("", head), *((("_without_sink", bare),) if bare else ())):
         row |= {f"{name}{suffix}": value for name, value in _rate_columns(part["rate"], "rate").items()}
         for error, found in part["tokens_for"].items():

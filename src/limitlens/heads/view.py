@@ -94,7 +94,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": law and law.slope, "rate_pooled_stderr": law and law.stderr,
         **{f"rate_{kind}": (own := head.others.get(kind)) and own.rate and own.rate.slope for kind in MOMENTS},
-        "critical_factor": critical and plain(critical.factor[-1]),
+        "critical_factor": critical and plain(critical.factor),
         "hardmax_error": argmax and argmax.error.tolist(),
         "hardmax_law": argmax and argmax.rate and argmax.rate.law,
         "rate_sharp": head.predicted_rates["rate_sharp"], "rate_predicted": head.predicted_rates["rate_rms_output"],
