@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from limitlens.comparison import compare
 from limitlens.errors import InputError
 from limitlens.heads import pilot as pilot_module
 from limitlens.heads import probe as probe_module
@@ -546,3 +547,55 @@ def test_enormous_scores_neither_overflow_nor_vanish(scale: float, text: str) ->
     record = run.document()["heads"][4]
     assert record["score_std"] > 10
     check_curves(found, 1, 0, record, atom=False)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_moments_are_those_of_dense_attention_over_pairs_of_windows(name: str, text: str) -> None:
+    loaded = tiny(name)
+    run = run_tiny(loaded, text)
+    found, clusters = dense(loaded, text, run), run.states["query_places"][:, 0].numpy()
+    apart = clusters[:, None] != clusters[None]
+    record = run.document()["heads"][4 + 2]
+    expected: dict[str, list[float]] = {"mean": [], "covariance": []}
+    limit, _ = found.attend(1, 2, found.pool)
+    G = (limit - limit.mean(0)).numpy()
+    for j, n in enumerate(SIZES):
+        squares = []
+        for replicate in found.cells:
+            output, _ = found.attend(1, 2, [place for cell in replicate[: j + 1] for place in cell])
+            D, Y = (output - limit).numpy(), (output - output.mean(0)).numpy()
+            outer = (Y[:, :, None] * Y[:, None] - G[:, :, None] * G[:, None]).reshape(len(Y), -1)
+            squares.append([(part @ part.T)[apart].mean() for part in (D, outer)])
+        mean, covariance = np.mean(squares, 0) / (1 - n / len(found.pool))
+        expected["mean"].append(np.sqrt(max(mean, 0)) / float(limit.mean(0).norm()))
+        expected["covariance"].append(np.sqrt(max(covariance, 0)) / np.linalg.norm(np.cov(G.T, bias=True)))
+    assert len(np.unique(clusters)) > 2
+    for kind, errors in expected.items():
+        np.testing.assert_allclose(record[f"relative_{kind}_error"], errors, rtol=1e-3, atol=1e-4)
+
+
+def test_a_factor_multiplies_scores_and_leaves_the_forward_alone(text: str) -> None:
+    """The first layer is that of a model with larger queries; in later ones only the queries themselves are larger."""
+    plain, scaled = run_tiny(tiny("bert"), text), run_tiny(tiny("bert"), text, factor=2.0)
+    larger = tiny("bert")
+    projection = larger.model.encoder.layer[0].attention.self.query
+    with torch.no_grad():
+        projection.weight.mul_(2.0)
+        projection.bias.mul_(2.0)
+    told = run_tiny(larger, text).document()["heads"]
+    for one, other in zip(scaled.document()["heads"][:4], told[:4], strict=True):
+        for key in ("relative_output_error", "relative_mean_error", "horizon", "coupling", "mean_tilt", "score_std"):
+            np.testing.assert_allclose(one[key], other[key], rtol=1e-4)
+    torch.testing.assert_close(scaled.states["layer2.query"], 2 * plain.states["layer2.query"])
+    ratio = [
+        one.critical.factor / other.critical.factor for one, other in zip(scaled.records, plain.records, strict=True)
+    ]
+    np.testing.assert_allclose(ratio, 0.5, rtol=1e-3)
+    assert scaled.document()["factor"] == 2
+    assert "scores times 2" in str(scaled)
+    assert "the model's own forward was left as it is" in str(scaled)
+    assert "different factors" in str(compare(plain, scaled))
+    with pytest.raises(InputError, match="multiplied its scores by 2"):
+        scaled.plan(trial=False)
+    with pytest.raises(InputError, match="factor is 0"):
+        run_tiny(tiny("bert"), text, factor=0.0)
