@@ -147,7 +147,9 @@ def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
     horizons = [head.horizon for head in run.records if head.horizon and head.law.rate is not None]
     parts = ("name", "dash", "colour", "x", "y")
     lines = [{part: getattr(one, part) for part in parts} for one in (rate_lines(horizons) if horizons else [])]
-    drawn: dict[str, Any] = {"horizon": {"lines": lines, "guides": [{"x": 1.0, "label": "H = 1: sharp rate leaves ½"}]}}
+    drawn: dict[str, Any] = {
+        "horizon": {"lines": lines, "guides": [{"x": math.sqrt(0.5), "label": "H = √½: sharp rate leaves ½"}]}
+    }
     return [
         {"lines": [], "guides": borders, **axis, "note": axis["note"].format(n=run.n[-1]), **drawn.get(axis["key"], {})}
         for axis in WORDS["rate_axes"]
@@ -186,21 +188,21 @@ def _rates(run: ProbeRun) -> list[Section]:
     if not skill["heads"] or about["rate"] is None:
         return []
     words, labels, found = WORDS["rates"], WORDS["predictors"], skill["predictors"]
-    ranked = _ranked(found)
-    knowing = [name for name in ranked if name != "rate_best_constant"]  # that one was told the answer
+    knowing = [name for name in _ranked(found) if name != "rate_best_constant"]  # that one was told the answer
     told = {"best": labels[knowing[0]], "miss": short(found[knowing[0]]["mean_absolute_miss"])}
     told |= {"constant": short(found["rate_constant"]["mean_absolute_miss"])}
     best = "constant best" if knowing[0] == "rate_constant" else "best"
     said = [words["spread"].format(**about["rate"]), words[best].format(**told)]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         said.append(words["order"].format(correlation=correlation))
-    rows = [(labels[name], *_skill(found[name])) for name in ranked]
-    tables = [Table("how well rates of the output error are predicted", words["columns"], rows)]
-    mean, covariance = (skill["moments"][kind]["predictors"] for kind in MOMENTS)
-    if both := [name for name in _ranked(mean) if name in covariance]:
+    if about["rate_mean"] and about["rate_covariance"]:
         said.append(words["moments"].format(mean=about["rate_mean"], covariance=about["rate_covariance"]))
-        rows = [(labels[name], *_skill(mean[name]), *_skill(covariance[name])[1:]) for name in both]
-        tables.append(Table("how well rates of the moments are predicted", words["moment columns"], rows))
+    kinds = {"output": found} | {kind: skill["moments"][kind]["predictors"] for kind in MOMENTS}
+    tables = [
+        Table(words["table"].format(kind=kind), words["columns"], [(labels[n], *_skill(own[n])) for n in _ranked(own)])
+        for kind, own in kinds.items()
+        if own
+    ]
     argmax = [rate for head in run.records if "hardmax" in head.others and (rate := head.others["hardmax"].rate)]
     if argmax:
         laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
