@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from head_cases import curve_of, head_record
+from head_cases import curve_of, head_record, replicate_rows
 from limitlens.attention.state import Peak
-from limitlens.heads.moment_errors import OutputMoments
+from limitlens.heads.moment_errors import OutputMoments, above_noise
 from limitlens.heads.peaks import peak_over
 from limitlens.heads.predictors import PREDICTORS, rate_skill, rate_skills
 from limitlens.theory import rates
@@ -59,6 +59,15 @@ def test_query_noise_adds_nothing_on_average_and_its_scatter_is_known(shared: fl
     assert abs(np.mean(found) - shared**2) < 3 * stderr
     assert np.mean(plain) - shared**2 > 3 * stderr
     assert low < np.sqrt(np.mean(np.square(told))) / np.std(found) < high
+
+
+def test_sizes_at_the_level_of_noise_are_not_fitted() -> None:
+    errors = np.array([0.8, 0.4, 0.2, 0.1, 0.05])
+    rows = np.concatenate((replicate_rows(errors[:4]), replicate_rows(errors[4:], stderr=0.5)), axis=1)
+    curve = above_noise(curve_of(rows))
+    assert curve.rate is not None
+    assert curve.rate.used == (64, 128, 256, 512)
+    assert curve.rate.slope == pytest.approx(1, abs=0.02)
 
 
 def test_one_window_of_queries_says_nothing() -> None:

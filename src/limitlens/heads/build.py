@@ -15,6 +15,7 @@ from limitlens.heads.diagnostics import LayerDetail, layer_detail
 from limitlens.heads.foretell import TOKENS, foretell
 from limitlens.heads.geometry import LayerGeometry, layer_geometry
 from limitlens.heads.layer import LayerCurves, layer_curves
+from limitlens.heads.moment_errors import above_noise
 from limitlens.heads.pilot import Layer
 from limitlens.heads.record import HeadRecord, Sink
 from limitlens.heads.regimes import Thresholds, classify, resampled
@@ -69,7 +70,7 @@ def head_records(
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
         curve = main.curve(head, sizes, foresight=told[-1], **known)
-        others = {name: part.curve(head, sizes, **known) for name, part in curves.others.items()}
+        others = {name: above_noise(part.curve(head, sizes, **known)) for name, part in curves.others.items()}
         pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, foresight=told[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],

@@ -13,7 +13,7 @@ leaves the covariance a bias of 1/(number of windows) of what it is. Single numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
 
 MOMENTS = ("mean", "covariance")
+CLEAR = 4  # an error of fewer standard errors, whose square may be 0, is not fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,11 @@ class Squares:
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The errors of all key/value heads as those of all query heads."""
         return cls(*(np.concatenate([getattr(part, own.name) for part in parts]) for own in fields(cls)))
+
+
+def above_noise(curve: ErrorCurve) -> ErrorCurve:
+    """The same curve, whose floor keeps sizes out of its rate where query noise leaves nothing to see."""
+    return replace(curve, floor=np.where(curve.error > CLEAR * curve.stderr, curve.floor, np.inf))
 
 
 class OutputMoments:

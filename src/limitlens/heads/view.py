@@ -147,9 +147,8 @@ def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
     horizons = [head.horizon for head in run.records if head.horizon and head.law.rate is not None]
     parts = ("name", "dash", "colour", "x", "y")
     lines = [{part: getattr(one, part) for part in parts} for one in (rate_lines(horizons) if horizons else [])]
-    drawn: dict[str, Any] = {
-        "horizon": {"lines": lines, "guides": [{"x": math.sqrt(0.5), "label": "H = √½: sharp rate leaves ½"}]}
-    }
+    leaves = {"x": math.sqrt(0.5), "label": "H = √½: sharp rate leaves ½"}
+    drawn: dict[str, Any] = {"horizon": {"lines": lines, "guides": [leaves]}}
     return [
         {"lines": [], "guides": borders, **axis, "note": axis["note"].format(n=run.n[-1]), **drawn.get(axis["key"], {})}
         for axis in WORDS["rate_axes"]
