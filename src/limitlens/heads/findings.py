@@ -15,6 +15,7 @@ import numpy as np
 from limitlens.heads.record import HeadRecord, kept_share
 from limitlens.heads.regimes import Regime
 from limitlens.report.words import falling, join, plural, read_words, short
+from limitlens.statistics.tails import Verdict
 
 if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun
@@ -158,7 +159,8 @@ def trust(run: ProbeRun) -> list[str]:
         "misfit": sum(head.curve.rate is not None and head.curve.rate.misfit > MISFIT for head in heads),
     }
     said += [_say(what, count, all=len(heads)) for what, count in found.items() if count]
-    if unlike := [str(layer.layer) for layer in run.layer_records if not layer.sub_gaussian]:
+    like = (Verdict.SUB_GAUSSIAN, Verdict.CANNOT_TELL)
+    if unlike := [str(layer.layer) for layer in run.layer_records if layer.verdict not in like]:
         every = len(unlike) == len(run.layer_records)
         where = "every layer" if every else f"{'layer' if len(unlike) == 1 else 'layers'} {join(unlike)}"
         said.append(_say("unlike", where=where))

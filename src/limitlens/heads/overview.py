@@ -30,7 +30,7 @@ class LayerRecord:
 
     @property
     def sub_gaussian(self) -> bool:
-        """Whether the theorems hold for these tokens as they stand."""
+        """Whether nothing was seen that exceeds a Gaussian, where it would have been seen."""
         return self.verdict is Verdict.SUB_GAUSSIAN
 
     def document(self) -> dict[str, Any]:
