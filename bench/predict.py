@@ -181,4 +181,4 @@ def pilot_alone(told: list[ll.Predictions], curves: list[list[ErrorCurve]], cut:
 
 if __name__ == "__main__":
     model, text, *device = sys.argv[1:]
-    case(load(model, device=device[0] if device else "auto"), text, **CASES[model if model in CASES else "minilm"])
+    case(load(model, device=device[0] if device else "cpu"), text, **CASES[model if model in CASES else "minilm"])

@@ -279,7 +279,7 @@ def test_the_ascent_finds_what_many_random_starts_find(monkeypatch):
     assert (found.missed >= -1e-12).all()
     assert found.missed.max() < 0.5
     curve = ll.study(law, head, sizes=[500, 1000], replicates=3, queries=32, radius=radius)
-    assert any("with half of the starts it would be" in told for told in curve.warnings)
+    assert any("with half of the starts it would be" in told for told in curve.notes)
 
 
 def test_the_constant_of_the_uniform_error_grows_exponentially_and_that_of_the_moments_like_a_power():

@@ -42,8 +42,8 @@ class UniformErrors:
         """What the search may have missed, at the largest size, with its standard error over replicates."""
         last = 100 * self.missed[:, -1]
         return (
-            "the uniform error is the largest found, a lower bound: with half of the starts it would be "
-            f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}% lower"
+            "The uniform error is the largest found, a lower bound: with half of the starts it would be "
+            f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}% lower."
         )
 
 

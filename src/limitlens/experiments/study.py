@@ -116,8 +116,7 @@ def study(
     reached = reach(measure.covariance, head.A)
     warnings += validity.warnings(reached, cells.sizes[-1], mask_self=mask_self)
     found = _joined(parts)
-    if radius is not None:
-        warnings.append(UniformErrors(found["errors.uniform"], found["missed"]).sentence())
+    notes = [] if radius is None else [UniformErrors(found["errors.uniform"], found["missed"]).sentence()]
     errors, noise, fewer = (_under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
     spread = float(reference.covariance.trace().clamp_min(0))
     return Curve(
@@ -140,6 +139,7 @@ def study(
         interrupted=interrupted,
         seconds=time.perf_counter() - started,
         warnings=tuple(warnings),
+        notes=tuple(notes),
     )
 
 

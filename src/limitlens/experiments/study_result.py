@@ -56,6 +56,7 @@ class Curve:
     interrupted: bool = False
     seconds: float = 0.0
     warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what a reader should know beside the numbers
     made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -193,6 +194,7 @@ class Curve:
             "floor": self.floor,
             "scale": {"output": self.scale[0], "output_centred": self.scale[1]},
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
         }
 
     def arrays(self) -> dict[str, Array]:
@@ -220,6 +222,7 @@ class Curve:
             scale=(document["scale"]["output"], document["scale"]["output_centred"]),
             predicted={name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
             warnings=tuple(document["warnings"]),
+            notes=tuple(document["notes"]),
             **{key: document[key] for key in AS_STORED},
             **known,
         )

@@ -197,6 +197,7 @@ def _view(
         trust.append(f"Numerical floor: {floor}; the smallest error measured is {least}.")
     if interrupted:
         trust.append(WORDS["interrupted"]["study" if last.interrupted else "sweep"])
+    trust += dict.fromkeys(note for curve in curves for note in curve.notes)
     warnings = [*dict.fromkeys(warning for curve in curves for warning in curve.warnings)]
     verdict = (said["read"], said["found"], said["do"])
     return view.View(said["title"], said["subtitle"], verdict, sections, data=data, warnings=warnings, trust=trust)
