@@ -27,7 +27,7 @@ MAY_CALL = {
     "statistics": {"theory", "report"},
     "curves": {"sampling", "attention", "measures", "theory", "statistics", "report"},
     "keys": {"attention", "report"},
-    "models": {"attention", "sampling", "report"},
+    "models": {"keys", "attention", "sampling", "report"},
     "experiments": {"curves", "statistics", "sampling", "attention", "measures", "theory", "report"},
     "critical": {"statistics", "sampling", "attention", "measures", "theory", "report"},
     "heads": {

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun as ProbeRun
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
+    from limitlens.models.intervene import intervene as intervene
 
     __version__: str
 
@@ -65,6 +66,7 @@ _ROOMS = {
     "heads.result": "ProbeRun",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
+    "models.intervene": "intervene",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -1,0 +1,143 @@
+"""A choice of keys as a change to what a layer attends to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.errors import InputError
+from limitlens.keys import Kept, Sight, named
+from limitlens.models.relay import Captured
+
+SCORES = 1 << 24  # priorities that are held at once
+
+
+class Choosing:
+    """Keeps `count` keys by a choice: for each query anew, or once for all queries behind a cut."""
+
+    def __init__(self, name: str, count: Any, cut: int | None, seed: int, shape: tuple[int, int]) -> None:
+        self.choice, self.cut, self.seed = named(name), cut, seed
+        self.counts = torch.as_tensor(np.asarray(count if count is not None else 0))
+        good = (
+            self.counts.shape in ((), shape) and not self.counts.is_floating_point() and bool((self.counts > 0).all())
+        )
+        if not good:
+            raise InputError(
+                f"{count} keys are to be kept; expected a whole number of at least 1, or one for each of {shape[0]} "
+                f"layers and {shape[1]} key/value heads"
+            )
+        if cut is not None and cut < 1:
+            raise InputError(f"the cut is at {cut}; expected a position of at least 1, the length of the context")
+        self.made: dict[int, Kept] = {}  # what was kept at the cut, by layer
+
+    def __call__(self, call: Captured) -> Captured:
+        """What the layer attends to."""
+        if call.position is None:
+            raise InputError("the texts of a batch stand at different positions; run them one at a time or unpadded")
+        return self._each(call) if self.cut is None else self._behind(call, self.cut)
+
+    def _counts(self, call: Captured) -> Tensor:
+        """Keys to keep, broadcastable to (B, Hkv, m, n)."""
+        own = self.counts if self.counts.ndim == 0 else self.counts[call.layer]
+        return own.to(call.key.device).view(-1, 1, 1)
+
+    def _generator(self, call: Captured, there: int) -> torch.Generator:
+        entropy = np.random.SeedSequence([self.seed, call.layer, there]).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(entropy >> 1))
+
+    def _each(self, call: Captured) -> Captured:
+        """Every query chooses among the keys it sees."""
+        if self.choice.needs_past and call.causal:
+            raise InputError(
+                f"{self.choice.name!r} chooses by earlier queries, which differ for every query of a causal model; "
+                "expected a cut, such as cut=1024"
+            )
+        length, there = call.query.shape[2], call.key.shape[2]
+        place = torch.arange(there - length, there, device=call.key.device)  # among the keys
+        rows = max(1, SCORES // (call.query.shape[0] * call.query.shape[1] * there))
+        masks, weights = [], []
+        for start in range(0, length, rows):
+            stop = min(start + rows, length)
+            kept = self._kept(call, there, call.seen(start, stop), place[start:stop], slice(start, stop))
+            shape = (*call.query.shape[:2], stop - start, there)
+            masks.append(_per_query_head(kept.mask, shape))
+            if kept.log_weights is not None:
+                weights.append(_per_query_head(kept.log_weights, shape))
+        return _with(call, torch.cat(masks, 2), torch.cat(weights, 2) if weights else None)
+
+    def _behind(self, call: Captured, cut: int) -> Captured:
+        """Queries at or behind the cut see what was kept of the keys before it, and all others that they saw."""
+        assert call.position is not None
+        length, there = call.query.shape[2], call.key.shape[2]
+        position = call.position
+        begins = max(int(position[-1]) + 1 - there, 0)  # the position of the first key
+        before = cut - begins  # keys before the cut
+        fresh = int((position < cut).sum())  # queries before it
+        if before <= 0 or (fresh == length and before > there):
+            return call  # nothing of the context is left, or it has not been read yet
+        served = slice(fresh, length)
+        if self.choice.sees_queries:
+            if fresh == length:
+                return call
+            kept = self._kept(call, before, None, torch.full((1,), before, device=position.device), served)
+        else:
+            if fresh or call.layer not in self.made:
+                end = torch.full((1,), before, device=position.device)
+                past = call.query[:, :, :fresh] if fresh else None
+                self.made[call.layer] = self._kept(call, before, None, end, None, past)
+            kept = self.made[call.layer]
+        if fresh == length:
+            return call
+        shape = (*call.query.shape[:2], length, there)
+        mask = torch.ones(shape, dtype=torch.bool, device=call.key.device)
+        mask[:, :, served, :before] = _per_query_head(kept.mask, (*shape[:2], length - fresh, before))
+        seen = call.seen()
+        bias = None
+        if kept.log_weights is not None:
+            bias = call.query.new_zeros(shape)
+            bias[:, :, served, :before] = _per_query_head(kept.log_weights, (*shape[:2], length - fresh, before))
+        return _with(call, mask if seen is None else mask & seen, bias)
+
+    def _kept(
+        self, call: Captured, there: int, seen: Tensor | None, place: Tensor, rows: slice | None,
+        past: Tensor | None = None,
+    ) -> Kept:  # fmt: skip
+        """What is kept of the first `there` keys, for queries at `place` among them (the rows, where they are seen)."""
+        batch, heads, _, dim = call.query.shape
+        shared = call.key.shape[1]
+        key, value = (part[:, :, :there].float() for part in (call.key, call.value))
+        if past is None and self.choice.needs_past and not call.causal:
+            past = call.query  # an encoder's queries are all there
+        if past is not None:
+            past = past.float().reshape(batch, shared, heads // shared, -1, dim) * call.scale
+        counts, scores = self._counts(call), None
+        if self.choice.sees_queries and rows is not None:
+            # Each query head looks for itself, so that key/value heads are repeated.
+            groups = heads // shared
+            key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+            counts = counts.repeat_interleave(groups if len(counts) > 1 else 1, 0)
+            scores = call.scale * call.query[:, :, rows].float() @ key.mT
+            if call.bias is not None:
+                bias = call.bias if call.bias.shape[-2] == 1 else call.bias[..., rows, :]
+                scores = scores + bias[..., :there]
+        sight = Sight(key, value, scores, seen, place, 0, past, call.softcap)
+        kept = self.choice.choose(sight, counts, 1, self._generator(call, there))
+        return Kept(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
+
+
+def _per_query_head(given: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What belongs to key/value heads (or 1) for all query heads that read them."""
+    given = given if given.ndim == 4 else given[None]
+    return given.repeat_interleave(shape[1] // given.shape[1], 1).expand(shape)
+
+
+def _with(call: Captured, mask: Tensor, weights: Tensor | None) -> Captured:
+    """The call with fewer keys seen, and weights beside the model's own bias."""
+    if weights is None:
+        return replace(call, mask=mask)
+    weights = weights.masked_fill(~mask, 0)
+    return replace(call, mask=mask, bias=weights if call.bias is None else call.bias + weights)
