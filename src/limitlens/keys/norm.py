@@ -2,7 +2,7 @@
 
 from torch import Generator, Tensor
 
-from limitlens.keys.sight import Choice, Sight
+from limitlens.keys.sight import Choice, Sight, norms
 
 
 class Norm(Choice):
@@ -13,6 +13,6 @@ class Norm(Choice):
 
     def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
         """Minus |k|; a sink before all others."""
-        shortness = -sight.key.norm(dim=-1)[None, ..., None, :]
+        shortness = -norms(sight.key)[None, ..., None, :]
         shortness[..., : sight.held] = 0
         return shortness

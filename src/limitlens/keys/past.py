@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import avg_pool1d
 
 from limitlens.errors import InputError
-from limitlens.keys.sight import Choice, Sight
+from limitlens.keys.sight import Choice, Sight, norms
 
 WINDOW = 64  # last queries whose attention is added up; their own keys are kept before all others
 SMOOTH = 7  # keys over which it is smoothed: neighbours of a key that was needed are needed together
@@ -41,14 +41,18 @@ class Accumulated(_Past):
     words = "attention of the last queries"
 
     def weight(self, sight: Sight) -> Tensor:
-        """Mean over the last queries of softmax weights, smoothed over neighbours, times |v|."""
+        """Mean of softmax weights over the last queries that see a key, smoothed over neighbours, times |v|."""
         query, there = self.past(sight, WINDOW), sight.key.shape[-2]
         place = torch.arange(there, device=query.device)
         seen = place <= place[there - query.shape[-2] :, None]
-        weight = sight.score(query).masked_fill(~seen, float("-inf")).softmax(-1).mean((-3, -2))
+        weight = sight.score(query).masked_fill(~seen, float("-inf")).softmax(-1).mean(-3).sum(-2) / seen.sum(-2)
         smooth = avg_pool1d(weight.flatten(0, -2)[:, None], SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
-        found = smooth.view_as(weight) * sight.value.norm(dim=-1)
-        found[..., there - query.shape[-2] :] += found.amax(-1, keepdim=True)
+        return smooth.view_as(weight) * norms(sight.value)
+
+    def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
+        """The weight; the keys of the last queries, which few of them could see, before all others."""
+        found = super().priority(sight, draws, generator)
+        found[..., -self.past(sight, WINDOW).shape[-2] :] += found.amax(-1, keepdim=True)
         return found
 
 
@@ -68,4 +72,4 @@ class Expected(_Past):
         mean = query.mean(-2, keepdim=True)
         spread = (query - mean) @ sight.key[..., None, :, :].mT  # (..., g, p, n): no covariance has to be formed
         exponent = (mean @ sight.key[..., None, :, :].mT)[..., 0, :] + spread.square().mean(-2) / 2
-        return exponent.softmax(-1).mean(-2) * sight.value.norm(dim=-1)
+        return exponent.softmax(-1).mean(-2) * norms(sight.value)

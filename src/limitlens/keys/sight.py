@@ -75,3 +75,8 @@ def uniform(sight: Sight, draws: int, generator: torch.Generator) -> Tensor:
     """A number in (0, 1] for each key of each head, the same for all queries: (draws, ..., 1, n)."""
     *heads, number, _ = sight.key.shape
     return 1 - torch.rand(draws, *heads, 1, number, generator=generator).to(sight.key.device)
+
+
+def norms(vectors: Tensor) -> Tensor:
+    """|x| of vectors (..., d)."""
+    return vectors.square().sum(-1).sqrt()

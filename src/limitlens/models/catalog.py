@@ -228,7 +228,8 @@ def _read(
         raise InputError(
             f"the model {name} could not be loaded ({reason}); expected one that transformers knows, with its tokenizer"
         ) from error
-    model = model.to(wanted.device).eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
+    model.to(device=wanted.device)
     model.config.get_text_config().use_cache = head  # without one, windows are read once and nothing is generated
     commit = revision or getattr(model.config, "_commit_hash", None)
     loaded = LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note, opening=opening)

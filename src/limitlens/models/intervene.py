@@ -66,7 +66,7 @@ def intervene(
     acted = None if layers is None else _within("layers", layers, config.num_hidden_layers)
     picked = None if heads is None else _within("heads", heads, width)
     changes: list[Change] = []
-    if callable(factor) or np.ndim(factor) or float(factor) != 1:
+    if callable(factor) or np.ndim(factor) or factor != 1:
         changes.append(_scaling(factor, config.num_hidden_layers, width))
     if callable(keys):
         changes.append(keys)
