@@ -40,9 +40,13 @@ MAY_CALL = {
         "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
         "report",
     },
-    "loading": {"budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
+    "live": {
+        "budgets", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
+        "report",
+    },
+    "loading": {"live", "budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
     "comparison": {
-        "loading", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
+        "loading", "live", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
         "report",
     },
 }  # fmt: skip

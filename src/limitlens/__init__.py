@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from limitlens.heads.record import HeadRecord as HeadRecord
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
+    from limitlens.live.cache_trial import trial as trial
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
     from limitlens.models.intervene import intervene as intervene
@@ -64,6 +65,7 @@ _ROOMS = {
     "heads.record": "HeadRecord",
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",
+    "live.cache_trial": "trial",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
     "models.intervene": "intervene",

@@ -31,9 +31,8 @@ class Mixed(Choice):
         """a_j / u_j."""
         return self._guess(sight) / uniform(sight, draws, generator)
 
-    def choose(self, sight: Sight, counts: Tensor | int, draws: int, generator: torch.Generator) -> Kept:
+    def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
         """The largest priority that was not kept is the threshold; where all were, there is none."""
-        priority = self.priority(sight, draws, generator)
         mask = keep(priority, counts, sight.seen)
         left_out = ~mask if sight.seen is None else ~mask & sight.seen
         threshold = priority.masked_fill(~left_out, 0).amax(-1, keepdim=True)

@@ -27,9 +27,9 @@ class Random(Unweighted):
     words = "random keys"
     unbiased = True
 
-    def choose(self, sight: Sight, counts: Tensor | int, draws: int, generator: torch.Generator) -> Kept:
+    def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
         """Keys that are always held weigh as they are."""
-        kept = super().choose(sight, counts, draws, generator)
+        kept = super().kept(sight, priority, counts)
         every = torch.ones_like(kept.mask) if sight.seen is None else sight.seen
         there, taken = (part[..., sight.held :].sum(-1, keepdim=True) for part in (every, kept.mask))
         weight = torch.log(there / taken.clamp_min(1)).expand(kept.mask.shape).clone()

@@ -56,7 +56,11 @@ class Choice(Protocol):
 
     def choose(self, sight: Sight, counts: Tensor | int, draws: int, generator: torch.Generator) -> Kept:
         """Keep as many keys as `counts` says: one number, or one for each place of (..., m or 1, 1)."""
-        return Kept(keep(self.priority(sight, draws, generator), counts, sight.seen))
+        return self.kept(sight, self.priority(sight, draws, generator), counts)
+
+    def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
+        """The same by priorities that are known already."""
+        return Kept(keep(priority, counts, sight.seen))
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:

@@ -21,11 +21,9 @@ class Choosing:
 
     def __init__(self, name: str, count: Any, cut: int | None, seed: int, shape: tuple[int, int]) -> None:
         self.choice, self.cut, self.seed = named(name), cut, seed
-        self.counts = torch.as_tensor(np.asarray(count if count is not None else 0))
-        good = (
-            self.counts.shape in ((), shape) and not self.counts.is_floating_point() and bool((self.counts > 0).all())
-        )
-        if not good:
+        self.counts = torch.as_tensor(np.asarray(-1 if count is None else count))
+        whole = self.counts.shape in ((), shape) and not self.counts.is_floating_point()
+        if not whole or bool((self.counts < (0 if cut else 1)).any()):
             raise InputError(
                 f"{count} keys are to be kept; expected a whole number of at least 1, or one for each of {shape[0]} "
                 f"layers and {shape[1]} key/value heads"
@@ -41,9 +39,9 @@ class Choosing:
         return self._each(call) if self.cut is None else self._behind(call, self.cut)
 
     def _counts(self, call: Captured) -> Tensor:
-        """Keys to keep, broadcastable to (B, Hkv, m, n)."""
+        """Keys to keep, broadcastable to (B, Hkv[, G], m, n)."""
         own = self.counts if self.counts.ndim == 0 else self.counts[call.layer]
-        return own.to(call.key.device).view(-1, 1, 1)
+        return own.to(call.key.device).view(-1, *(1,) * (2 + self.choice.sees_queries))
 
     def _generator(self, call: Captured, there: int) -> torch.Generator:
         entropy = np.random.SeedSequence([self.seed, call.layer, there]).generate_state(1, np.uint64)[0]
@@ -107,31 +105,41 @@ class Choosing:
         past: Tensor | None = None,
     ) -> Kept:  # fmt: skip
         """What is kept of the first `there` keys, for queries at `place` among them (the rows, where they are seen)."""
-        batch, heads, _, dim = call.query.shape
-        shared = call.key.shape[1]
-        key, value = (part[:, :, :there].float() for part in (call.key, call.value))
         if past is None and self.choice.needs_past and not call.causal:
             past = call.query  # an encoder's queries are all there
-        if past is not None:
-            past = past.float().reshape(batch, shared, heads // shared, -1, dim) * call.scale
-        counts, scores = self._counts(call), None
-        if self.choice.sees_queries and rows is not None:
-            # Each query head looks for itself, so that key/value heads are repeated.
-            groups = heads // shared
-            key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
-            counts = counts.repeat_interleave(groups if len(counts) > 1 else 1, 0)
-            scores = call.scale * call.query[:, :, rows].float() @ key.mT
-            if call.bias is not None:
-                bias = call.bias if call.bias.shape[-2] == 1 else call.bias[..., rows, :]
-                scores = scores + bias[..., :there]
-        sight = Sight(key, value, scores, seen, place, 0, past, call.softcap)
-        kept = self.choice.choose(sight, counts, 1, self._generator(call, there))
+        asked = call.query[:, :, rows] if rows is not None and self.choice.sees_queries else None
+        sight = sight_of(call, there, place, past=past, served=asked, seen=seen)
+        kept = self.choice.choose(sight, self._counts(call), 1, self._generator(call, there))
         return Kept(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
 
 
+def sight_of(
+    call: Captured, there: int, place: Tensor, *, past: Tensor | None, served: Tensor | None = None,
+    seen: Tensor | None = None,
+) -> Sight:  # fmt: skip
+    """What a choice may look at when it chooses among the first `there` keys of a layer.
+
+    Leading axes are the batch, key/value heads and, where a choice looks at the queries `served`, the query heads that
+    share them; `past` are queries that came before, (B, Hq, p, k) like `served`.
+    """
+    batch, shared = call.key.shape[:2]
+
+    def grouped(query: Tensor) -> Tensor:
+        return query.float().reshape(batch, shared, -1, *query.shape[2:]) * call.scale
+
+    key, value = (part[:, :, :there].float() for part in (call.key, call.value))
+    scores = None
+    if served is not None:
+        key, value = key[:, :, None], value[:, :, None]
+        scores = grouped(served) @ key.mT  # a softcap changes no order
+        seen = seen if seen is None or seen.ndim < 4 else seen[:, :, None]
+    return Sight(key, value, scores, seen, place, 0, None if past is None else grouped(past), call.softcap)
+
+
 def _per_query_head(given: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What belongs to key/value heads (or 1) for all query heads that read them."""
-    given = given if given.ndim == 4 else given[None]
+    """What belongs to key/value heads, or to query heads in their groups, for all query heads (B, Hq, m, n)."""
+    if given.ndim == 5:
+        return given.flatten(1, 2).expand(shape)
     return given.repeat_interleave(shape[1] // given.shape[1], 1).expand(shape)
 
 
