@@ -439,7 +439,7 @@ def test_a_trial_is_dense_attention_over_the_keys_that_were_kept(name: str, text
             check("top", attend(scores, keep_best(scores, record.keys, seen), own_value, None), full)
             near = -distance.abs().double()
             check("recent", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
-            near[:, :SINKS] += 100
+            near[:, :SINKS] = torch.arange(SINKS, 0, -1)
             check("sinks", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
         else:
             pooled = slice(pilot.positions.start, pilot.positions.stop)

@@ -21,7 +21,7 @@ from limitlens.budgets.effect import effects
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.keys import CHOICES, named
 from limitlens.record import plain, to_json, write_whole
-from limitlens.report.view import Section, Table, Text, View, head_map
+from limitlens.report.view import Block, Section, Table, Text, View, head_map
 from limitlens.report.words import read_words, sentence
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class CachePlan:
         counted = self.table.groupby("choice")["budget"].agg(["size", "mean"])
         taken = [(CHOICES[str(name)].words, int(row["size"]), round(row["mean"])) for name, row in counted.iterrows()]
         places, shares = zip(*(((row.layer, row.kv_head), row.ratio) for row in self.table.itertuples()), strict=True)
-        blocks = [
+        blocks: list[Block] = [
             Table(WORDS["totals"], WORDS["columns"], rows),
             head_map(WORDS["map"], "share kept", places, shares, height=340),
             Table(WORDS["taken"], WORDS["taken columns"], taken),
@@ -172,12 +172,12 @@ def plan_cache(
         )
     curves = measure_cut(model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress)
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
-    return _plan(model.name, corpus, special, curves, gains, keep, error, total, seed)
+    return make_plan(model.name, corpus, special, curves, gains, keep=keep, error=error, total=total, seed=seed)
 
 
-def _plan(
-    model: str, corpus: str, special: str, curves: CutCurves, gains: Array, keep: str, error: float,
-    total: float | None, seed: int,
+def make_plan(
+    model: str, corpus: str, special: str, curves: CutCurves, gains: Array, *, keep: str = BEST, error: float = 0.05,
+    total: float | None = None, seed: int = 0,
 ) -> CachePlan:  # fmt: skip
     """The plan from curves whose first windows fit and whose last ones check."""
     fit, check = curves.part(slice(FITTED)), curves.part(slice(FITTED, None))

@@ -16,7 +16,8 @@ class SinksRecent(Recent):
     words = "first tokens and the nearest"
 
     def priority(self, sight: Sight, draws: int, generator: torch.Generator) -> Tensor:
-        """Minus the distance to the query; the first tokens before all others."""
-        nearness = super().priority(sight, draws, generator).clone()
-        nearness[..., :SINKS] += 2 * sight.key.shape[-2]
+        """Minus the distance to the query; the first tokens before all others, the very first before these."""
+        nearness = super().priority(sight, draws, generator)
+        first = min(SINKS, nearness.shape[-1])
+        nearness[..., :first] = torch.arange(first, 0, -1, device=nearness.device)
         return nearness
