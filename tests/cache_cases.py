@@ -11,7 +11,10 @@ import numpy as np
 import torch
 import transformers
 
-from limitlens.budgets.cache_plan import plan_cache
+from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.budgets.cut import measure_cut
+from limitlens.budgets.effect import effects
+from limitlens.keys import CHOICES
 from limitlens.models import LoadedModel
 from tiny_models import GROUPED, tiny_tokenizer
 
@@ -38,6 +41,15 @@ def text() -> str:
 
 
 @cache
+def measured() -> Any:
+    """What every plan is made of: curves and effects."""
+    windows = cut_windows(language_model(), text(), "auto", CONTEXT)
+    order = order_of(windows, 0)[: FITTED + CHECKED]
+    curves = measure_cut(language_model(), windows, order, CONTEXT, tuple(CHOICES))
+    return curves, effects(language_model(), windows, order[:FITTED], CONTEXT)
+
+
+@cache
 def planned(**options: Any) -> Any:
     """A plan for half of the cache, or as asked for."""
-    return plan_cache(language_model(), text(), CONTEXT, **({"total": 0.5} | options))
+    return make_plan("letters", text(), "auto", *measured(), **({"total": 0.5} | options))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import limitlens as ll
-from cache_cases import CONTEXT, language_model, planned, text
+from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.budgets import allocate
 from limitlens.budgets.cache_plan import BEST, cut_windows, order_of, plan_cache
 from limitlens.budgets.cut import BEHIND, QUERIES, keys_below, measure_cut
@@ -53,7 +53,7 @@ def test_curves_are_dense_attention_over_what_was_kept() -> None:
 
 
 def test_all_keys_make_no_error_and_errors_have_errors() -> None:
-    curves = measure_cut(language_model(), windows(), range(4), CONTEXT, tuple(CHOICES))
+    curves = measured()[0].part(slice(4))
     assert (curves.wrong[..., -1] == 0).all()
     assert curves.sizes[0] == 0
     assert curves.error().shape == curves.stderr().shape == (len(CHOICES), 3, 4, len(curves.sizes))
@@ -140,6 +140,11 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
             assert 0.9 * made.total["entries"] <= np.sum(keys) <= made.total["entries"]
     frame = made.table
     assert frame["budget"].sum() == made.total["entries"]
+
+
+def test_a_plan_of_a_model_is_made_of_its_curves() -> None:
+    made = plan_cache(language_model(), text(), CONTEXT, total=0.5)
+    assert made.document() == planned().document()
 
 
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:

@@ -8,7 +8,7 @@ import torch
 from cases import KEY_CASES, KeyCase
 from limitlens.errors import InputError
 from limitlens.keys import CHOICES, Choice, Kept, Sight, keep, named
-from limitlens.keys.past import LAW, SMOOTH, WINDOW, Expected
+from limitlens.keys.past import LAW, SMOOTH, Expected
 from limitlens.keys.sinks import SINKS
 
 LENGTH, DRAWS, DIM = 24, 6, 4
@@ -187,19 +187,15 @@ def test_short_keys_are_kept_first() -> None:
 
 
 def test_the_attention_of_the_last_queries_is_added_up() -> None:
-    """A key that all of them look at, and its neighbours, after their own keys."""
+    """A key that all of them look at, and its neighbours."""
     length, spot = 200, 40
     key = torch.zeros(1, length, DIM)
     key[0, spot, 0] = 30
     past = torch.zeros(1, 1, length, DIM)
     past[..., 0] = 1
     given = Sight(key, torch.ones(1, length, DIM), past=past)
-    found = CHOICES["accumulated"].choose(given, WINDOW + SMOOTH, 1, generator()).mask.flatten()
-    reach = SMOOTH // 2
-    assert torch.nonzero(found).flatten().tolist() == [
-        *range(spot - reach, spot + reach + 1),
-        *range(length - WINDOW, length),
-    ]
+    found = CHOICES["accumulated"].choose(given, SMOOTH, 1, generator()).mask.flatten()
+    assert torch.nonzero(found).flatten().tolist() == [*range(spot - SMOOTH // 2, spot + SMOOTH // 2 + 1)]
 
 
 def test_expected_attention_is_the_mean_over_gaussian_queries() -> None:

@@ -168,12 +168,12 @@ class _Trial:
             query = layer.query[:, :, mine.to(device)]
             scores = scores_of(query, key, layer.traits.softcap)
             seen = _seen(captured, int(row), position)
-            sight = Sight(key, value, scores, seen, position, sink)
             mine_full = _output(captured, query, scores, seen.expand_as(scores), value)
             outputs.setdefault("full", []).append(mine_full[None])
             for name, choice in ALONE.items():
                 if name == "unweighted" and layer.atom is None:
                     continue  # where nothing is always kept, weights cancel
+                sight = Sight(key, value, scores, seen, position, sink if choice.sampled else 0)
                 chosen = choice.choose(sight, counts, DRAWS, self.choosing)
                 drawn = []  # one draw at a time: together they would be the largest array of all
                 for draw, mask in enumerate(chosen.mask):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from limitlens.keys.past import Accumulated
-from limitlens.keys.sight import Choice, Kept, Sight, keep, uniform
+from limitlens.keys.sight import Choice, Kept, Sight, held_first, keep, uniform
 
 FLOOR = 0.1  # share of the guessed weight that is spread evenly: a guess may not rule a key out
 
@@ -33,7 +33,10 @@ class Mixed(Choice):
 
     def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
         """The largest priority that was not kept is the threshold; where all were, there is none."""
+        priority = held_first(priority, sight.held)
         mask = keep(priority, counts, sight.seen)
         left_out = ~mask if sight.seen is None else ~mask & sight.seen
-        threshold = priority.masked_fill(~left_out, 0).amax(-1, keepdim=True)
-        return Kept(mask, torch.log(threshold / self._guess(sight)).clamp_min(0).expand(mask.shape))
+        threshold = priority.masked_fill(~left_out | priority.isinf(), 0).amax(-1, keepdim=True)
+        weight = torch.log(threshold / self._guess(sight)).clamp_min(0).expand(mask.shape).clone()
+        weight[..., : sight.held] = 0
+        return Kept(mask, weight)

@@ -12,7 +12,5 @@ class Norm(Choice):
     words = "smallest key norms"
 
     def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
-        """Minus |k|; a sink before all others."""
-        shortness = -norms(sight.key)[None, ..., None, :]
-        shortness[..., : sight.held] = 0
-        return shortness
+        """Minus |k|."""
+        return -norms(sight.key)[None, ..., None, :]

@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool1d
 from limitlens.errors import InputError
 from limitlens.keys.sight import Choice, Sight, norms
 
-WINDOW = 64  # last queries whose attention is added up; their own keys are kept before all others
+WINDOW = 64  # last queries whose attention is added up
 SMOOTH = 7  # keys over which it is smoothed: neighbours of a key that was needed are needed together
 LAW = 256  # last queries whose mean and covariance stand for the law of those to come
 
@@ -48,12 +48,6 @@ class Accumulated(_Past):
         weight = sight.score(query).masked_fill(~seen, float("-inf")).softmax(-1).mean(-3).sum(-2) / seen.sum(-2)
         smooth = avg_pool1d(weight.flatten(0, -2)[:, None], SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
         return smooth.view_as(weight) * norms(sight.value)
-
-    def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
-        """The weight; the keys of the last queries, which few of them could see, before all others."""
-        found = super().priority(sight, draws, generator)
-        found[..., -self.past(sight, WINDOW).shape[-2] :] += found.amax(-1, keepdim=True)
-        return found
 
 
 class Expected(_Past):

@@ -15,9 +15,7 @@ class Unweighted(Choice):
 
     def priority(self, sight: Sight, draws: int, generator: torch.Generator) -> Tensor:
         """A uniform number for each key."""
-        chance = uniform(sight, draws, generator)
-        chance[..., : sight.held] += 1
-        return chance
+        return uniform(sight, draws, generator)
 
 
 class Random(Unweighted):

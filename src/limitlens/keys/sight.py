@@ -60,7 +60,7 @@ class Choice(Protocol):
 
     def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
         """The same by priorities that are known already."""
-        return Kept(keep(priority, counts, sight.seen))
+        return Kept(keep(held_first(priority, sight.held), counts, sight.seen))
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:
@@ -73,6 +73,14 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
     else:
         kept = priority.argsort(-1, descending=True).argsort(-1) < counts
     return kept if seen is None else kept & seen
+
+
+def held_first(priority: Tensor, held: int) -> Tensor:
+    """Priorities with the first tokens before all others."""
+    if not held:
+        return priority
+    first = torch.arange(priority.shape[-1], device=priority.device) < held
+    return priority.float().masked_fill(first, float("inf"))
 
 
 def uniform(sight: Sight, draws: int, generator: torch.Generator) -> Tensor:

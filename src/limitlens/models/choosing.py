@@ -133,7 +133,8 @@ def sight_of(
         key, value = key[:, :, None], value[:, :, None]
         scores = grouped(served) @ key.mT  # a softcap changes no order
         seen = seen if seen is None or seen.ndim < 4 else seen[:, :, None]
-    return Sight(key, value, scores, seen, place, 0, None if past is None else grouped(past), call.softcap)
+    sink = int(call.causal and call.sliding_window is None and seen is None)  # the first token, at a cut
+    return Sight(key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap)
 
 
 def _per_query_head(given: Tensor, shape: tuple[int, ...]) -> Tensor:
