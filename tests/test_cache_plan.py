@@ -12,7 +12,7 @@ import torch
 
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
-from limitlens.budgets import allocate
+from limitlens.budgets import allocate, cache_plan
 from limitlens.budgets.cache_plan import BEST, cut_windows, order_of, plan_cache
 from limitlens.budgets.cut import BEHIND, QUERIES, keys_below, measure_cut
 from limitlens.budgets.effect import effects
@@ -20,6 +20,7 @@ from limitlens.cli import main
 from limitlens.errors import InputError
 from limitlens.keys import CHOICES
 from limitlens.models import Captured, LoadedModel, capture
+from report_cases import probe_case
 from tiny_models import TINY, tiny_tokenizer
 
 
@@ -142,9 +143,18 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     assert frame["budget"].sum() == made.total["entries"]
 
 
-def test_a_plan_of_a_model_is_made_of_its_curves() -> None:
-    made = plan_cache(language_model(), text(), CONTEXT, total=0.5)
-    assert made.document() == planned().document()
+def test_a_plan_of_a_probe_is_made_of_its_models_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = replace(probe_case(2, 3), corpus=text(), model_sha256=None, seed=0, special={})
+    with pytest.raises(InputError, match="no context was given"):
+        ll.plan(run, keep="best", model=language_model())
+    with pytest.raises(InputError, match="is not what was probed"):
+        ll.plan(replace(run, model_sha256="0"), context=CONTEXT, keep="best", model=language_model())
+    for name in ("FITTED", "CHECKED"):
+        monkeypatch.setattr(cache_plan, name, 2)
+    seen: list[tuple[float, float]] = []
+    made = run.plan(context=CONTEXT, total=0.5, model=language_model(), progress=lambda *done: seen.append(done))
+    assert made.total["share"] == pytest.approx(0.5, abs=0.01)
+    assert (made.fitted, made.checked, seen[-1]) == (2, 2, (4, 4))
 
 
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
