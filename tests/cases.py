@@ -126,3 +126,27 @@ CASES: dict[str, Case] = {
     "discrete": Case(Discrete(_points, _probabilities), _finite(_points, _probabilities)),
     "sample": Case(Sample(_tokens), _finite(_tokens, np.full(500, 1 / 500))),
 }
+
+
+@dataclass(frozen=True)
+class KeyCase:
+    """What a choice of keys claims of itself, which tests hold it to."""
+
+    sees_queries: bool = False
+    ordered: bool = False
+    needs_past: bool = False
+    sampled: bool = False
+    unbiased: bool = False
+
+
+KEY_CASES = {
+    "random": KeyCase(sampled=True, unbiased=True),
+    "unweighted": KeyCase(sampled=True),
+    "recent": KeyCase(ordered=True),
+    "sinks": KeyCase(ordered=True),
+    "norm": KeyCase(),
+    "accumulated": KeyCase(needs_past=True),
+    "expected": KeyCase(needs_past=True),
+    "mixed": KeyCase(needs_past=True, sampled=True, unbiased=True),
+    "top": KeyCase(sees_queries=True),
+}

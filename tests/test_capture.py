@@ -224,20 +224,35 @@ def test_a_layer_that_goes_its_own_way_is_refused() -> None:
     assert_untouched(model, "sdpa")
 
 
-def test_what_is_no_single_stack_on_whole_windows_is_refused() -> None:
+def test_what_is_no_single_stack_is_refused_and_so_is_a_second_capture() -> None:
     options = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": LAYERS, "num_heads": 4}
     with pytest.raises(InputError, match="encoder with a decoder"):
         captures(transformers.T5Model(transformers.T5Config(**options)), token_ids())
 
     model, ids = TINY["llama"].model(), token_ids()
-    with torch.inference_mode():
-        cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(InputError, match="use_cache=False"), capture(model, lambda _: None):
-        model(ids[:, :1], past_key_values=cache)
-
     with pytest.raises(InputError, match="captured already"), capture(model, lambda _: None):
         captures(model, ids)
     assert_untouched(model, "sdpa")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss"])
+def test_queries_that_read_a_cache_are_explained(name: str) -> None:
+    model, ids, first = TINY[name].model(), token_ids(), LENGTH - 4
+    with torch.inference_mode():
+        cache = model(ids[:, :first], use_cache=True).past_key_values
+    outputs, remove = watch_outputs(model, TINY[name].output)
+    found: list[Captured] = []
+    with torch.inference_mode(), capture(model, found.append):
+        model(ids[:, first:-1], past_key_values=cache)
+        model(ids[:, -1:], past_key_values=cache)
+    remove()
+    for captured, output in zip(found, outputs, strict=True):
+        assert captured.causal
+        assert captured.position.tolist() == (
+            [*range(first, LENGTH - 1)] if len(captured.position) > 1 else [LENGTH - 1]
+        )
+        dense = dense_outputs(captured).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(output.double(), dense, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", TINY)

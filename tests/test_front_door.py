@@ -40,6 +40,18 @@ def prediction() -> Any:
     return ll.predict(model, tokens=64, queries=4, window=16, sizes=[8, 16, 32])
 
 
+def cache_plan() -> Any:
+    from cache_cases import planned
+
+    return planned()
+
+
+def cache_trial() -> Any:
+    from cache_cases import language_model, planned, text
+
+    return ll.trial(planned(), documents=2, model=language_model(), corpus=text())
+
+
 # What makes each kind of result, with inputs as small as they may be.
 MAKERS: dict[str, Callable[[], Any]] = {
     "study": lambda: ll.study(LINE, ll.Head(0.5), SIZES, replicates=12, queries=32),
@@ -56,6 +68,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "probe": probe_run,
     "prediction": prediction,
     "plan": lambda: ll.plan(probe_run(), error=0.05, context=4096, trial=False),
+    "cache plan": lambda: cache_plan(),
+    "cache trial": lambda: cache_trial(),
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)

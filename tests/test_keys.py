@@ -5,92 +5,232 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cases import KEY_CASES, KeyCase
 from limitlens.errors import InputError
-from limitlens.keys import CHOICES, Choice, Sight, keep
-from limitlens.keys.recent import SINKS
+from limitlens.keys import CHOICES, Choice, Kept, Sight, keep, named
+from limitlens.keys.past import LAW, SMOOTH, Expected
+from limitlens.keys.sinks import SINKS
 
-LENGTH, DRAWS = 24, 6
-
-
-def sight(held: int = 0) -> Sight:
-    """Scores (2, 3, m, n) of causal queries that see the last 16 keys, their own among them."""
-    position = torch.tensor([5, 11, 23])
-    distance = position[:, None] - torch.arange(LENGTH)
-    scores = torch.randn(2, 3, 3, LENGTH, generator=torch.Generator().manual_seed(1))
-    return Sight(scores, (distance >= 0) & (distance < 16), position, held)
+LENGTH, DRAWS, DIM = 24, 6, 4
+every = pytest.mark.parametrize("name", KEY_CASES)
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def sight(held: int = 0, past: int = LENGTH, length: int = LENGTH) -> Sight:
+    """Two by three heads of random keys; causal queries that see the last 16 keys, their own among them."""
+    position = torch.tensor([5, 11, length - 1])
+    distance = position[:, None] - torch.arange(length)
+    key, value, query = (torch.randn(2, 3, count, DIM, generator=generator(count)) for count in (length, length + 1, 3))
+    asked = torch.randn(2, 3, 2, past, DIM, generator=generator(7))
+    seen = (distance >= 0) & (distance < 16)
+    return Sight(key, value[:, :, 1:], query @ key.mT, seen, position, held, asked)
+
+
 def kept(choice: Choice, given: Sight, counts: torch.Tensor | int, seed: int = 0) -> torch.Tensor:
-    priority = choice.priority(given, DRAWS, generator(seed))
-    return keep(priority, counts, given.seen).expand(len(priority), *given.scores.shape)
+    found = choice.choose(given, counts, DRAWS, generator(seed)).mask
+    assert given.scores is not None
+    return found.expand(len(found), *given.scores.shape)
 
 
-@pytest.mark.parametrize("name", list(CHOICES))
+def attended(given: Sight, scores: torch.Tensor, found: Kept) -> torch.Tensor:
+    """Attention outputs over what was kept."""
+    added = 0 if found.log_weights is None else found.log_weights
+    weights = (scores + added).masked_fill(~found.mask, -torch.inf).softmax(-1)
+    return weights @ given.value
+
+
+def test_every_choice_has_a_case() -> None:
+    assert set(KEY_CASES) == set(CHOICES)
+    with pytest.raises(InputError, match="'nearest'; expected one of random, "):
+        named("nearest")
+
+
+@every
+def test_a_choice_is_what_its_case_says(name: str) -> None:
+    choice, case = CHOICES[name], KEY_CASES[name]
+    assert choice.name == name
+    assert choice.words
+    found = KeyCase(choice.sees_queries, choice.ordered, choice.needs_past, choice.sampled, choice.unbiased)
+    assert found == case
+
+
+@every
 def test_a_choice_keeps_as_many_keys_as_asked_for_and_only_those_seen(name: str) -> None:
     given, choice = sight(), CHOICES[name]
     assert given.seen is not None
-    assert choice.name == name
-    assert choice.words
     counts = torch.tensor([[1, 4, 9], [2, 30, 16]]).view(2, 3, 1, 1)
     found = kept(choice, given, counts)
+    assert len(found) == (DRAWS if choice.sampled else 1)
     assert not (found & ~given.seen).any()
     there = given.seen.sum(-1)
     torch.testing.assert_close(found.sum(-1), torch.minimum(counts[..., 0], there).expand(len(found), -1, -1, -1))
     torch.testing.assert_close(kept(choice, given, 4), kept(choice, given, torch.tensor([[[[4]]]])))
 
 
-@pytest.mark.parametrize("name", list(CHOICES))
-def test_more_keys_hold_fewer(name: str) -> None:
-    given = sight()
-    few, more = (kept(CHOICES[name], given, count) for count in (3, 7))
+@every
+def test_the_same_seed_gives_the_same_keys_and_more_keys_hold_fewer(name: str) -> None:
+    given, choice = sight(), CHOICES[name]
+    few, again, more = (kept(choice, given, count) for count in (3, 3, 7))
+    assert torch.equal(few, again)
     assert not (few & ~more).any()
+    assert torch.equal(few, kept(choice, given, 3, seed=1)) is not choice.sampled
 
 
-def test_only_an_oracle_looks_at_the_scores() -> None:
+@every
+def test_keeping_everything_is_full_attention(name: str) -> None:
+    """To the last bit: nothing is dropped, nothing weighs more than itself."""
+    given, choice = sight(), CHOICES[name]
+    assert given.scores is not None
+    assert given.seen is not None
+    for counts in (LENGTH, LENGTH + 5, torch.tensor([[[[LENGTH]]]])):
+        found = choice.choose(given, counts, DRAWS, generator())
+        assert torch.equal(found.mask.expand(len(found.mask), 2, 3, 3, LENGTH)[0, 0, 0], given.seen)
+        assert found.log_weights is None or not found.log_weights.masked_fill(~found.mask, 0).any()
+
+
+@every
+def test_only_what_looks_at_queries_changes_with_them(name: str) -> None:
+    given, choice = sight(), CHOICES[name]
+    assert given.scores is not None
+    assert given.past is not None
+    other = Sight(given.key, given.value, -given.scores, given.seen, given.position, 0, given.past)
+    assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.sees_queries
+    other = Sight(given.key, given.value, given.scores, given.seen, given.position, 0, -given.past)
+    assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.needs_past
+
+
+@every
+def test_what_is_not_there_is_asked_for_in_one_sentence(name: str) -> None:
+    given, choice = sight(), CHOICES[name]
+    missing = []
+    for without, what in (
+        (Sight(given.key, given.value, None, None, given.position, 0, given.past), "scores"),
+        (Sight(given.key, given.value, given.scores, None, None, 0, given.past), "order"),
+        (Sight(given.key, given.value, given.scores, None, given.position), "earlier queries"),
+    ):
+        try:
+            found = choice.choose(without, 5, DRAWS, generator()).mask
+            assert found.sum(-1).unique().tolist() == [5]
+        except InputError as error:
+            missing += [what] if what in str(error) else [str(error)]
+    case = KEY_CASES[name]
+    assert missing == ["scores"] * case.sees_queries + ["order"] * case.ordered + ["earlier queries"] * case.needs_past
+
+
+@pytest.mark.parametrize("name", [name for name, case in KEY_CASES.items() if case.unbiased])
+def test_weighted_sums_are_unbiased(name: str) -> None:
+    """Over many draws Σ_kept e^{w+s} (1, v) has the mean of the full sums, within four standard errors."""
+    given, draws = sight(held=1), 4000
+    given = Sight(given.key, given.value, given.scores, None, None, 1, given.past)
+    assert given.scores is not None
+    found = CHOICES[name].choose(given, 8, draws, generator(3))
+    assert found.log_weights is not None
+    weight = found.log_weights.double().exp() * found.mask
+    for query in range(3):
+        mass = given.scores[:, :, query].double().exp()
+        for part in (mass, mass * given.value[..., 0].double()):
+            sums = (weight[..., 0, :] * part).sum(-1)
+            off = (sums.mean(0) - part.sum(-1)) / (sums.std(0) / draws**0.5)
+            assert off.abs().max() < 4
+
+
+def test_eviction_without_weights_is_biased() -> None:
+    """The same keys without weights sum to less: the check above can fail."""
     given = sight()
-    other = Sight(-given.scores, given.seen, given.position)
-    for choice in CHOICES.values():
-        same = torch.equal(kept(choice, given, 5), kept(choice, other, 5))
-        assert same is not choice.oracle
+    found = CHOICES["unweighted"].choose(Sight(given.key, given.value), 8, 4000, generator(3))
+    assert found.log_weights is None
+    assert found.mask.double().sum(-1).mean() == 8
 
 
-def test_only_what_asks_for_an_order_needs_one() -> None:
-    pooled = Sight(sight().scores)
-    for choice in CHOICES.values():
-        if choice.ordered:
-            with pytest.raises(InputError, match="have no order"):
-                choice.priority(pooled, DRAWS, generator())
-        else:
-            assert keep(choice.priority(pooled, DRAWS, generator()), 5).sum(-1).unique().tolist() == [5]
-
-
-def test_random_keys_are_uniform_shared_by_queries_and_hold_the_sink() -> None:
-    scores = torch.zeros(1, 1, 2, 10)
-    found = keep(CHOICES["random"].priority(Sight(scores), 4000, generator()), 3)
-    assert found.shape == (4000, 1, 1, 1, 10)  # one draw for every head and query
+def test_random_keys_are_uniform_and_hold_the_sink() -> None:
+    key = torch.zeros(1, 1, 10, DIM)
+    found = CHOICES["random"].choose(Sight(key, key), 3, 4000, generator()).mask
+    assert found.shape == (4000, 1, 1, 1, 10)  # one draw for every query of a head
     share = found.double().mean((0, 1, 2, 3))
     torch.testing.assert_close(share, torch.full((10,), 0.3, dtype=torch.float64), atol=0.03, rtol=0)
-    beside = keep(CHOICES["random"].priority(Sight(scores, held=1), 4000, generator()), 3)
-    assert beside[..., 0].all()
+    beside = CHOICES["random"].choose(Sight(key, key, held=1), 3, 4000, generator())
+    assert beside.mask[..., 0].all()
+    assert beside.log_weights is not None
+    torch.testing.assert_close(beside.log_weights[0, 0, 0, 0], torch.tensor([0.0] + [4.5] * 9).clamp_min(1).log())
     torch.testing.assert_close(
-        beside[..., 1:].double().mean((0, 1, 2, 3)), torch.full((9,), 2 / 9, dtype=torch.float64), atol=0.03, rtol=0
+        beside.mask[..., 1:].double().mean((0, 1, 2, 3)),
+        torch.full((9,), 2 / 9, dtype=torch.float64),
+        atol=0.03,
+        rtol=0,
     )
-    assert torch.equal(found, keep(CHOICES["random"].priority(Sight(scores), 4000, generator()), 3))
 
 
-def test_recent_keys_are_the_first_and_the_nearest() -> None:
-    given = Sight(torch.zeros(1, 1, 1, LENGTH), None, torch.tensor([20]))
-    found = keep(CHOICES["recent"].priority(given, 1, generator())[..., :21], SINKS + 3)
-    assert torch.nonzero(found.flatten()).flatten().tolist() == [*range(SINKS), 18, 19, 20]
+def test_recent_keys_are_the_nearest_and_sinks_the_first_too() -> None:
+    key = torch.zeros(1, 1, 21, DIM)
+    given = Sight(key, key, None, None, torch.tensor([20]))
+    for name, places in (("recent", range(14, 21)), ("sinks", [*range(SINKS), 18, 19, 20])):
+        found = CHOICES[name].choose(given, SINKS + 3, 1, generator()).mask
+        assert torch.nonzero(found.flatten()).flatten().tolist() == list(places)
 
 
 def test_top_keys_hold_the_most_mass() -> None:
     given = sight()
+    assert given.scores is not None
     assert given.seen is not None
     weights = torch.softmax(given.scores.masked_fill(~given.seen, -torch.inf), -1)
     masses = {name: (weights * kept(choice, given, 5)).sum(-1) for name, choice in CHOICES.items()}
     assert all((masses["top"] >= mass - 1e-6).all() for mass in masses.values())
+
+
+def test_short_keys_are_kept_first() -> None:
+    key = torch.arange(1.0, 9).view(1, 8, 1).flip(1)
+    found = CHOICES["norm"].choose(Sight(key, key, held=1), 3, 1, generator()).mask
+    assert torch.nonzero(found.flatten()).flatten().tolist() == [0, 6, 7]
+
+
+def test_the_attention_of_the_last_queries_is_added_up() -> None:
+    """A key that all of them look at, and its neighbours."""
+    length, spot = 200, 40
+    key = torch.zeros(1, length, DIM)
+    key[0, spot, 0] = 30
+    past = torch.zeros(1, 1, length, DIM)
+    past[..., 0] = 1
+    given = Sight(key, torch.ones(1, length, DIM), past=past)
+    found = CHOICES["accumulated"].choose(given, SMOOTH, 1, generator()).mask.flatten()
+    assert torch.nonzero(found).flatten().tolist() == [*range(spot - SMOOTH // 2, spot + SMOOTH // 2 + 1)]
+
+
+def test_expected_attention_is_the_mean_over_gaussian_queries() -> None:
+    """Against the average of e^{<q,k>} over queries drawn from the law, and value norms beside it."""
+    length = 12
+    key, value = (torch.randn(1, length, DIM, generator=generator(seed)) for seed in (1, 2))
+    mean, root = torch.randn(DIM, generator=generator(3)), 0.2 * torch.randn(DIM, DIM, generator=generator(4))
+    draws = (mean + torch.randn(200_000, DIM, generator=generator(5)).double() @ root.double()).double()
+    past = draws[:LAW].float().view(1, 1, LAW, DIM)
+    law = Expected().weight(Sight(key, value, past=past))[0].double() / value[0].double().norm(dim=-1)
+    # The same law as the past has: its own mean and covariance.
+    centred = past[0, 0].double() - past[0, 0].double().mean(0)
+    normal = torch.randn(200_000, DIM, generator=generator(6), dtype=torch.float64)
+    root = torch.linalg.cholesky(centred.T @ centred / LAW)
+    drawn = torch.exp((past[0, 0].double().mean(0) + normal @ root.T) @ key[0].double().T).mean(0)
+    torch.testing.assert_close(law, drawn / drawn.sum(), rtol=0.03, atol=0)
+
+
+def test_sampling_by_a_guess_beats_uniform_sampling_where_the_guess_is_right() -> None:
+    """Served queries like the last ones: a smaller error at equal keys than random keys."""
+    length, count = 256, 64
+    key, value = (torch.randn(1, length, 8, generator=generator(seed)) for seed in (1, 2))
+    query = torch.randn(1, 1, length, 8, generator=generator(3)) * 0.3 + 0.5
+    served = torch.randn(1, 32, 8, generator=generator(4)) * 0.3 + 0.5
+    given = Sight(key, value, served @ key.mT, past=query)
+    assert given.scores is not None
+    full = given.scores.softmax(-1) @ value
+    errors = {}
+    for name in ("random", "mixed"):
+        found = CHOICES[name].choose(given, count, 200, generator(5))
+        errors[name] = (attended(given, given.scores, found) - full).square().mean()
+    assert errors["mixed"] < 0.7 * errors["random"]
+
+
+def test_keep_takes_the_highest_priorities() -> None:
+    priority = torch.tensor([[3.0, 1.0, 2.0, 5.0]])
+    assert keep(priority, 2).tolist() == [[True, False, False, True]]
+    assert keep(priority, 2, torch.tensor([True, True, True, False])).tolist() == [[True, False, True, False]]

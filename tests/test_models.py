@@ -18,7 +18,7 @@ from limitlens.errors import InputError
 from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projections
 from limitlens.models.catalog import Alias
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
-from tiny_models import TINY, dense_outputs, tiny_tokenizer
+from tiny_models import GROUPED, TINY, dense_outputs, tiny_tokenizer
 
 
 def installed(name: str) -> pytest.MarkDecorator:
@@ -62,6 +62,26 @@ def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
 
 def test_the_precision_can_be_chosen(folder: Path) -> None:
     assert load(str(folder), dtype=torch.float64).model.dtype == torch.float64
+
+
+def test_a_decoder_comes_with_its_head_and_a_cache(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval()
+    model.save_pretrained(tmp_path / "decoder")
+    tiny_tokenizer(special=False).save_pretrained(tmp_path / "decoder")
+    loaded, ids = load(str(tmp_path / "decoder"), head=True), torch.arange(3, 12)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits)
+        assert loaded.model(ids).past_key_values.get_seq_length() == 9
+        assert "past_key_values" not in load(str(tmp_path / "decoder")).model(ids)
+    assert loaded.causal
+    assert loaded.positions == 64
+    assert type(load(str(folder), head=True).model).__name__ == "BertModel"  # an encoder has none
+    model.model.save_pretrained(tmp_path / "stack")
+    tiny_tokenizer(special=False).save_pretrained(tmp_path / "stack")
+    with pytest.raises(InputError, match="a decoder without its language-model head") as error:
+        load(str(tmp_path / "stack"), head=True)
+    one_sentence(error)
 
 
 def test_several_weight_files_have_one_digest_that_every_one_of_them_changes(folder: Path) -> None:

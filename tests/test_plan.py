@@ -25,7 +25,7 @@ from limitlens.heads.probe import probe
 from limitlens.heads.record import Sink
 from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
-from limitlens.keys.recent import SINKS
+from limitlens.keys.sinks import SINKS
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.record import read_run, to_json
 from limitlens.report.page import page
@@ -438,8 +438,9 @@ def test_a_trial_is_dense_attention_over_the_keys_that_were_kept(name: str, text
             full = attend(scores, seen, own_value, None)
             check("top", attend(scores, keep_best(scores, record.keys, seen), own_value, None), full)
             near = -distance.abs().double()
-            near[:, :SINKS] += 100
             check("recent", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
+            near[:, :SINKS] = torch.arange(SINKS, 0, -1)
+            check("sinks", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
         else:
             pooled = slice(pilot.positions.start, pilot.positions.stop)
             pool_key, pool_value = key[answering][:, pooled].flatten(0, 1), value[answering][:, pooled].flatten(0, 1)

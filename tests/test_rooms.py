@@ -27,7 +27,7 @@ MAY_CALL = {
     "statistics": {"theory", "report"},
     "curves": {"sampling", "attention", "measures", "theory", "statistics", "report"},
     "keys": {"attention", "report"},
-    "models": {"attention", "sampling", "report"},
+    "models": {"keys", "attention", "sampling", "report"},
     "experiments": {"curves", "statistics", "sampling", "attention", "measures", "theory", "report"},
     "critical": {"statistics", "sampling", "attention", "measures", "theory", "report"},
     "heads": {
@@ -40,9 +40,13 @@ MAY_CALL = {
         "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
         "report",
     },
-    "loading": {"budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
+    "live": {
+        "budgets", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
+        "report",
+    },
+    "loading": {"live", "budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
     "comparison": {
-        "loading", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
+        "loading", "live", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
         "report",
     },
 }  # fmt: skip

@@ -148,8 +148,8 @@ def dense_outputs(captured: Captured) -> Tensor:
     if captured.mask is not None:
         scores = scores.masked_fill(~captured.mask, -torch.inf)
     elif captured.causal:
-        length = scores.shape[-1]
-        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+        length, there = scores.shape[-2:]
+        scores = scores.masked_fill(torch.ones(length, there, dtype=torch.bool).triu(1 + there - length), -torch.inf)
     if captured.sinks is None:
         return torch.softmax(scores, dim=-1) @ value
     sinks = captured.sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)

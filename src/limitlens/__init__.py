@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from limitlens.heads.record import HeadRecord as HeadRecord
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
+    from limitlens.live.cache_trial import trial as trial
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
+    from limitlens.models.intervene import intervene as intervene
 
     __version__: str
 
@@ -63,8 +65,10 @@ _ROOMS = {
     "heads.record": "HeadRecord",
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",
+    "live.cache_trial": "trial",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
+    "models.intervene": "intervene",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

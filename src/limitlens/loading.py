@@ -27,6 +27,8 @@ KINDS = {
     "probe": "heads.result:ProbeRun",
     "prediction": "foresight.prediction:Predictions",
     "plan": "budgets.plan:Plan",
+    "cache plan": "budgets.cache_plan:CachePlan",
+    "cache trial": "live.cache_trial:CacheTrial",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
 }

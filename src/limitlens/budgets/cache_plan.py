@@ -1,0 +1,253 @@
+"""A plan of the cache by choices of keys: how many keys each key/value head keeps, chosen how, at what error or total.
+
+Curves come from windows of the text as long as the context (`cut`); other windows, on which nothing was fitted, tell
+which error the budgets really give. The cheapest choice is taken per head among those made before the queries arrive:
+oracles are shown, never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from limitlens import results
+from limitlens.budgets import allocate
+from limitlens.budgets.cut import BEHIND, CutCurves, measure_cut
+from limitlens.budgets.effect import effects
+from limitlens.errors import Array, InputError, Progress, check_number
+from limitlens.keys import CHOICES, named
+from limitlens.record import plain, to_json, write_whole
+from limitlens.report.view import Block, Section, Table, Text, View, head_map
+from limitlens.report.words import read_words, sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from limitlens.models import LoadedModel, Windows
+
+BEST = "best"
+FITTED, CHECKED = 8, 4  # windows behind the curves, and windows that check them
+MOST = 64  # windows of a text that are cut at most: a plan takes some, a trial others
+WORDS = read_words("budgets/words.json")["cache"]
+
+
+@dataclass(frozen=True)
+class ChoiceTotal:
+    """What one choice gives for the whole model; `best` is the mixture of choices."""
+
+    choice: str
+    oracle: bool
+    share: float  # of the cache that is kept
+    error: float  # on the windows that check: median and 90% quantile over query heads, and the median's standard error
+    error_stderr: float
+    error_high: float
+    holding: float | None  # share of query heads whose error there is at most the one asked for; None where none was
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CachePlan:
+    """Keys and choices of every key/value head, for every choice and allocation at one size of the cache."""
+
+    kind: ClassVar[str] = "cache plan"
+    model: str
+    corpus: str
+    special: str  # what stands around a window, as in the probe
+    context: int
+    keep: str  # a choice, or "best"
+    error: float | None  # relative output error asked for, or
+    share: float  # the share of the cache that is kept
+    fitted: int  # windows behind the curves, and windows that check them
+    checked: int
+    seed: int
+    choices: tuple[tuple[str, ...], ...]  # of each layer's key/value heads
+    keys: tuple[tuple[int, ...], ...]  # as many
+    totals: tuple[ChoiceTotal, ...]
+    budgets: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]]  # by choice and allocation, at the same total
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> dict[str, Any]:
+        """Entries of the whole model that are kept."""
+        entries, without = int(np.sum(self.keys)), self.context * int(np.size(self.keys))
+        return {"key_value_heads": int(np.size(self.keys)), "entries": entries, "entries_without_plan": without,
+                "share": entries / without}  # fmt: skip
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per key/value head."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {"layer": layer, "kv_head": head, "choice": choice, "budget": keys, "ratio": keys / self.context}
+                for layer, row in enumerate(zip(self.choices, self.keys, strict=True))
+                for head, (choice, keys) in enumerate(zip(*row, strict=True))
+            ]
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON."""
+        return {**{one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "made"},
+                "total": self.total}  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write run.json, tables and kv_budgets.json, which says keys and choice of every layer and head."""
+        path = results.save(self, folder)
+        known = {"format": "limitlens-kv-budgets", "version": 2, "model": self.model, "context": self.context,
+                 "budgets": self.keys, "choices": self.choices}  # fmt: skip
+        text = to_json(known) + "\n"
+        write_whole(path / "kv_budgets.json", lambda partial: partial.write_text(text, encoding="utf-8"))
+        return path
+
+    def view(self) -> View:
+        """What it shows."""
+        total = self.total
+        asked = f"{100 * self.error:g}% error" if self.error is not None else f"{self.share:.1%} of the cache"
+        said = sentence(WORDS["kept"].format(**total, nothing=WORDS["nothing"] if total["share"] > 0.99 else ""))
+        rows = [
+            (WORDS["best"] if t.choice == BEST else CHOICES[t.choice].words, f"{t.share:.1%}", t.error, t.error_stderr,
+             t.error_high, "–" if t.holding is None else f"{t.holding:.0%}")
+            for t in self.totals
+        ]  # fmt: skip
+        counted = self.table.groupby("choice")["budget"].agg(["size", "mean"])
+        taken = [(CHOICES[str(name)].words, int(row["size"]), round(row["mean"])) for name, row in counted.iterrows()]
+        places, shares = zip(*(((row.layer, row.kv_head), row.ratio) for row in self.table.itertuples()), strict=True)
+        blocks: list[Block] = [
+            Table(WORDS["totals"], WORDS["columns"], rows),
+            head_map(WORDS["map"], "share kept", places, shares, height=340),
+            Table(WORDS["taken"], WORDS["taken columns"], taken),
+        ]
+        return View(
+            title=f"Cache of {self.model}: {asked}",
+            subtitle=f"{self.model} on {self.corpus}: {asked} in a context of {self.context:,} tokens",
+            verdict=(WORDS["read"].format(asked=asked, **self.__dict__), said, WORDS["then"]),
+            sections=[Section(WORDS["title"], WORDS["lead"].format(fitted=self.fitted, checked=self.checked), blocks),
+                      Section(WORDS["export title"], "", [Text([WORDS["export"]])])],
+            trust=WORDS["notes"],
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<CachePlan for {self.model}: {self.keep}, {self.total['share']:.1%} of {self.context:,} keys kept>"
+
+    arrays, tables, load = results.no_arrays, results.table_as("heads"), classmethod(results.load)
+    report, plot = results.report, results.draw
+    __str__, _repr_html_ = results.text, results.html
+
+
+def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
+    """The text in windows of a context and what is read behind it."""
+    from limitlens.models import Windows, open_corpus
+
+    length = context + BEHIND
+    return Windows(loaded, open_corpus(corpus), length=length, tokens=MOST * length, special=special, fewer=True)
+
+
+def order_of(windows: Windows, seed: int) -> list[int]:
+    """Windows in the order they are used: those that fit, those that check, then those of a trial."""
+    return [int(index) for index in np.random.default_rng([seed, 0xC7]).permutation(windows.count)]
+
+
+def plan_cache(
+    model: LoadedModel, corpus: str, context: int, *, keep: str = BEST, error: float = 0.05, total: float | None = None,
+    special: str = "auto", seed: int = 0, progress: Progress = lambda done, total: None,
+) -> CachePlan:  # fmt: skip
+    """Keys of every key/value head under a choice, for an error or for a share `total` of the cache."""
+    if keep != BEST and named(keep).sees_queries:
+        raise InputError(f"keys are kept by {keep!r}, an oracle that no cache can follow; expected another choice")
+    if total is not None:
+        check_number("the share of the cache", total, "a number above 0 and at most 1", closed=False, below=1 + 1e-9)
+    check_number("the error", error, "a number above 0, such as 0.05", closed=False)
+    if context < 64:
+        raise InputError(f"the context is {context} tokens; expected at least 64, such as 1024")
+    windows = cut_windows(model, corpus, special, context)
+    order, needed = order_of(windows, seed), FITTED + CHECKED
+    if windows.count < needed:
+        raise InputError(
+            f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens; a plan by choices "
+            f"needs {needed}, so give more text or a shorter context"
+        )
+    curves = measure_cut(model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress)
+    gains = effects(model, windows, order[:FITTED], context, seed=seed)
+    return make_plan(model.name, corpus, special, curves, gains, keep=keep, error=error, total=total, seed=seed)
+
+
+def make_plan(
+    model: str, corpus: str, special: str, curves: CutCurves, gains: Array, *, keep: str = BEST, error: float = 0.05,
+    total: float | None = None, seed: int = 0,
+) -> CachePlan:  # fmt: skip
+    """The plan from curves whose first windows fit and whose last ones check."""
+    fit, check = curves.part(slice(FITTED)), curves.part(slice(FITTED, None))
+    shape = curves.wrong.shape[2], curves.shared
+    worst = fit.by_key_value_head(fit.error()).max(-2)  # (choices, layers, key/value heads, sizes)
+    costs = fit.by_key_value_head(fit.wrong.mean(0) * gains[..., None]).sum(-2)
+    free = [i for i, name in enumerate(curves.choices) if not CHOICES[name].sees_queries]
+    mine = free if keep == BEST else [curves.choices.index(keep)]
+    if total is None:
+        wanted = fit.keys_for(error)
+        keys, picked = wanted[mine].min(0), np.asarray(mine)[wanted[mine].argmin(0)]
+    else:
+        budget = round(total * curves.context * shape[0] * shape[1])
+        keys = _least(costs[mine].min(0), curves.sizes, budget)
+        picked = np.asarray(mine)[_at(costs[mine], curves.sizes, keys).argmin(0)]
+    budget = int(keys.sum())
+    budgets = {
+        name: {
+            "uniform": allocate.uniform(shape, budget),
+            "equal error": allocate.equal_error(worst[i], curves.sizes, budget),
+            "least cost": _least(costs[i], curves.sizes, budget),
+        }
+        for i, name in enumerate(curves.choices)
+    }
+    rows = [(name, np.full(shape, i), fit.keys_for(error)[i] if total is None else budgets[name]["least cost"])
+            for i, name in enumerate(curves.choices)]  # fmt: skip
+    totals = tuple(_total(check, *row, error if total is None else None) for row in [(BEST, picked, keys), *rows])
+    named_choices = tuple(tuple(curves.choices[i] for i in row) for row in picked)
+    return CachePlan(
+        model, corpus, special, curves.context, keep, error if total is None else None,
+        budget / (curves.context * shape[0] * shape[1]), FITTED, len(check.full), seed, named_choices,
+        _whole(keys), totals if keep == BEST else totals[1:],
+        {name: {way: _whole(found) for way, found in ways.items()} for name, ways in budgets.items()},
+    )  # fmt: skip
+
+
+def _least(costs: Array, sizes: Sequence[int], budget: int) -> Any:
+    return allocate.least_cost(costs.reshape(-1, len(sizes)), sizes, budget).reshape(costs.shape[:-1])
+
+
+def _at(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
+    """Curves (choices, ..., sizes) at numbers of keys (...), straight between sizes: (choices, ...)."""
+    flat = [[np.interp(n, sizes, row) for n, row in zip(keys.ravel(), rows.reshape(-1, len(sizes)), strict=True)]
+            for rows in curves]  # fmt: skip
+    return np.asarray(flat).reshape(curves.shape[:-1])
+
+
+def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | None) -> ChoiceTotal:
+    """What budgets give on the windows that check them."""
+    per_head = [np.repeat(part, check.wrong.shape[3] // check.shared, 1) for part in (picked, keys)]
+
+    def seen(curves: CutCurves) -> Array:
+        found = _at(curves.error(), check.sizes, per_head[1])
+        return np.asarray(np.take_along_axis(found, per_head[0][None], 0)[0])
+
+    errors, count = seen(check), len(check.full)
+    without = [np.median(seen(_without(check, row))) for row in range(count)]
+    stderr = float(np.sqrt(np.var(without) * (count - 1)))
+    high = float(np.quantile(errors, 0.9))
+    holding = None if error is None else float((errors <= error).mean())
+    oracle = name != BEST and CHOICES[name].sees_queries
+    return ChoiceTotal(
+        name, oracle, float(keys.mean() / check.context), float(np.median(errors)), stderr, high, holding
+    )
+
+
+def _without(curves: CutCurves, row: int) -> CutCurves:
+    left = np.arange(len(curves.full)) != row
+    return CutCurves(curves.choices, curves.sizes, curves.wrong[left], curves.full[left], curves.shared)
+
+
+def _whole(keys: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(n) for n in row) for row in keys)

@@ -1,0 +1,269 @@
+"""A plan of the cache in a live model: what the model predicts after the cache of its context was cut.
+
+Each document is a context and a continuation. The context is read once; every choice ranks its keys while it is read,
+and every setting (a choice of keys and an allocation, all of the same size) then reads the continuation from the same
+cache, seeing only what it kept. What is compared with the uncut cache, token by token of the continuation: the
+divergence KL(whole ‖ cut) of the predicted distributions, whether the likeliest token is the same, and how likely the
+text itself is. All errors are those of means over documents, of differences between settings in the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from limitlens import results
+from limitlens.budgets.cache_plan import BEST, CHECKED, FITTED, CachePlan, cut_windows, order_of
+from limitlens.errors import Array, InputError, Progress
+from limitlens.keys import CHOICES
+from limitlens.record import plain, read_run
+from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from limitlens.models import Captured, LoadedModel
+    from limitlens.models.choosing import Choosing
+
+DOCUMENTS = 24
+COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
+TO_DO = "Share the cache out unevenly only where the difference lies beyond its error."
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A mean over documents and its standard error."""
+
+    measured: float
+    stderr: float
+
+    @classmethod
+    def of(cls, found: Array) -> Tried:
+        """From one number for each document."""
+        return cls(float(found.mean()), float(found.std(ddof=1) / np.sqrt(len(found))))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one choice and one allocation did to the model's predictions."""
+
+    choice: str
+    allocation: str  # one of `allocate.ALLOCATIONS`, or "plan": the plan's own choices and numbers
+    divergence: Tried  # KL(whole ‖ cut), nats a token
+    against_uniform: Tried | None  # its difference from the same choice with the same number for all heads
+    agreement: Tried  # share of tokens whose likeliest successor is the same
+    log_likelihood: Tried  # change of the text's log-likelihood, nats a token; negative is worse
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CacheTrial:
+    """A plan of the cache, tried."""
+
+    kind: ClassVar[str] = "cache trial"
+    model: str
+    corpus: str
+    context: int
+    behind: int  # tokens of the continuation
+    documents: int
+    share: float  # of the cache that every setting keeps
+    perplexity: float  # of the continuations with the whole cache
+    settings: tuple[Setting, ...]
+    interrupted: bool = False
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranked(self) -> list[Setting]:
+        """The settings, the smallest divergence first."""
+        return sorted(self.settings, key=lambda one: one.divergence.measured)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per setting, the smallest divergence first."""
+        import pandas as pd
+
+        rows = []
+        for one in self.ranked:
+            row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
+            for name in ("divergence", "against_uniform", "agreement", "log_likelihood"):
+                found = getattr(one, name) or Tried(np.nan, np.nan)
+                row |= {name: found.measured, f"{name}_stderr": found.stderr}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def document(self) -> dict[str, Any]:
+        """The trial as JSON."""
+        return {one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "made"}
+
+    def view(self) -> View:
+        """What it shows."""
+
+        def cell(found: Tried | None, digits: int = 4) -> str:
+            return "–" if found is None else f"{found.measured:.{digits}f} ± {found.stderr:.{digits}f}"
+
+        rows = [
+            (_words(one.choice), one.allocation, cell(one.divergence), cell(one.against_uniform),
+             cell(one.agreement, 3), cell(one.log_likelihood))
+            for one in self.ranked
+        ]  # fmt: skip
+        columns = ["keys kept", "shared out", "divergence, nats a token", "against uniform", "same likeliest token",
+                   "log-likelihood, change"]  # fmt: skip
+        said = (
+            f"With {self.share:.1%} of the cache of {self.context:,} tokens kept, {self.model} predicts "
+            f"{self.behind} more tokens of {self.documents} documents; its perplexity with the whole cache is "
+            f"{self.perplexity:.2f}."
+        )
+        series = []
+        for way, colour in COLOURS.items():
+            own = [one for one in self.settings if one.allocation == way]
+            kl, same = ([getattr(one, name).measured for one in own] for name in ("divergence", "agreement"))
+            spread = [one.divergence.stderr for one in own]
+            series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
+        axes = Axis("share of tokens with the same likeliest successor"), Axis("divergence, nats a token", log=True)
+        figure = Figure("Divergence and agreement", *axes, series, height=360)
+        lead = "Means over documents ± standard errors; differences are taken within documents."
+        return View(
+            title=f"Cache of {self.model} cut to {self.share:.1%}",
+            subtitle=f"{self.model} on {self.corpus}",
+            verdict=(said, self._verdict(), TO_DO),
+            sections=[Section("Every choice at equal memory", lead, [figure, Table("Settings", columns, rows)])],
+            trust=["an oracle looks at the queries it serves: no cache can be cut like that"],
+        )
+
+    def _verdict(self) -> str:
+        """What is best among choices that a cache can follow, and whether sharing out unevenly pays there."""
+        able = [one for one in self.settings if one.choice == BEST or not CHOICES[one.choice].sees_queries]
+        best = min(able, key=lambda one: one.divergence.measured)
+        said = f"Least divergence: {_words(best.choice)}, {best.allocation}, {best.divergence.measured:.4f}"
+        gain = best.against_uniform
+        if gain is None:
+            return f"{said} nats."
+        sure = "beyond its error" if gain.measured < -2 * gain.stderr else "not beyond its error"
+        return f"{said} nats; {-gain.measured:.4f} ± {gain.stderr:.4f} less than with equal numbers, {sure}."
+
+    def __repr__(self) -> str:
+        return f"<CacheTrial of {self.model}: {len(self.settings)} settings, {self.documents} documents>"
+
+    arrays, tables, load = results.no_arrays, results.table_as("settings"), classmethod(results.load)
+    save, report, plot = results.save, results.report, results.draw
+    __str__, _repr_html_ = results.text, results.html
+
+
+def trial(
+    plan: CachePlan | str | Path, *, documents: int = DOCUMENTS, corpus: str | None = None,
+    model: LoadedModel | None = None, device: str = "auto", progress: Progress = lambda done, total: None,
+) -> CacheTrial:  # fmt: skip
+    """Run the model of a plan with its cache cut, on documents that the plan has not seen (or on another text).
+
+    Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far.
+    """
+    from limitlens.attention.device import choose_device
+    from limitlens.models import load
+
+    made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
+    loaded = model or load(made.model, device=choose_device(device), head=True)
+    config = loaded.model.config.get_text_config()
+    heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    if np.shape(made.keys) != heads:
+        raise InputError(
+            f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}; expected the "
+            "model of the plan"
+        )
+    text = corpus or made.corpus
+    windows = cut_windows(loaded, text, made.special, made.context)
+    order = order_of(windows, made.seed)[0 if corpus else FITTED + CHECKED :][:documents]
+    if len(order) < 2:
+        raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    whole, interrupted = [], False
+    try:
+        for done, row in enumerate(order):
+            (ids,) = windows.batches(1, [row])
+            likelihood, outcomes = _document(loaded, ids, made)
+            whole.append(likelihood)
+            for name, outcome in outcomes.items():
+                found.setdefault(name, []).append(outcome)
+            progress(done + 1, len(order))
+    except KeyboardInterrupt:
+        if len(whole) < 2:
+            raise
+        interrupted = True
+    numbers = {name: np.asarray(rows).T for name, rows in found.items()}
+    settings = []
+    for (choice, way), (divergence, agreement, likelihood) in numbers.items():
+        even = numbers.get((choice, "uniform"))
+        against = None if way == "uniform" or even is None else Tried.of(divergence - even[0])
+        own = Tried.of(divergence), against, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole))
+        settings.append(Setting(choice, way, *own))
+    perplexity = float(np.exp(-np.mean(whole)))
+    behind = windows.length - made.context
+    return CacheTrial(
+        loaded.name, text, made.context, behind, len(whole), made.share, perplexity, tuple(settings), interrupted
+    )
+
+
+def _words(choice: str) -> str:
+    return "the cheapest for each head" if choice == BEST else CHOICES[choice].words
+
+
+def _document(
+    loaded: LoadedModel, ids: Tensor, plan: CachePlan
+) -> tuple[float, dict[tuple[str, str], tuple[float, float, float]]]:
+    """Log-likelihood with the whole cache, and of each setting: divergence, agreement and log-likelihood, a token."""
+    import torch
+
+    from limitlens.models import capture, intervene
+
+    model, context = loaded.model, plan.context
+    ids = ids.to(model.device)
+    settings, take = _settings(plan)
+    with torch.inference_mode():
+        with capture(model, take):
+            cache = model(input_ids=ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
+
+        def read() -> tuple[Tensor, float]:
+            logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0].float().log_softmax(-1)
+            cache.crop(context - ids.shape[1])  # what was just read
+            return logits, float(logits[:-1].gather(-1, ids[0, context + 1 :, None]).mean())
+
+        whole, likelihood = read()
+        outcomes = {}
+        for name, setting in settings.items():
+            with intervene(model, keys=setting):
+                cut, own = read()
+            divergence = float((whole.exp() * (whole - cut)).sum(-1).mean())
+            outcomes[name] = divergence, float((whole.argmax(-1) == cut.argmax(-1)).float().mean()), own
+    return likelihood, outcomes
+
+
+def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callable[[Captured], None]]:
+    """What is tried, by choice and allocation, and what must see every layer while the context is read."""
+    import torch
+
+    from limitlens.keys import Kept
+    from limitlens.models.choosing import Choosing
+
+    def choosing(name: str, keys: Any) -> Choosing:
+        return Choosing(name, keys, plan.context, plan.seed, np.shape(plan.keys))
+
+    settings = {(name, way): choosing(name, keys) for name, ways in plan.budgets.items() for way, keys in ways.items()}
+    parts = {name: choosing(name, plan.keys) for name in sorted({name for row in plan.choices for name in row})}
+    own = settings[plan.keep, "plan"] = choosing(next(iter(parts)), plan.keys)
+
+    def take(call: Captured) -> None:
+        for one in (*settings.values(), *parts.values()):
+            one(call)
+        kept, heads = {name: part.made[call.layer] for name, part in parts.items()}, call.key.shape[1]
+        shape = (len(call.key), heads, 1, plan.context)
+        masks = [kept[name].mask.expand(shape)[:, [h]] for h, name in enumerate(plan.choices[call.layer])]
+        none = call.key.new_zeros(shape, dtype=torch.float32)
+        weights = [kept[name].log_weights for name in plan.choices[call.layer]]
+        joined = [(none if part is None else part.expand(shape))[:, [h]] for h, part in enumerate(weights)]
+        own.made[call.layer] = Kept(torch.cat(masks, 1), torch.cat(joined, 1))
+
+    return settings, take

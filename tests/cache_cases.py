@@ -1,0 +1,55 @@
+"""A tiny language model, a text and a plan of its cache, made once for all tests that cut caches."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.budgets.cut import measure_cut
+from limitlens.budgets.effect import effects
+from limitlens.keys import CHOICES
+from limitlens.models import LoadedModel
+from tiny_models import GROUPED, tiny_tokenizer
+
+CONTEXT = 64
+
+
+@cache
+def language_model() -> LoadedModel:
+    """A grouped-query decoder with its head, its scores large enough that choices of keys matter."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**GROUPED | {"vocab_size": 29, "max_position_embeddings": 256})
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.add_(0.15 * torch.randn_like(parameter))
+    return LoadedModel("letters", model, tiny_tokenizer(special=False))
+
+
+@cache
+def text() -> str:
+    """A file of random letters, enough for sixteen windows."""
+    path = Path(tempfile.mkdtemp()) / "letters.txt"
+    path.write_text(" ".join("".join(row) for row in np.random.default_rng(5).choice(list("abcdefgh"), (400, 8))))
+    return str(path)
+
+
+@cache
+def measured() -> Any:
+    """What every plan is made of: curves and effects."""
+    windows = cut_windows(language_model(), text(), "auto", CONTEXT)
+    order = order_of(windows, 0)[: FITTED + CHECKED]
+    curves = measure_cut(language_model(), windows, order, CONTEXT, tuple(CHOICES))
+    return curves, effects(language_model(), windows, order[:FITTED], CONTEXT)
+
+
+@cache
+def planned(**options: Any) -> Any:
+    """A plan for half of the cache, or as asked for."""
+    return make_plan("letters", text(), "auto", *measured(), **({"total": 0.5} | options))

@@ -1,0 +1,60 @@
+"""The code people copy does what limitlens does."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import limitlens as ll
+from test_capture import run, token_ids
+from tiny_models import LAYERS, TINY
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_plain_transformers_do_the_same() -> None:
+    factors = (1 + torch.arange(12.0).view(LAYERS, 4) / 10).tolist()
+    budgets = [[3, 6], [8, 10], [12, 5]]
+    ids, cut = token_ids(), 12
+    model = TINY["llama"].model()
+    with ll.intervene(model, factor=factors, keys="sinks", count=budgets, cut=cut):
+        expected = run(model, ids)
+    try:
+        model = example("plain_transformers").install(TINY["llama"].model(), factors, budgets, cut)
+        torch.testing.assert_close(run(model, ids), expected, rtol=1e-4, atol=1e-5)
+    finally:
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop("planned", None)
+
+
+def test_budgets_inside_kvpress() -> None:
+    pytest.importorskip(
+        "kvpress", reason="needs kvpress, which wants transformers below 5.3: an environment of its own"
+    )
+    module = example("kvpress_budgets")
+    from kvpress import KnormPress
+
+    class Layer:
+        layer_idx = 0
+        masked_key_indices: Any = None
+
+    keys, layer = torch.randn(1, 2, 9, 4), Layer()
+    module.Budgets(KnormPress(0.0), [[3, 5]]).compress(layer, None, keys, keys, None, {})
+    _, heads, _ = layer.masked_key_indices
+    assert torch.bincount(heads).tolist() == [6, 4]
