@@ -1,6 +1,7 @@
 """The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
 
-`numbers` are rates and constants of the theory, `coverage` how often intervals hold the truth; `python -m bench.soak
+`numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how far
+probes of a real model lie from each other; `python -m bench.soak
 coverage` runs one alone. Each line is one number, what it should be and how far off it may be; the process ends with 1
 if one is missed.
 """
@@ -14,8 +15,9 @@ from collections.abc import Callable
 import numpy as np
 
 import limitlens as ll
-from bench import coverage
+from bench import coverage, predict
 from bench.__main__ import RESULTS
+from limitlens.models import load
 from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
 
 LINE = ll.Gaussian(0.0, 1.0)
@@ -68,9 +70,21 @@ def covered() -> list[dict[str, object]]:
     return found + [row(what, share, stderr, 0.95, allowed) for what, share, stderr, allowed in coverage.run()]
 
 
+def probes() -> list[dict[str, object]]:
+    """Probes of six seeds against each other: points beyond two standard errors, and extrapolated n(ε) that cover."""
+    rows = []
+    for text in predict.TEXTS:
+        found = predict.case(load("minilm"), text, **predict.CASES["minilm"])
+        beyond, covered = float(found["points"]["beyond_2"]), float(found["extrapolation"]["n_covered"])
+        rows.append(row(f"points beyond 2 standard errors, minilm on {text}", beyond, 0.0, 0.055, 0.025))
+        rows.append(row(f"extrapolated n(ε) covered, minilm on {text}", covered, 0.0, 0.95, 0.05))
+    return rows
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
     "numbers": ("soak.json", numbers),
     "coverage": ("coverage.json", covered),
+    "probes": ("probes.json", probes),
 }
 
 
