@@ -1,47 +1,41 @@
 """What factors on the scores do to a decoder beyond its context: both axes, two texts, a frontier of fits; on a GPU.
 
-    python3 -m bench.temper --model m.gguf --text wikipedia.txt --other biomedical.txt
+    python3 -m bench.temper --model m.gguf --text wikipedia.txt --other biomedical.txt --seconds 500
+    python3 -m bench.temper --look      # print what bench/results/temper.json shows
+    python3 -m bench.temper --draw      # and draw it: docs/temper-*.svg
 
-fits exponents on the first documents of one text and tries every schedule on its other documents and on a text that was
-never fitted. Fits and readings multiply in bfloat16 where the device is a GPU; the first document is read in float32
-too, and what that changes is kept (`precision`). Documents are read one after another under all schedules, and what
-is known is written after each: a run that is cut off leaves whole, paired rows. `--quick` runs all of it in a minute on
-a tiny random model, whose numbers mean nothing.
+The first runs `limitlens.temper` with eight fits. Fits and readings multiply in bfloat16 on a GPU; one document is read
+in float32 too, and how far that is away is kept (`precision`). What is known is written after each fit and document.
+`--quick` runs all of it on a tiny random model, whose numbers mean nothing. `--look --run DIR` holds the exponents
+against everything that a probe of the same model knows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from limitlens.live.axes import Axes, Material, edges, joined, material, mean, read
-from limitlens.live.critical import critical_exponents
-from limitlens.live.fit import Fitted, Step, fit
+from limitlens.live.axes import material, read
 from limitlens.live.reader import Reader
-from limitlens.live.schedules import Factor, powers, schedules
+from limitlens.live.schedules import schedules
+from limitlens.live.temper import Fit, temper
+from limitlens.live.temper_result import AXES, RULES, Temper, label
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.stretch import stretched
+from limitlens.record import to_json, typed
 
-# name, level, weight of far use, constants: the most wanted first, for what there is no time for is left out
-FITS: list[tuple[str, str, float, bool]] = [
-    ("single", "model", 0.0, False),
-    ("per_head", "head", 0.0, False),
-    ("per_head_far_0.2", "head", 0.2, False),
-    ("per_head_far_0.5", "head", 0.5, False),
-    ("per_head_far_0.1", "head", 0.1, False),
-    ("single_far_0.5", "model", 0.5, False),
-    ("per_head_constant_far_0.2", "head", 0.2, True),
-    ("per_layer_far_0.2", "layer", 0.2, False),
-]
-FITTED, CHECKED = 3, 1  # documents that steps read, and that end a fit
+HERE = Path(__file__).parent
+# the most wanted first, for what there is no time for is left out
+FITS = [
+    Fit("model"), Fit("head"), Fit("head", 0.2), Fit("head", 0.5), Fit("head", 0.1), Fit("model", 0.5),
+    Fit("head", 0.2, constant=True), Fit("layer", 0.2),
+]  # fmt: skip
 STARTED = time.perf_counter()
 
 
@@ -52,219 +46,165 @@ def say(*words: object) -> None:
 
 def main() -> None:
     options = parse()
-    bench = Bench(options)
-    bench.fit_all()
-    bench.read_all()
+    if options.look or options.draw:
+        found = kept(options.out)
+        (draw if options.draw else show)(found)
+        if options.run:
+            regress(found, options.run)
+        return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = tiny() if options.quick else load(options.model, device=device, head=True)
+    about = {"versions": versions(), "precision": precision(loaded, options) if device == "cuda" else None}
+
+    def write(made: Temper) -> None:
+        path = Path(options.out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".partial").write_text(to_json(about | made.document(), indent=1) + "\n")
+        path.with_suffix(".partial").replace(path)
+
+    write(
+        temper(
+            loaded,
+            options.to,
+            options.text,
+            options.other,
+            stretch=options.stretch,
+            fits=FITS,
+            documents=options.documents,
+            steps=options.steps,
+            rate=options.rate,
+            told=say,
+            keep=write,
+            seconds=options.seconds - (time.perf_counter() - STARTED),
+        )
+    )
     say("done")
 
 
-class Bench:
-    """One run: the model, its texts, and what is known so far."""
+def versions() -> dict[str, str]:
+    import transformers
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        loaded = tiny() if options.quick else load(options.model, device=device, head=True)
-        self.trained: int = options.trained or loaded.positions or 0
-        self.to: int = options.to
-        half = options.precision == "bfloat16" or (options.precision == "auto" and device == "cuda")
-        self.reader = Reader(loaded, half=half)
-        self.factor = self.to / self.trained
-        self.texts = {name: self.documents(path) for name, path in (("fitted", options.text), ("other", options.other))}
-        first = FITTED + CHECKED
-        held = {"fitted": self.texts["fitted"][first:], "other": self.texts["other"]}
-        self.material = {
-            name: material(found[: options.documents], self.reader, self.trained, seed=100 * i)
-            for i, (name, found) in enumerate(held.items())
-        }
-        self.schedules: dict[str, Factor | None] = {**schedules(self.trained, self.to, self.reader.dim)}
-        self.axes: dict[str, dict[str, list[Axes]]] = {name: {} for name in self.material}
-        self.result: dict[str, Any] = {
-            "model": loaded.name,
-            "trained": self.trained,
-            "to": self.to,
-            "stretch": options.stretch,
-            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-            "versions": {"torch": torch.__version__, "numpy": np.__version__},
-            "precision_of_products": "bfloat16" if half else "float32",
-            "texts": {"fitted": Path(options.text).name, "other": Path(options.other).name},
-            "edges": edges(self.trained, self.to),
-            "fits": {},
-        }
-        count = {name: len(found) for name, found in self.material.items()}
-        say(f"{loaded.name}: {self.trained:,} -> {self.to:,} on {self.result['device']}, documents to read {count}")
-
-    def documents(self, path: str) -> list[torch.Tensor]:
-        """The text in documents of the whole length; those beyond the wanted number are not read."""
-        wanted = FITTED + CHECKED + self.options.documents
-        corpus = open_corpus(path)
-        windows = Windows(self.reader.loaded, corpus, length=self.to, tokens=wanted * self.to, fewer=True)
-        return [ids for batch in windows.batches(1) for ids in batch]
-
-    def left(self) -> float:
-        """Seconds left."""
-        return float(self.options.seconds - (time.perf_counter() - STARTED))
-
-    def stretching(self) -> Any:
-        """The stretch within whose block everything but truncation runs."""
-        return stretched(self.reader.stack, self.options.stretch, self.factor, self.trained)
-
-    def fit_all(self) -> None:
-        """Every fit that there is time for, half of it at most."""
-        say("critical exponents")
-        found = critical_exponents(self.reader, self.texts["fitted"][:1], self.trained)
-        self.result["fits"]["critical"] = {"exponents": found.tolist()}
-        self.schedules["critical"] = powers(torch.as_tensor(found), None, self.trained)
-        texts = self.texts["fitted"]
-        with self.stretching():
-            self.check_precision()
-            for name, level, far, constant in FITS:
-                began = time.perf_counter()
-                if self.left() < self.options.seconds / 2:
-                    say(f"no time for {name}")
-                    continue
-
-                def report(step: Step, total: float, name: str = name) -> None:
-                    far = "" if step.far is None else f", far {step.far:.4f}"
-                    say(f"{name} step {step.number}: loss {total:.4f}, plain {step.plain:.4f}{far}")
-
-                fitted = fit(
-                    self.reader, texts[:FITTED], texts[FITTED], trained=self.trained, far=far, level=level,
-                    constant=constant, steps=self.options.steps, rate=self.options.rate, report=report,
-                )  # fmt: skip
-                self.keep(name, fitted, time.perf_counter() - began)
-
-    def keep(self, name: str, fitted: Fitted, seconds: float) -> None:
-        """What a fit found, as a schedule and in the file."""
-        exponents = torch.as_tensor(fitted.exponents)
-        constants = None if fitted.constants is None else torch.as_tensor(fitted.constants)
-        self.schedules[name] = powers(exponents, constants, self.trained)
-        spread = np.quantile(fitted.exponents, (0.05, 0.5, 0.95))
-        say(f"{name}: {len(fitted.steps)} steps in {seconds:.1f} s, exponents {np.round(spread, 3).tolist()}")
-        self.result["fits"][name] = {
-            "level": fitted.level,
-            "far": fitted.far,
-            "seconds": seconds,
-            "exponents": fitted.exponents.tolist(),
-            "constants": None if fitted.constants is None else fitted.constants.tolist(),
-            "felt": fitted.felt.tolist(),
-            "steps": [vars(step) for step in fitted.steps],
-            "checks": [vars(step) for step in fitted.checks],
-        }
-        self.write()
-
-    def check_precision(self) -> None:
-        """One document in both precisions under YaRN's factor: how far they are apart, and what each costs."""
-        found = {}
-        document = self.material["fitted"][0]
-        for half in {self.reader.half, False}:
-            self.reader.half, was = half, self.reader.half
-            began = time.perf_counter()
-            try:
-                with self.reader.acting(self.schedules["yarn"]):
-                    found[half] = read(self.reader, document, self.trained)
-            except torch.OutOfMemoryError as error:  # of the control alone: say so and go on
-                say(f"no control in float32: {str(error).splitlines()[0]}")
-                self.reader.half = was
-                return
-            say(
-                f"both axes of one document in {'bfloat16' if half else 'float32'}: {time.perf_counter() - began:.1f} s"
-            )
-            self.reader.half = was
-        apart = {
-            name: float(np.abs(getattr(found[self.reader.half], name) - getattr(found[False], name)).max())
-            for name in ("plain", "again", "fact")
-        }
-        say(f"largest difference to float32, nats: {apart}")
-        self.result["precision"] = {"largest_difference_to_float32": apart}
-
-    def read_all(self) -> None:
-        """Both axes of all schedules, document by document of both texts in turn, as long as there is time."""
-        took = 0.0
-        for i in range(max(len(found) for found in self.material.values())):
-            if self.left() < took:
-                say("no time for another document")
-                break
-            began = time.perf_counter()
-            for text, found in self.material.items():
-                if i < len(found):
-                    self.read_one(text, found[i])
-            took = 1.1 * (time.perf_counter() - began)
-            self.summarise()
-            self.write()
-
-    def read_one(self, text: str, document: Material) -> None:
-        """One document under all schedules."""
-        found = self.axes[text]
-        with self.reader.acting(None):
-            found.setdefault("truncated", []).append(read(self.reader, document, self.trained, truncated=True))
-        with self.stretching():
-            for name, factor in self.schedules.items():
-                with self.reader.acting(factor):
-                    found.setdefault(name, []).append(read(self.reader, document, self.trained))
-        last = {name: axes[-1] for name, axes in found.items()}
-        say(f"{text} document {len(found['yarn'])}: nats at the end | of far repeated passages")
-        for name, axes in last.items():
-            say(f"   {name:<26} {axes.last()[0]:.4f} | {axes.beyond(self.trained)[0]:.4f}")
-
-    def summarise(self) -> None:
-        """Means over documents, and differences to YaRN's factor on the same documents."""
-        for text, found in self.axes.items():
-            whole = {name: joined(axes) for name, axes in found.items()}
-            yarn = whole["yarn"]
-            for name, axes in whole.items():
-                plain, far, fact = axes.last(), axes.beyond(self.trained), axes.beyond(self.trained, "fact")
-                base = yarn.last(), yarn.beyond(self.trained), yarn.beyond(self.trained, "fact")
-                nats = mean(plain)
-                self.put("perplexity", text, name, {
-                    "value": math.exp(nats.value), "log": nats.value, "log_stderr": nats.stderr,
-                    "log_against_yarn": vars(mean(plain, base[0])), "documents": len(plain),
-                })  # fmt: skip
-                for axis, values, other in (("far", far, base[1]), ("fact", fact, base[2])):
-                    against = vars(mean(values, other))
-                    self.put(axis, text, name, {**vars(mean(values)), "against_yarn": against})
-                raw = {part: getattr(axes, part).tolist() for part in vars(axes)}
-                self.put("by_document", text, name, raw)
-        self.result["frontier"] = [
-            {
-                "fit": name,
-                "level": found["level"],
-                "far_weight": found["far"],
-                "constants": found["constants"] is not None,
-            }
-            | {
-                text: {axis: self.result[axis][text][name] for axis in ("perplexity", "far", "fact")}
-                for text in self.axes
-            }
-            for name, found in self.result["fits"].items()
-            if "far" in found
-        ]
-
-    def put(self, *path: Any) -> None:
-        """Put a value into the result under nested names."""
-        *names, value = path
-        here = self.result
-        for name in names[:-1]:
-            here = here.setdefault(name, {})
-        here[names[-1]] = value
-
-    def write(self) -> None:
-        """Write what is known."""
-        self.result["seconds"] = time.perf_counter() - STARTED
-        path = Path(self.options.out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(finite(self.result), indent=1, allow_nan=False)
-        path.with_suffix(".partial").write_text(text + "\n")
-        path.with_suffix(".partial").replace(path)
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
 
 
-def finite(value: Any) -> Any:
-    """The same without numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """One document in both precisions under YaRN's factor: how far they are apart."""
+    trained, to = loaded.positions or 0, options.to
+    windows = Windows(loaded, open_corpus(options.text), length=to, tokens=2 * to, fewer=True)
+    found = {}
+    for half in (True, False):
+        reader = Reader(loaded, half=half)
+        document = material([ids for batch in windows.batches(1) for ids in batch], reader, trained)[0]
+        factor = schedules(trained, to, reader.dim)["yarn"]
+        with stretched(reader.stack, options.stretch, to / trained, trained), reader.acting(factor):
+            found[half] = read(reader, document, trained)
+    apart = {
+        name: float(np.abs(getattr(found[True], name) - getattr(found[False], name)).max())
+        for name in ("plain", "again", "fact")
+    }
+    say(f"largest difference to float32, nats: {apart}")
+    return {"largest_difference_to_float32": apart}
+
+
+def kept(path: str) -> Temper:
+    """The result that the file holds."""
+    found: Temper = typed(Temper, json.loads(Path(path).read_text(encoding="utf-8")))
+    return found
+
+
+def show(found: Temper) -> None:
+    """Print both axes, differences against both readings of YaRN's factor, and what the exponents go with."""
+    from scipy.stats import spearmanr
+
+    print(found)
+    print("\nDifferences on the same documents: ln perplexity, far passages, far facts")
+    for text in found.by_document:
+        for name in (*found.fits, "truncated"):
+            for rule in RULES:
+                each = [found.estimate(text, name, axis, rule) for axis in AXES]
+                told = "  ".join(f"{one.value:+.4f} ± {one.stderr:.4f}" for one in each)
+                won = " both beyond 95%" if found.beats(name, rule, text) else ""
+                print(f"  {found.texts[text]:<22} {label(name):<36} less {label(rule):<28} {told}{won}")
+    print("\nRank correlations of exponents over heads (weighed by what the loss feels of each, in brackets)")
+    low, high = found.fits["per_head"], found.fits["per_head_far_0.5"]
+    for name, one in (("plain", low), ("far 0.5", high)):
+        count = np.sum(one.felt**2) ** 2 / np.sum(one.felt**4)
+        print(f"  weighed by what the fit {name} feels, {one.felt.size} heads count as {count:.0f}")
+    free = found.fits["per_head_constant_far_0.2"]
+    layer = np.indices(low.exponents.shape)[0]
+    measured = {
+        "gap counting": found.critical, "layer": layer, "what the plain fit feels": low.felt,
+        "what the far fit feels": high.felt, "γ of the plain fit": low.exponents, "γ of far 0.5": high.exponents,
+        "constants of far 0.2": free.constants,
+    }  # fmt: skip
+    for label_, one in (("γ of the plain fit", low), ("γ of far 0.5", high), ("γ with constants, far 0.2", free)):
+        for name, values in measured.items():
+            if name != label_:
+                rank = spearmanr(one.exponents.ravel(), np.ravel(values)).statistic
+                print(f"  {label_:<26} and {name:<26} {rank:+.3f} ({weighed(one.exponents, values, one.felt):+.3f})")
+    difference = high.exponents - low.exponents
+    for name in ("gap counting", "layer"):
+        rank = spearmanr(difference.ravel(), np.ravel(measured[name])).statistic
+        own = weighed(difference, measured[name], high.felt)
+        print(f"  {'far less plain':<26} and {name:<26} {rank:+.3f} ({own:+.3f})")
+
+
+def weighed(x: Any, y: Any, weight: Any) -> float:
+    """The correlation of ranks, each head with its weight squared."""
+    from scipy.stats import rankdata
+
+    ranks, w = [rankdata(np.ravel(part)) for part in (x, y)], np.ravel(weight) ** 2
+    return float(np.cov(*ranks, aweights=w)[0, 1] / np.sqrt(np.prod([np.cov(one, aweights=w) for one in ranks])))
+
+
+def regress(found: Temper, run: str) -> None:
+    """Rank correlations of the exponents with every number that a probe knows of a head."""
+    import limitlens as ll
+
+    probe = ll.load(run)
+    table = probe.heads.select_dtypes("number")  # type: ignore[attr-defined]
+    place = table["layer"].to_numpy(int), table["head"].to_numpy(int)
+    low, high = found.fits["per_head"], found.fits["per_head_far_0.5"]
+    wanted = {"plain": (low.exponents, low.felt), "far": (high.exponents, high.felt)}
+    wanted["far less plain"] = (high.exponents - low.exponents, high.felt)
+    print(f"\nRank correlations with what the probe {run} knows (weighed), the largest first")
+    rows = []
+    for column in table.columns.drop(["layer", "head"]):
+        own = table[column].to_numpy(float)
+        fine = np.isfinite(own)
+        if fine.sum() > 30 and np.ptp(own[fine]) > 0:
+            each = [
+                (
+                    weighed(gamma[place][fine], own[fine], np.ones(fine.sum())),
+                    weighed(gamma[place][fine], own[fine], felt[place][fine]),
+                )
+                for gamma, felt in wanted.values()
+            ]
+            rows.append((column, each))
+    for column, each in sorted(rows, key=lambda row: -max(abs(plain) for plain, _ in row[1]))[:12]:
+        told = "  ".join(f"{name} {a:+.3f} ({b:+.3f})" for name, (a, b) in zip(wanted, each, strict=True))
+        print(f"  {column:<28} {told}")
+
+
+def draw(found: Temper) -> None:
+    """The pictures of docs/temper.md."""
+    from limitlens.report.paper import draw as paper
+
+    docs = HERE.parent / "docs"
+    both = [found.figures(text) for text in found.by_document]
+    maps = [
+        block for section in found.view().sections for row in section.blocks for block in getattr(row, "blocks", ())
+    ]
+    wanted = ("per_head", "per_head_constant_far_0.2")
+    titles = [f"γ of {label(name)}" for name in wanted]
+    pictures = {
+        "temper-frontier": [figures[0] for figures in both],
+        "temper-axes": both[-1][1:],
+        "temper-map": [block for block in maps if block.title in titles or " less " in block.title],
+    }
+    for name, figures in pictures.items():
+        paper(figures, docs / f"{name}.svg")
+        print(docs / f"{name}.svg")
 
 
 def tiny() -> LoadedModel:
@@ -287,18 +227,19 @@ def tiny() -> LoadedModel:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a GGUF file, or what limitlens calls a model")
-    parser.add_argument("--text", required=True, help="the text that exponents are fitted on, and tried on its rest")
-    parser.add_argument("--other", required=True, help="a text that is never fitted")
+    parser.add_argument("--text", default="stdlib-docs", help="the text that exponents are fitted and tried on")
+    parser.add_argument("--other", default="stdlib-code", help="a text that is never fitted")
     parser.add_argument("--to", type=int, default=32768)
-    parser.add_argument("--trained", type=int, help="the trained window; what the model says when left out")
     parser.add_argument("--stretch", default="yarn")
     parser.add_argument("--documents", type=int, default=6, help="documents of each text that are read, at most")
     parser.add_argument("--steps", type=int, default=24, help="of each fit")
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--seconds", type=float, default=530.0, help="no new document is begun beyond")
-    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "temper.json"))
+    parser.add_argument("--out", default=str(HERE / "results" / "temper.json"))
     parser.add_argument("--quick", action="store_true", help="a tiny random model to 768 tokens")
+    parser.add_argument("--look", action="store_true", help="print what the file of results shows")
+    parser.add_argument("--draw", action="store_true", help="draw it for the documentation")
+    parser.add_argument("--run", help="with --look: the folder of a probe of the same model")
     options = parser.parse_args()
     if options.quick:
         options.to, options.steps, options.documents = 768, 3, 2

@@ -18,7 +18,8 @@ import numpy as np
 
 from limitlens.errors import Array, InputError, check_number
 from limitlens.live.planting import repeat
-from limitlens.live.schedules import powers, yarn_exponent
+from limitlens.live.schedules import yarn_exponent
+from limitlens.models.exponents import powers
 from limitlens.sampling.interrupt import held_interrupt
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from limitlens.models import LoadedModel, intervene
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from limitlens.live.schedules import Factor
+    from limitlens.models.exponents import Factor
 
 ROWS = 2048  # tokens whose logits are held at once
 STRIDE = 8  # a truncated context is moved by this part of the window at a time

@@ -6,19 +6,18 @@ log        ln p / ln n₀                            entropy of equal scores; Ch
 yarn       (0.1 ln s + 1)²                         fitted for YaRN, arXiv 2309.00071, here with s of the query
 yarn_all   (0.1 ln S + 1)², S the whole stretch    as YaRN is used: the same for all queries, those below n₀ too
 entropy    √((1 − p^{−2/d}) / (1 − n₀^{−2/d}))     entropy invariance (InfoScale, arXiv 2501.08570); d: head dimension
-powers     e^{c_h} s^{γ_h}                         one exponent a head, layer or model, and perhaps a constant
+and e^{c_h} s^{γ_h} of `models.exponents.powers`: one exponent a head, layer or model, and perhaps a constant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Factor: TypeAlias = Callable[[int, "Tensor"], "Tensor"]  # of the layer and of queries' positions: (heads, queries)
+    from limitlens.models.exponents import Factor
 
 
 def schedules(trained: int, to: int, dim: int) -> dict[str, Factor]:
@@ -36,17 +35,6 @@ def schedules(trained: int, to: int, dim: int) -> dict[str, Factor]:
         "yarn_all": lambda layer, position: position.new_ones(1).double() * whole,
         "entropy": lambda layer, position: ((1 - reach(position) ** (-2 / dim)) / first).sqrt(),
     }
-
-
-def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
-    """e^{c_h} s^{γ_h} with exponents and constants (layers, heads), through which gradients flow."""
-
-    def factor(layer: int, position: Tensor) -> Tensor:
-        log = ((position.float() + 1) / trained).clamp(min=1).log()
-        found = exponents[layer].to(log)[:, None] * log
-        return (found if constants is None else found + constants[layer].to(log)[:, None]).exp()
-
-    return factor
 
 
 def yarn_exponent(trained: int, to: int) -> float:
