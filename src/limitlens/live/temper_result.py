@@ -64,6 +64,11 @@ class Temper:
         wide = float(student.ppf(0.975, max(len(self._values(text, name, "far")) - 1, 1)))
         return all(one.value < -wide * one.stderr for one in found)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user must know of it."""
+        return [WORDS["cut short"]] if self.interrupted else []
+
     @cached_property
     def winners(self) -> list[str]:
         """Fits that beat YaRN's factor in both readings, on all texts; the best copier first."""
@@ -152,28 +157,25 @@ class Temper:
 
     def view(self) -> View:
         """What it shows."""
-        count = join([f"{len(found['yarn'].plain)} of {self.texts[text]}" for text, found in self.by_document.items()])
+        count = join([f"{len(found['yarn'].plain)} of {self._where(text)}" for text, found in self.by_document.items()])
         maps = [self._map(f"γ of {label(name)}", one.exponents) for name, one in self._per_head().items()]
         if (pair := self._pair()) is not None:
-            maps.append(
-                self._map(
-                    f"γ with far weight {pair[1].far:g} less γ with {pair[0].far:g}",
-                    np.subtract(pair[1].exponents, pair[0].exponents),
-                )
-            )
+            title = f"γ with far weight {pair[1].far:g} less γ with {pair[0].far:g}"
+            maps.append(self._map(title, pair[1].exponents - pair[0].exponents))
         rows = self.copying.head(SHOWN).to_numpy().tolist()
         heads = [Table(WORDS["copying"], WORDS["copying columns"], rows)] if rows else []
         both = [part for text in self.by_document for part in (Row(self.figures(text)), self._both(text))]
         return worded_view(
             WORDS, both, [Row(maps[at : at + 2]) for at in range(0, len(maps), 2)] + heads,
-            warnings=[WORDS["cut short"]] if self.interrupted else [], model=self.model, to=self.to,
+            warnings=self.warnings, model=self.model, to=self.to,
             trained=self.trained, times=self.to / self.trained, stretch=self.stretch, documents=count or "none",
-            found=self._found(), file=f"{(self.winners or [*self.fits])[0]}.json", leave=self._leave(),
+            found=self._found(), do=WORDS["do"]["won" if self.winners else "none"].format(best="".join(self.winners[:1])),
+            leave=WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else "",
         )  # fmt: skip
 
     def figures(self, text: str) -> list[Figure]:
         """The frontier of a text, what plain text costs by position and what repeated passages cost by distance."""
-        found, where = self.by_document[text], f": {self.texts[text]}"
+        found, where = self.by_document[text], f": {self._where(text)}"
         series = []
         for index, name in enumerate(found):
             plain, far = (self.estimate(text, name, axis, "yarn") for axis in AXES[:2])
@@ -236,24 +238,24 @@ class Temper:
             ]
             rows.append((label(name), math.exp(own[0].value), cells[0][1], *cells[1], *cells[2]))
         marked = frozenset(index for index, name in enumerate(self.by_document[text]) if name in self.winners)
-        return Table(f"{WORDS['both']}: {self.texts[text]}", WORDS["columns"], rows, marked)
+        return Table(f"{WORDS['both']}: {self._where(text)}", WORDS["columns"], rows, marked)
 
     def _found(self) -> str:
         if not self.by_document:
             return WORDS["nothing read"]  # type: ignore[no-any-return]
         text = [*self.by_document][-1]
-        where = join([self.texts[name] for name in self.by_document])
+        where = join([self._where(name) for name in self.by_document])
         if not self.winners:
             return WORDS["none"].format(where=where)  # type: ignore[no-any-return]
         best = self.winners[0]
         plain, far = (self.estimate(text, best, axis, "yarn") for axis in AXES[:2])
         cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES[:2])
-        told = WORDS["won"].format(best=label(best), where=where, text=self.texts[text], plain=plain, far=far)
+        told = WORDS["won"].format(best=label(best), where=where, text=self._where(text), plain=plain, far=far)
         over = WORDS["truncation"]["better" if cut < 0 else "worse"].format(cut=abs(cut), lost=lost)
         return f"{told} {over}"
 
-    def _leave(self) -> str:
-        return WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else ""
+    def _where(self, text: str) -> str:
+        return Path(self.texts[text]).name
 
     def __repr__(self) -> str:
         return f"<Temper of {self.model}: {self.trained:,} to {self.to:,} tokens, {len(self.fits)} fits>"
