@@ -169,7 +169,8 @@ class Temper:
             WORDS, both, [Row(maps[at : at + 2]) for at in range(0, len(maps), 2)] + heads,
             warnings=self.warnings, model=self.model, to=self.to,
             trained=self.trained, times=self.to / self.trained, stretch=self.stretch, documents=count or "none",
-            found=self._found(), do=WORDS["do"]["won" if self.winners else "none"].format(best="".join(self.winners[:1])),
+            found=self._found(),
+            do=WORDS["do"]["won" if self.winners else "none"].format(best="".join(self.winners[:1])),
             leave=WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else "",
         )  # fmt: skip
 
