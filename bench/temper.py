@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.live.axes import material, read
+from limitlens.live.axes import material, mean, read
 from limitlens.live.reader import Reader
 from limitlens.live.schedules import schedules
 from limitlens.live.temper import Fit, temper
@@ -125,6 +125,15 @@ def show(found: Temper) -> None:
                 told = "  ".join(f"{one.value:+.4f} ± {one.stderr:.4f}" for one in each)
                 won = " both beyond 95%" if found.beats(name, rule, text) else ""
                 print(f"  {found.texts[text]:<22} {label(name):<36} less {label(rule):<28} {told}{won}")
+    print("\nNats less YaRN's factor on the same documents: plain text by position, repeated passages by distance")
+    for text, axes in found.by_document.items():
+        for name in ("truncated", "per_head", *found.winners):
+            for part, x in (("plain", found.edges[1:]), ("again", axes["yarn"].distance.mean(0))):
+                apart = [mean(column) for column in (getattr(axes[name], part) - getattr(axes["yarn"], part)).T]
+                told = ", ".join(
+                    f"{at:,.0f}: {one.value:+.3f} ± {one.stderr:.3f}" for at, one in zip(x, apart, strict=True)
+                )
+                print(f"  {found.texts[text]:<22} {label(name):<32} {part:<6} {told}")
     print("\nRank correlations of exponents over heads (weighed by what the loss feels of each, in brackets)")
     low, high = found.fits["per_head"], found.fits["per_head_far_0.5"]
     for name, one in (("plain", low), ("far 0.5", high)):
@@ -158,32 +167,34 @@ def weighed(x: Any, y: Any, weight: Any) -> float:
 
 
 def regress(found: Temper, run: str) -> None:
-    """Rank correlations of the exponents with every number that a probe knows of a head."""
+    """Rank correlations of the exponents with every number that a probe knows of a head, against heads shuffled."""
     import limitlens as ll
 
-    probe = ll.load(run)
-    table = probe.heads.select_dtypes("number")  # type: ignore[attr-defined]
+    table = ll.load(run).heads.select_dtypes("number")  # type: ignore[attr-defined]
     place = table["layer"].to_numpy(int), table["head"].to_numpy(int)
+    known = table.drop(columns=["layer", "head"]).dropna(axis="columns", thresh=len(table) // 2)
+    known = known.loc[:, known.nunique() > 1].fillna(known.median())
+    ranks = known.rank().to_numpy()
     low, high = found.fits["per_head"], found.fits["per_head_far_0.5"]
     wanted = {"plain": (low.exponents, low.felt), "far": (high.exponents, high.felt)}
     wanted["far less plain"] = (high.exponents - low.exponents, high.felt)
-    print(f"\nRank correlations with what the probe {run} knows (weighed), the largest first")
-    rows = []
-    for column in table.columns.drop(["layer", "head"]):
-        own = table[column].to_numpy(float)
-        fine = np.isfinite(own)
-        if fine.sum() > 30 and np.ptp(own[fine]) > 0:
-            each = [
-                (
-                    weighed(gamma[place][fine], own[fine], np.ones(fine.sum())),
-                    weighed(gamma[place][fine], own[fine], felt[place][fine]),
-                )
-                for gamma, felt in wanted.values()
-            ]
-            rows.append((column, each))
-    for column, each in sorted(rows, key=lambda row: -max(abs(plain) for plain, _ in row[1]))[:12]:
-        told = "  ".join(f"{name} {a:+.3f} ({b:+.3f})" for name, (a, b) in zip(wanted, each, strict=True))
-        print(f"  {column:<28} {told}")
+    generator = np.random.default_rng(0)
+    print(f"\nRank correlations of the exponents with {ranks.shape[1]} numbers that the probe knows of each head")
+    for name, (gamma, felt) in wanted.items():
+        for way, weight in (("each head alike", np.ones(len(ranks))), ("weighed", felt[place] ** 2)):
+
+            def largest(order: Any, gamma: Any = gamma, weight: Any = weight) -> Any:
+                """Correlations where heads `order` stand in the places of the probe's, weights going with them."""
+                w, own = weight[order] / weight.sum(), gamma[place].argsort().argsort()[order].astype(float)
+                centred, own = ranks - w @ ranks, own - w @ own
+                return (w * own) @ centred / np.sqrt((w @ own**2) * (w @ centred**2))
+
+            each = largest(np.arange(len(ranks)))
+            chance = [np.abs(largest(generator.permutation(len(ranks)))).max() for _ in range(1000)]
+            best = np.argsort(-np.abs(each))[:3]
+            told = ", ".join(f"{known.columns[i]} {each[i]:+.3f}" for i in best)
+            limit, p = np.quantile(chance, 0.95), np.mean(np.array(chance) >= np.abs(each).max())
+            print(f"  {name:<15} {way:<16} {told}; 95% of the largest by chance below {limit:.3f}, p {p:.3f}")
 
 
 def draw(found: Temper) -> None:

@@ -85,8 +85,8 @@ def read(reader: Reader, document: Material, trained: int, *, truncated: bool = 
     parts = [float(plain[a - 1 : b - 1].mean()) for a, b in pairwise(ends)]
     planted = document.planted.means(cost(document.planted.ids))
     away = [again[0] - first[0] for first, again in zip(document.planted.first, document.planted.again, strict=True)]
-    found = (np.array([planted[name]]) for name in ("first", "again", "fact"))
-    return Axes(np.array([parts]), *found, np.array([away], float))
+    found = {name: np.array([planted[name]]) for name in ("first", "again", "fact")}
+    return Axes(plain=np.array([parts]), **found, distance=np.array([away], float))
 
 
 def joined(found: Sequence[Axes]) -> Axes:

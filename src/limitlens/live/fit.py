@@ -108,7 +108,7 @@ def fit(
             with applied():  # type: ignore[attr-defined]
                 with reader.precision():
                     loss, found = loss_of(*given)
-                loss.backward()  # within the block: the layers are computed again
+                loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
             assert gamma.grad is not None
             felt += gamma.grad.detach().cpu().square()
             optimiser.step()

@@ -25,16 +25,17 @@ class Reader:
     """
 
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
-        if not loaded.causal or loaded.model.get_output_embeddings() is None:
+        model: Any = loaded.model
+        if not loaded.causal or model.get_output_embeddings() is None:
             raise InputError(f"{loaded.name} is no decoder with its language-model head; expected one that predicts")
         self.loaded, self.half = loaded, half
-        self.stack: Any = loaded.model.base_model
-        self.project: Any = loaded.model.get_output_embeddings()
-        config = loaded.model.config.get_text_config()
+        self.stack: Any = model.base_model
+        self.project: Any = model.get_output_embeddings()
+        config = model.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.device = loaded.model.device
+        self.device = model.device
         self._check()
 
     def nll(self, ids: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from limitlens.errors import InputError, Progress
 from limitlens.live.axes import Axes, Material, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
-from limitlens.live.fit import LEVELS, Step, fit
+from limitlens.live.fit import LEVELS, Fitted, Step, fit
 from limitlens.live.reader import Reader
 from limitlens.live.schedules import schedules
 from limitlens.live.temper_result import Temper
@@ -81,27 +82,36 @@ def temper(
             "expected a longer one, since factors act beyond the trained window"
         )
     reader = Reader(loaded, half=loaded.model.device.type == "cuda")
-    with stretched(reader.stack, stretch, to / window, window):
+    run = _Run(reader, window, to, stretch, {"fitted": text} | ({} if other is None else {"other": other}), told, keep)
+    with run.stretching():
         pass  # what cannot be stretched is told before anything is read
     ids = _documents(loaded, text, to, FITTED + CHECKED + documents, 1 + CHECKED + LEAST)
     count = min(FITTED, len(ids) - CHECKED - LEAST)
     parts = {"fitted": ids[count + CHECKED :][:documents]}
     if other is not None:
         parts["other"] = _documents(loaded, other, to, documents, LEAST)
-    run = _Run(
-        reader,
-        window,
-        to,
-        stretch,
-        {"fitted": text, **({} if other is None else {"other": other})},
-        seconds,
-        told,
-        keep,
-    )
     held = {name: material(found, reader, window, seed=seed + 100 * i) for i, (name, found) in enumerate(parts.items())}
-    run.count(progress, len(fits) * steps, held)
-    run.fit_all(fits, ids[:count], ids[count], steps=steps, rate=rate, seed=seed)
-    run.read_all(held)
+    run.critical = critical_exponents(reader, ids[:1], window)
+    rows = max(map(len, held.values()))
+    for number, one in enumerate(fits):
+        if run.interrupted or run.elapsed > seconds / 2:
+            told(f"no time for {one.name}")
+            continue
+
+        def report(step: Step, total: float, number: int = number, name: str = one.name) -> None:
+            progress(number + step.number / steps, len(fits) + rows)
+            far = "" if step.far is None else f", far {step.far:.4f}"
+            told(f"{name} step {step.number}: loss {total:.4f}, plain {step.plain:.4f}{far}")
+
+        run.fit(one, ids[:count], ids[count], steps=steps, rate=rate, seed=seed, report=report)
+    factors, took = run.factors(), 0.0
+    for row in range(rows):
+        if run.interrupted or run.elapsed + took > seconds:
+            break
+        began = run.elapsed
+        run.read({name: found[row] for name, found in held.items() if row < len(found)}, factors)
+        took = 1.1 * (run.elapsed - began)
+        progress(len(fits) + row + 1, len(fits) + rows)
     return run.made()
 
 
@@ -120,104 +130,69 @@ class _Run:
     """What is known so far."""
 
     def __init__(
-        self, reader: Reader, trained: int, to: int, stretch: str, texts: dict[str, str], seconds: float,
+        self, reader: Reader, trained: int, to: int, stretch: str, texts: dict[str, str],
         told: Callable[[str], None], keep: Callable[[Temper], None],
     ) -> None:  # fmt: skip
         self.reader, self.trained, self.to, self.stretch, self.texts = reader, trained, to, stretch, texts
-        self.seconds, self.told, self.keep, self.started = seconds, told, keep, time.perf_counter()
-        self.schedules: dict[str, Factor] = schedules(trained, to, reader.dim)
+        self.told, self.keep, self.started, self.interrupted = told, keep, time.perf_counter(), False
         self.critical = np.zeros((reader.layers, reader.heads))
-        self.fits: dict[str, Any] = {}
+        self.fits: dict[str, Fitted] = {}
         self.axes: dict[str, dict[str, list[Axes]]] = {}
-        self.interrupted, self.done = False, 0
-
-    def count(self, progress: Progress, steps: int, held: dict[str, list[Material]]) -> None:
-        """Progress in steps and readings together: they take about as long."""
-        named = len(self.schedules) + 2  # truncation and the critical exponents
-        readings = sum(map(len, held.values()))
-        self.advance = lambda fits: progress(self.done, steps + readings * (named + fits))
-
-    def step(self, line: str = "") -> None:
-        self.done += 1
-        self.advance(len(self.fits))
-        if line:
-            self.told(line)
 
     @property
-    def left(self) -> float:
-        return self.seconds - (time.perf_counter() - self.started)
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
 
-    def stretching(self) -> Any:
+    def stretching(self) -> AbstractContextManager[None]:
         return stretched(self.reader.stack, self.stretch, self.to / self.trained, self.trained)
 
-    def fit_all(self, fits: Sequence[Fit], ids: Sequence[Tensor], check: Tensor, **options: Any) -> None:
-        """The exponents of gap counting, and every fit that there is time for."""
+    def fit(self, one: Fit, ids: Sequence[Tensor], check: Tensor, **options: Any) -> None:
+        """One more fit."""
+        with self.stretching():
+            found = fit(
+                self.reader, ids, check, trained=self.trained, far=one.far, level=one.level, constant=one.constant,
+                **options,
+            )  # fmt: skip
+        self.fits[one.name], self.interrupted = found, found.interrupted
+        self.keep(replace(self.made(), interrupted=True))
+
+    def factors(self) -> dict[str, Factor]:
+        """Every schedule but truncation."""
         import torch
 
-        self.critical = critical_exponents(self.reader, ids[:1], self.trained)
-        self.schedules["critical"] = powers(torch.as_tensor(self.critical), None, self.trained)
-        for one in fits:
-            if self.interrupted or self.left < self.seconds / 2:
-                self.told(f"no time for {one.name}")
-                continue
+        own = {name: self.made().exponents(name).factor() for name in self.fits}
+        critical = powers(torch.as_tensor(self.critical), None, self.trained)
+        return {**schedules(self.trained, self.to, self.reader.dim), "critical": critical, **own}
 
-            def report(step: Step, total: float, name: str = one.name) -> None:
-                far = "" if step.far is None else f", far {step.far:.4f}"
-                self.step(f"{name} step {step.number}: loss {total:.4f}, plain {step.plain:.4f}{far}")
-
-            with self.stretching():
-                found = fit(
-                    self.reader, ids, check, trained=self.trained, far=one.far, level=one.level,
-                    constant=one.constant, report=report, **options,
-                )  # fmt: skip
-            self.fits[one.name], self.interrupted = found, found.interrupted
-            self.keep(replace(self.made(), interrupted=True))
-        self.schedules |= {name: self.made().exponents(name).factor() for name in self.fits}
-
-    def read_all(self, held: dict[str, list[Material]]) -> None:
-        """Both axes of all schedules, document by document of all texts in turn, as long as there is time."""
-        took = 0.0
-        for i in range(max(map(len, held.values()))):
-            if self.interrupted or self.left < took:
-                break
-            began = time.perf_counter()
-            try:
-                found = {text: self.read_one(documents[i]) for text, documents in held.items() if i < len(documents)}
-            except KeyboardInterrupt:
-                if not self.fits:
-                    raise
-                self.interrupted = True
-                break
-            for text, axes in found.items():
-                for name, own in axes.items():
-                    self.axes.setdefault(text, {}).setdefault(name, []).append(own)
-                self.told(f"document {i + 1} of {self.texts[text]}: nats at the end | of far repeated passages")
-                for name, own in axes.items():
-                    self.told(f"   {name:<26} {own.last()[0]:.4f} | {own.beyond(self.trained)[0]:.4f}")
-            took = 1.1 * (time.perf_counter() - began)
-            self.keep(replace(self.made(), interrupted=True))
-
-    def read_one(self, document: Material) -> dict[str, Axes]:
-        """One document under all schedules."""
-        with self.reader.acting(None):
-            found = {"truncated": read(self.reader, document, self.trained, truncated=True)}
-        with self.stretching():
-            for name, factor in self.schedules.items():
-                with self.reader.acting(factor):
-                    found[name] = read(self.reader, document, self.trained)
-                self.step()
-        return found
+    def read(self, documents: dict[str, Material], factors: dict[str, Factor]) -> None:
+        """Both axes of one document of each text under all schedules; nothing of them where Ctrl-C comes before."""
+        found: dict[tuple[str, str], Axes] = {}
+        try:
+            for text, document in documents.items():
+                with self.reader.acting(None):
+                    found[text, "truncated"] = read(self.reader, document, self.trained, truncated=True)
+                for name, factor in factors.items():
+                    with self.stretching(), self.reader.acting(factor):
+                        found[text, name] = read(self.reader, document, self.trained)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return
+        for (text, name), axes in found.items():
+            self.axes.setdefault(text, {}).setdefault(name, []).append(axes)
+            end, far = axes.last()[0], axes.beyond(self.trained)[0]
+            self.told(f"{self.texts[text]}, {name}: {end:.4f} nats at the end, {far:.4f} of far repeated passages")
+        self.keep(replace(self.made(), interrupted=True))
 
     def made(self) -> Temper:
         """The result of what is known."""
         import torch
 
-        device = self.reader.device
+        reader, device = self.reader, self.reader.device
         return Temper(
-            model=self.reader.loaded.name, identity=identity(self.reader.loaded.model), trained=self.trained,
-            to=self.to, stretch=self.stretch, texts=self.texts, edges=tuple(edges(self.trained, self.to)),
+            model=reader.loaded.name, identity=identity(reader.loaded.model), trained=self.trained, to=self.to,
+            stretch=self.stretch, texts=self.texts, edges=tuple(edges(self.trained, self.to)),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            precision_of_products="bfloat16" if self.reader.half else "float32", critical=self.critical,
-            fits=dict(self.fits), seconds=time.perf_counter() - self.started, interrupted=self.interrupted,
+            precision_of_products="bfloat16" if reader.half else "float32", critical=self.critical,
+            fits=dict(self.fits), seconds=self.elapsed, interrupted=self.interrupted,
             by_document={text: {name: joined(own) for name, own in found.items()} for text, found in self.axes.items()},
         )  # fmt: skip

@@ -164,9 +164,12 @@ class Temper:
             maps.append(self._map(title, pair[1].exponents - pair[0].exponents))
         rows = self.copying.head(SHOWN).to_numpy().tolist()
         heads = [Table(WORDS["copying"], WORDS["copying columns"], rows)] if rows else []
-        both = [part for text in self.by_document for part in (Row(self.figures(text)), self._both(text))]
+        both: list[Block] = []
+        for text in self.by_document:
+            frontier, *others = self.figures(text)
+            both += [frontier, self._both(text), Row(others)]
         return worded_view(
-            WORDS, both, [Row(maps[at : at + 2]) for at in range(0, len(maps), 2)] + heads,
+            WORDS, both, [*(Row(maps[at : at + 2]) for at in range(0, len(maps), 2)), *heads],
             warnings=self.warnings, model=self.model, to=self.to,
             trained=self.trained, times=self.to / self.trained, stretch=self.stretch, documents=count or "none",
             found=self._found(),
@@ -229,16 +232,16 @@ class Temper:
         return head_map(title, "γ", [(i, j) for i, j in np.ndindex(values.shape)], values.ravel().tolist())
 
     def _both(self, text: str) -> Block:
-        """Both axes of all schedules side by side."""
-        rows = []
-        for name in self.by_document[text]:
+        """Both axes of all schedules side by side, the best copier first."""
+        rows, order = [], sorted(self.by_document[text], key=lambda name: self.estimate(text, name, "far").value)
+        for name in order:
             own, against = ([self.estimate(text, name, axis, base) for axis in AXES] for base in (None, "yarn"))
             cells = [
                 (Measured(one.value, one.stderr), Measured(other.value, other.stderr))
                 for one, other in zip(own, against, strict=True)
             ]
             rows.append((label(name), math.exp(own[0].value), cells[0][1], *cells[1], *cells[2]))
-        marked = frozenset(index for index, name in enumerate(self.by_document[text]) if name in self.winners)
+        marked = frozenset(index for index, name in enumerate(order) if name in self.winners)
         return Table(f"{WORDS['both']}: {self._where(text)}", WORDS["columns"], rows, marked)
 
     def _found(self) -> str:
