@@ -59,7 +59,7 @@ def main() -> None:
     def write(made: Temper) -> None:
         path = Path(options.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".partial").write_text(to_json(about | made.document(), indent=1) + "\n")
+        path.with_suffix(".partial").write_text(to_json(about | made.numbers(), indent=1) + "\n")
         path.with_suffix(".partial").replace(path)
 
     write(

@@ -173,6 +173,13 @@ def test_a_gain_needs_both_axes_beyond_their_errors(plain: float, far: float, wo
     assert "far 0.5" in told[2]
 
 
+def test_a_point_that_truncation_beats_on_both_axes_is_no_gain() -> None:
+    found = made_up({"truncated": (-0.3, -0.3), "per_head": (-0.1, -0.1)})
+    assert found.beats("per_head", "yarn", "fitted")
+    assert found.winners == []
+    assert "per_head" in found.beaten
+
+
 def test_estimates_are_means_over_documents_of_differences() -> None:
     one, other = np.array([1.0, 2.0, 6.0]), np.array([0.5, 1.5, 5.5])
     assert mean(one).value == pytest.approx(3)
@@ -247,7 +254,7 @@ def test_bad_inputs_are_one_sentence() -> None:
         (decoder(), {"to": TRAINED}, "128 tokens was asked for, copier was trained for 128; expected a longer one"),
         (decoder(), {"to": 100_000}, "holds 0 documents of 100,000 tokens; expected at least 4: give a longer text"),
         (decoder(), {"stretch": "spring"}, "the stretch is 'spring'; expected one of none, linear, ntk, yarn"),
-        (decoder(), {"per": "neuron"}, "per is 'neuron'; expected one of head, layer, model"),
+        (decoder(), {"per": "neuron"}, "an exponent per 'neuron' was asked for; expected one of head, layer, model"),
         (decoder(), {"far": (2.0,)}, "the weight of far use is 2; expected at least 0 and at most 1"),
         (encoder, {}, "encoder is no decoder with its language-model head"),
         (gpt, {"trained": 32}, "has no rotary positions that could be stretched; expected stretch none"),

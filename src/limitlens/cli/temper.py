@@ -42,6 +42,6 @@ def temper(
         made = run_temper(
             model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
             documents=documents, steps=steps, seconds=seconds, seed=seed, device=device, progress=report,
-            keep=lambda made: None if out is None else (made.save(out), None)[1],
+            keep=lambda made: out and made.save(out),
         )  # fmt: skip
     show(context, "temper", made, started=started, out=out, json=json, quiet=quiet)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from limitlens.errors import Array, InputError, check_number
+from limitlens.errors import Array
 from limitlens.live.planting import repeat
 from limitlens.live.schedules import yarn_exponent
 from limitlens.models.exponents import powers
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from limitlens.live.reader import Reader
 
-LEVELS = ("head", "layer", "model")  # who has an exponent of its own
 PATIENCE = 2  # rounds without gain that end a fit
 
 
@@ -62,9 +61,6 @@ def fit(
     """Fit exponents to `documents` (n,) each, beginning at YaRN's; `rate` is Adam's, which falls linearly to zero."""
     import torch
 
-    if level not in LEVELS:
-        raise InputError(f"the level is {level!r}; expected one of {', '.join(LEVELS)}")
-    check_number("the weight of far use", far, "at least 0 and at most 1", below=1 + 1e-12)
     shape = (reader.layers if level != "model" else 1, reader.heads if level == "head" else 1)
     full = (reader.layers, reader.heads)
     begin = yarn_exponent(trained, len(check))

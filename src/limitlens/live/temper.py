@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.errors import InputError, Progress
+from limitlens.errors import InputError, Progress, check_number
 from limitlens.live.axes import Axes, Material, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
-from limitlens.live.fit import LEVELS, Fitted, Step, fit
+from limitlens.live.fit import Fitted, Step, fit
 from limitlens.live.reader import Reader
 from limitlens.live.schedules import schedules
 from limitlens.live.temper_result import Temper
@@ -27,6 +27,7 @@ from limitlens.models.stretch import stretched
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEVELS = ("head", "layer", "model")  # who has an exponent of its own
 FITTED, CHECKED, LEAST = 3, 1, 2  # documents that steps read, that end a fit, and that both axes are read on at least
 
 
@@ -34,9 +35,14 @@ FITTED, CHECKED, LEAST = 3, 1, 2  # documents that steps read, that end a fit, a
 class Fit:
     """A fit that is wanted."""
 
-    level: str = "head"  # of `fit.LEVELS`
+    level: str = "head"  # of `LEVELS`
     far: float = 0.0  # the weight of far use
     constant: bool = False  # whether there are constant factors beside the exponents
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise InputError(f"an exponent per {self.level!r} was asked for; expected one of {', '.join(LEVELS)}")
+        check_number("the weight of far use", self.far, "at least 0 and at most 1", below=1 + 1e-12)
 
     @property
     def name(self) -> str:
@@ -50,7 +56,7 @@ def temper(
     far: Sequence[float] = (0.0, 0.2), per: str = "head", constant: bool = False, fits: Sequence[Fit] | None = None,
     trained: int | None = None, documents: int = 6, steps: int = 24, rate: float = 0.05, seconds: float = float("inf"),
     seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
-    told: Callable[[str], None] = lambda line: None, keep: Callable[[Temper], None] = lambda made: None,
+    told: Callable[[str], None] = lambda line: None, keep: Callable[[Temper], object] = lambda made: None,
 ) -> Temper:  # fmt: skip
     """What factors on the scores do to a decoder that reads `to` tokens, more than it was trained for.
 
@@ -70,8 +76,6 @@ def temper(
     """
     from limitlens.attention.device import choose_device
 
-    if per not in LEVELS:
-        raise InputError(f"per is {per!r}; expected one of {', '.join(LEVELS)}")
     if fits is None:
         fits = list(dict.fromkeys([Fit("model"), *(Fit(per, weight, constant) for weight in far)]))
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
@@ -131,7 +135,7 @@ class _Run:
 
     def __init__(
         self, reader: Reader, trained: int, to: int, stretch: str, texts: dict[str, str],
-        told: Callable[[str], None], keep: Callable[[Temper], None],
+        told: Callable[[str], None], keep: Callable[[Temper], object],
     ) -> None:  # fmt: skip
         self.reader, self.trained, self.to, self.stretch, self.texts = reader, trained, to, stretch, texts
         self.told, self.keep, self.started, self.interrupted = told, keep, time.perf_counter(), False

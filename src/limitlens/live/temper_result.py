@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,26 +70,21 @@ class Temper:
 
     @cached_property
     def winners(self) -> list[str]:
-        """Fits that beat YaRN's factor in both readings, on all texts; the best copier first."""
-        every = [name for name in self.fits if self.by_document]
-        won = [
-            name for name in every if all(self.beats(name, rule, text) for rule in RULES for text in self.by_document)
-        ]
-        last = [*self.by_document][-1:]
-        return sorted(won, key=lambda name: self.estimate(last[0], name, "far").value)
+        """Fits that beat YaRN's factor in both readings, on all texts, and are not beaten; the best copier first."""
+        texts = [*self.by_document]
+        able = [name for name in self.fits if texts and name not in self.beaten]
+        won = [name for name in able if all(self.beats(name, rule, text) for rule in RULES for text in texts)]
+        return sorted(won, key=lambda name: self.estimate(texts[-1], name, "far").value)
 
     @cached_property
     def beaten(self) -> list[str]:
         """Fits to which truncation or YaRN's factor is to be preferred on both axes, by the means of some text."""
-        return [
-            name
-            for name in self.fits
-            if any(
-                all(self.estimate(text, name, axis, base).value >= 0 for axis in AXES[:2])
-                for text in self.by_document
-                for base in ("truncated", *RULES)
-            )
-        ]
+        rivals = [(text, base) for text in self.by_document for base in ("truncated", *RULES)]
+
+        def loses(name: str, text: str, base: str) -> bool:
+            return all(self.estimate(text, name, axis, base).value >= 0 for axis in AXES[:2])
+
+        return [name for name in self.fits if any(loses(name, *rival) for rival in rivals)]
 
     @cached_property
     def copying(self) -> pd.DataFrame:
@@ -125,22 +119,19 @@ class Temper:
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    def document(self) -> dict[str, Any]:
-        """The result as JSON: its fields, and under the name of each axis the means of all schedules."""
-        own = {one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "made"}
-        axes = {
-            axis: {
+    def numbers(self) -> dict[str, Any]:
+        """Its fields as JSON, and under the name of each axis the means of all schedules; without SciPy and pandas."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "made"}
+        for axis in AXES:
+            own[axis] = {
                 text: {name: self._entry(text, name, axis) for name in found}
                 for text, found in self.by_document.items()
             }
-            for axis in AXES
-        }
-        frontier = [
-            {"fit": name, "level": one.level, "far_weight": one.far, "constants": one.constants is not None}
-            | {text: {axis: axes[axis][text][name] for axis in AXES} for text in self.by_document}
-            for name, one in self.fits.items()
-        ]
-        return plain(own | axes | {"frontier": frontier, "winners": self.winners, "beaten": self.beaten})  # type: ignore[no-any-return]
+        return plain(own)  # type: ignore[no-any-return]
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON: its numbers, and which fits are a gain and which are not."""
+        return self.numbers() | {"winners": self.winners, "beaten": self.beaten}
 
     def exponents(self, name: str) -> Exponents:
         """A fit, as the file of exponents that `limitlens.intervene(model, factor=...)` reads."""
@@ -179,34 +170,29 @@ class Temper:
 
     def figures(self, text: str) -> list[Figure]:
         """The frontier of a text, what plain text costs by position and what repeated passages cost by distance."""
-        found, where = self.by_document[text], f": {self._where(text)}"
-        series = []
-        for index, name in enumerate(found):
-            plain, far = (self.estimate(text, name, axis, "yarn") for axis in AXES[:2])
-            colour, dash = look(index)
-            series.append(
-                points(label(name), [plain.value], [far.value], colour, [far.stderr], dash=dash, positive=False)
+        found, looks = self.by_document[text], {name: look(i) for i, name in enumerate(self.by_document[text])}
+
+        def drawn(what: str, x: dict[str, Any], y: dict[str, list[Estimate]], *guides: Guide) -> Figure:
+            series = []
+            for name, each in y.items():
+                (colour, dash), values, errors = looks[name], [one.value for one in each], [one.stderr for one in each]
+                more: dict[str, Any] = {"dash": dash, "joined": len(each) > 1, "positive": False}
+                series.append(points(label(name), x[name], values, colour, errors, **more))
+            return worded_figure(
+                WORDS[what] | {"title": f"{WORDS[what]['title']}: {self._where(text)}"}, series, *guides
             )
-        drawn = [worded_figure(WORDS["frontier"] | {"title": WORDS["frontier"]["title"] + where}, series)]
-        middle = [(a + b) / 2 for a, b in pairwise(self.edges)]
-        away = found["yarn"].distance.mean(0)
-        for part, x in (("plain", middle), ("again", away)):
-            order, lines = np.argsort(x), []
-            for index, name in enumerate(found):
-                if name not in (*RULES, "constant", "truncated", *self.fits):
-                    continue
-                apart = getattr(found[name], part) - getattr(found["yarn"], part)
-                each = [mean(column) for column in apart.T[order]]
-                value, stderr = [one.value for one in each], [one.stderr for one in each]
-                colour, dash = look(index)
-                lines.append(
-                    points(
-                        label(name), np.asarray(x)[order], value, colour, stderr, joined=True, dash=dash, positive=False
-                    )
-                )
-            guides = [Guide(WORDS["trained"], x=self.trained)]
-            drawn.append(worded_figure(WORDS[part] | {"title": WORDS[part]["title"] + where}, lines, *guides))
-        return drawn
+
+        ends = {axis: {name: [self.estimate(text, name, axis, "yarn")] for name in found} for axis in AXES[:2]}
+        across = {name: [one.value for one in each] for name, each in ends["perplexity"].items()}
+        figures = [drawn("frontier", across, ends["far"])]
+        places = {"plain": np.convolve(self.edges, [0.5, 0.5], "valid"), "again": found["yarn"].distance.mean(0)}
+        shown = [name for name in found if name in (*RULES, "constant", "truncated", *self.fits)]
+        for part, x in places.items():
+            order = np.argsort(x)
+            apart = {name: (getattr(found[name], part) - getattr(found["yarn"], part)).T[order] for name in shown}
+            each = {name: [mean(column) for column in columns] for name, columns in apart.items()}
+            figures.append(drawn(part, dict.fromkeys(shown, x[order]), each, Guide(WORDS["trained"], x=self.trained)))
+        return figures
 
     def _values(self, text: str, name: str, axis: str) -> Array:
         axes = self.by_document[text][name]
@@ -236,11 +222,8 @@ class Temper:
         rows, order = [], sorted(self.by_document[text], key=lambda name: self.estimate(text, name, "far").value)
         for name in order:
             own, against = ([self.estimate(text, name, axis, base) for axis in AXES] for base in (None, "yarn"))
-            cells = [
-                (Measured(one.value, one.stderr), Measured(other.value, other.stderr))
-                for one, other in zip(own, against, strict=True)
-            ]
-            rows.append((label(name), math.exp(own[0].value), cells[0][1], *cells[1], *cells[2]))
+            (_, first), *cells = zip(*([Measured(**vars(one)) for one in each] for each in (own, against)), strict=True)
+            rows.append((label(name), math.exp(own[0].value), first, *cells[0], *cells[1]))
         marked = frozenset(index for index, name in enumerate(order) if name in self.winners)
         return Table(f"{WORDS['both']}: {self._where(text)}", WORDS["columns"], rows, marked)
 
