@@ -172,7 +172,7 @@ def regress(found: Temper, run: str) -> None:
 
     table = ll.load(run).heads.select_dtypes("number")  # type: ignore[attr-defined]
     place = table["layer"].to_numpy(int), table["head"].to_numpy(int)
-    known = table.drop(columns=["layer", "head"]).dropna(axis="columns", thresh=len(table) // 2)
+    known = table.drop(columns=["layer", "head", "kv_head"]).dropna(axis="columns", thresh=len(table) // 2)
     known = known.loc[:, known.nunique() > 1].fillna(known.median())
     ranks = known.rank().to_numpy()
     low, high = found.fits["per_head"], found.fits["per_head_far_0.5"]

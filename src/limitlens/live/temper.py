@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.live.axes import Axes, Material, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
-from limitlens.live.fit import Fitted, Step, fit
+from limitlens.live.fit import Step, fit
 from limitlens.live.reader import Reader
 from limitlens.live.schedules import schedules
 from limitlens.live.temper_result import Temper
@@ -25,6 +22,7 @@ from limitlens.models.exponents import Factor, identity, powers
 from limitlens.models.stretch import stretched
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LEVELS = ("head", "layer", "model")  # who has an exponent of its own
@@ -86,19 +84,30 @@ def temper(
             "expected a longer one, since factors act beyond the trained window"
         )
     reader = Reader(loaded, half=loaded.model.device.type == "cuda")
-    run = _Run(reader, window, to, stretch, {"fitted": text} | ({} if other is None else {"other": other}), told, keep)
-    with run.stretching():
+    with stretched(reader.stack, stretch, to / window, window):
         pass  # what cannot be stretched is told before anything is read
+    started = time.perf_counter()
     ids = _documents(loaded, text, to, FITTED + CHECKED + documents, 1 + CHECKED + LEAST)
     count = min(FITTED, len(ids) - CHECKED - LEAST)
     parts = {"fitted": ids[count + CHECKED :][:documents]}
     if other is not None:
         parts["other"] = _documents(loaded, other, to, documents, LEAST)
     held = {name: material(found, reader, window, seed=seed + 100 * i) for i, (name, found) in enumerate(parts.items())}
-    run.critical = critical_exponents(reader, ids[:1], window)
+    made = Temper(
+        model=loaded.name, identity=identity(loaded.model), trained=window, to=to, stretch=stretch,
+        texts={"fitted": text} | ({} if other is None else {"other": other}), edges=tuple(edges(window, to)),
+        device=_named(reader.device), precision_of_products="bfloat16" if reader.half else "float32",
+        critical=critical_exponents(reader, ids[:1], window), fits={}, by_document={}, seconds=0.0,
+    )  # fmt: skip
     rows = max(map(len, held.values()))
+
+    def known(**more: Any) -> Temper:
+        found = replace(made, seconds=time.perf_counter() - started, **more)
+        keep(replace(found, interrupted=True))
+        return found
+
     for number, one in enumerate(fits):
-        if run.interrupted or run.elapsed > seconds / 2:
+        if made.interrupted or time.perf_counter() - started > seconds / 2:
             told(f"no time for {one.name}")
             continue
 
@@ -107,16 +116,30 @@ def temper(
             far = "" if step.far is None else f", far {step.far:.4f}"
             told(f"{name} step {step.number}: loss {total:.4f}, plain {step.plain:.4f}{far}")
 
-        run.fit(one, ids[:count], ids[count], steps=steps, rate=rate, seed=seed, report=report)
-    factors, took = run.factors(), 0.0
+        with stretched(reader.stack, stretch, to / window, window):
+            found = fit(
+                reader, ids[:count], ids[count], trained=window, far=one.far, level=one.level, constant=one.constant,
+                steps=steps, rate=rate, seed=seed, report=report,
+            )  # fmt: skip
+        made = known(fits={**made.fits, one.name: found}, interrupted=found.interrupted)
+    factors, took = _factors(made, reader), 0.0
     for row in range(rows):
-        if run.interrupted or run.elapsed + took > seconds:
+        began = time.perf_counter()
+        if made.interrupted or began - started + took > seconds:
             break
-        began = run.elapsed
-        run.read({name: found[row] for name, found in held.items() if row < len(found)}, factors)
-        took = 1.1 * (run.elapsed - began)
+        try:
+            now = {name: _read(reader, made, each[row], factors) for name, each in held.items() if row < len(each)}
+        except KeyboardInterrupt:
+            return replace(made, interrupted=True)
+        for name, axes in now.items():
+            for schedule, own in axes.items():
+                end, again = own.last()[0], own.beyond(window)[0]
+                told(f"{made.texts[name]}, {schedule}: {end:.4f} nats at the end, {again:.4f} of far passages")
+        now = {name: _joined(made, name, axes) for name, axes in now.items()}
+        made = known(by_document={**made.by_document, **now})
+        took = 1.1 * (time.perf_counter() - began)
         progress(len(fits) + row + 1, len(fits) + rows)
-    return run.made()
+    return made
 
 
 def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int) -> list[Tensor]:
@@ -130,73 +153,34 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
     return [ids for batch in windows.batches(1) for ids in batch]
 
 
-class _Run:
-    """What is known so far."""
+def _named(device: torch.device) -> str:
+    """A device in words."""
+    import torch
 
-    def __init__(
-        self, reader: Reader, trained: int, to: int, stretch: str, texts: dict[str, str],
-        told: Callable[[str], None], keep: Callable[[Temper], object],
-    ) -> None:  # fmt: skip
-        self.reader, self.trained, self.to, self.stretch, self.texts = reader, trained, to, stretch, texts
-        self.told, self.keep, self.started, self.interrupted = told, keep, time.perf_counter(), False
-        self.critical = np.zeros((reader.layers, reader.heads))
-        self.fits: dict[str, Fitted] = {}
-        self.axes: dict[str, dict[str, list[Axes]]] = {}
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.started
 
-    def stretching(self) -> AbstractContextManager[None]:
-        return stretched(self.reader.stack, self.stretch, self.to / self.trained, self.trained)
+def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
+    """Every schedule but truncation."""
+    import torch
 
-    def fit(self, one: Fit, ids: Sequence[Tensor], check: Tensor, **options: Any) -> None:
-        """One more fit."""
-        with self.stretching():
-            found = fit(
-                self.reader, ids, check, trained=self.trained, far=one.far, level=one.level, constant=one.constant,
-                **options,
-            )  # fmt: skip
-        self.fits[one.name], self.interrupted = found, found.interrupted
-        self.keep(replace(self.made(), interrupted=True))
+    critical = powers(torch.as_tensor(made.critical), None, made.trained)
+    fitted = {name: made.exponents(name).factor() for name in made.fits}
+    return {**schedules(made.trained, made.to, reader.dim), "critical": critical, **fitted}
 
-    def factors(self) -> dict[str, Factor]:
-        """Every schedule but truncation."""
-        import torch
 
-        own = {name: self.made().exponents(name).factor() for name in self.fits}
-        critical = powers(torch.as_tensor(self.critical), None, self.trained)
-        return {**schedules(self.trained, self.to, self.reader.dim), "critical": critical, **own}
+def _read(reader: Reader, made: Temper, document: Material, factors: dict[str, Factor]) -> dict[str, Axes]:
+    """Both axes of one document under all schedules."""
+    with reader.acting(None):
+        found = {"truncated": read(reader, document, made.trained, truncated=True)}
+    with stretched(reader.stack, made.stretch, made.to / made.trained, made.trained):
+        for name, factor in factors.items():
+            with reader.acting(factor):
+                found[name] = read(reader, document, made.trained)
+    return found
 
-    def read(self, documents: dict[str, Material], factors: dict[str, Factor]) -> None:
-        """Both axes of one document of each text under all schedules; nothing of them where Ctrl-C comes before."""
-        found: dict[tuple[str, str], Axes] = {}
-        try:
-            for text, document in documents.items():
-                with self.reader.acting(None):
-                    found[text, "truncated"] = read(self.reader, document, self.trained, truncated=True)
-                for name, factor in factors.items():
-                    with self.stretching(), self.reader.acting(factor):
-                        found[text, name] = read(self.reader, document, self.trained)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            return
-        for (text, name), axes in found.items():
-            self.axes.setdefault(text, {}).setdefault(name, []).append(axes)
-            end, far = axes.last()[0], axes.beyond(self.trained)[0]
-            self.told(f"{self.texts[text]}, {name}: {end:.4f} nats at the end, {far:.4f} of far repeated passages")
-        self.keep(replace(self.made(), interrupted=True))
 
-    def made(self) -> Temper:
-        """The result of what is known."""
-        import torch
-
-        reader, device = self.reader, self.reader.device
-        return Temper(
-            model=reader.loaded.name, identity=identity(reader.loaded.model), trained=self.trained, to=self.to,
-            stretch=self.stretch, texts=self.texts, edges=tuple(edges(self.trained, self.to)),
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            precision_of_products="bfloat16" if reader.half else "float32", critical=self.critical,
-            fits=dict(self.fits), seconds=self.elapsed, interrupted=self.interrupted,
-            by_document={text: {name: joined(own) for name, own in found.items()} for text, found in self.axes.items()},
-        )  # fmt: skip
+def _joined(made: Temper, text: str, now: dict[str, Axes]) -> dict[str, Axes]:
+    """The documents of a text that were read before, and one more."""
+    before = made.by_document.get(text, {})
+    return {name: joined([before[name], own]) if before else own for name, own in now.items()}
