@@ -168,7 +168,7 @@ def test_a_gain_needs_both_axes_beyond_their_errors(plain: float, far: float, wo
     assert "single" not in [*found.winners, *found.beaten]
     assert "per_head_far_0.5" in found.beaten
     told = found.view().verdict
-    assert ("per head beats YaRN's factor" in told[1]) is won
+    assert ("Per head beats YaRN's factor" in told[1]) is won
     assert ("per_head.json" in told[2]) is won
     assert "far 0.5" in told[2]
 
@@ -242,6 +242,17 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     assert found.by_document == {}
     assert "nothing is known" in found.view().verdict[1]
     assert "cut short" in found.warnings[0]
+
+
+def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
+    def interrupting(done: float, total: float) -> None:
+        if done == total - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = temper(decoder(), TO, text(), text(6), far=(), documents=2, steps=1, progress=interrupting)
+    assert found.interrupted
+    assert {name: len(axes["yarn"].plain) for name, axes in found.by_document.items()} == {"fitted": 1, "other": 1}
+    assert found.winners == []  # one document has no error bar
 
 
 def test_bad_inputs_are_one_sentence() -> None:

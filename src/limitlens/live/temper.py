@@ -123,22 +123,22 @@ def temper(
             )  # fmt: skip
         made = known(fits={**made.fits, one.name: found}, interrupted=found.interrupted)
     factors, took = _factors(made, reader), 0.0
-    for row in range(rows):
-        began = time.perf_counter()
-        if made.interrupted or began - started + took > seconds:
-            break
-        try:
+    try:
+        for row in range(rows):
+            began = time.perf_counter()
+            if made.interrupted or began - started + took > seconds:
+                break
             now = {name: _read(reader, made, each[row], factors) for name, each in held.items() if row < len(each)}
-        except KeyboardInterrupt:
-            return replace(made, interrupted=True)
-        for name, axes in now.items():
-            for schedule, own in axes.items():
-                end, again = own.last()[0], own.beyond(window)[0]
-                told(f"{made.texts[name]}, {schedule}: {end:.4f} nats at the end, {again:.4f} of far passages")
-        now = {name: _joined(made, name, axes) for name, axes in now.items()}
-        made = known(by_document={**made.by_document, **now})
-        took = 1.1 * (time.perf_counter() - began)
-        progress(len(fits) + row + 1, len(fits) + rows)
+            for name, axes in now.items():
+                for schedule, own in axes.items():
+                    end, again = own.last()[0], own.beyond(window)[0]
+                    told(f"{made.texts[name]}, {schedule}: {end:.4f} nats at the end, {again:.4f} of far passages")
+            now = {name: _joined(made, name, axes) for name, axes in now.items()}
+            made = known(by_document={**made.by_document, **now})
+            took = 1.1 * (time.perf_counter() - began)
+            progress(len(fits) + row + 1, len(fits) + rows)
+    except KeyboardInterrupt:
+        return replace(made, interrupted=True)
     return made
 
 

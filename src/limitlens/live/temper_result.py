@@ -18,7 +18,7 @@ from limitlens.live.fit import Fitted
 from limitlens.models.exponents import Exponents
 from limitlens.record import plain
 from limitlens.report.view import Block, Figure, Guide, Measured, Row, Table, View, head_map, look, points
-from limitlens.report.words import join, read_words, worded_figure, worded_view
+from limitlens.report.words import join, read_words, sentence, worded_figure, worded_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,7 +239,7 @@ class Temper:
         cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES[:2])
         told = WORDS["won"].format(best=label(best), where=where, text=self._where(text), plain=plain, far=far)
         over = WORDS["truncation"]["better" if cut < 0 else "worse"].format(cut=abs(cut), lost=lost)
-        return f"{told} {over}"
+        return f"{sentence(told)} {over}"
 
     def _where(self, text: str) -> str:
         return Path(self.texts[text]).name
@@ -255,5 +255,5 @@ class Temper:
 def label(name: str) -> str:
     """A schedule in words."""
     known: str | None = WORDS["schedules"].get(name)
-    said = name.replace("single", "one exponent").replace("_constant", " with constants").replace("_far_", ", far ")
-    return known or said.replace("_", " ")
+    who, _, weight = name.replace("single", "one exponent").replace("_constant", " with constants").partition("_far_")
+    return known or who.replace("_", " ") + (f" (far {weight})" if weight else "")
