@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,21 @@ def test_budgets_inside_kvpress() -> None:
     module.Budgets(KnormPress(0.0), [[3, 5]]).compress(layer, None, keys, keys, None, {})
     _, heads, _ = layer.masked_key_indices
     assert torch.bincount(heads).tolist() == [6, 4]
+
+
+@pytest.mark.parametrize("how", ["yarn", "linear", "ntk", "none"])
+def test_plain_transformers_are_tempered(how: str, tmp_path: Path) -> None:
+    from temper_cases import TO, decoder, tempered, texts
+
+    made = tempered().exponents("per_head_far_0.5")
+    replace(made, stretch=how, constants=made.exponents / 2).write(tmp_path / "file.json")
+    ids, model = texts(1, TO, 20), deepcopy(decoder().model)
+    with ll.intervene(model, factor=tmp_path / "file.json"):
+        expected = model(input_ids=ids).logits
+    assert (model(input_ids=ids).logits - expected).abs().max() > 0.1
+    try:
+        found = example("temper").install(model, tmp_path / "file.json")(input_ids=ids).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    finally:
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop("tempered", None)

@@ -52,6 +52,12 @@ def cache_trial() -> Any:
     return ll.trial(planned(), documents=2, model=language_model(), corpus=text())
 
 
+def tempered() -> Any:
+    from temper_cases import tempered
+
+    return tempered()
+
+
 # What makes each kind of result, with inputs as small as they may be.
 MAKERS: dict[str, Callable[[], Any]] = {
     "study": lambda: ll.study(LINE, ll.Head(0.5), SIZES, replicates=12, queries=32),
@@ -70,6 +76,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "plan": lambda: ll.plan(probe_run(), error=0.05, context=4096, trial=False),
     "cache plan": lambda: cache_plan(),
     "cache trial": lambda: cache_trial(),
+    "temper": tempered,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)

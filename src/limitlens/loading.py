@@ -29,6 +29,7 @@ KINDS = {
     "plan": "budgets.plan:Plan",
     "cache plan": "budgets.cache_plan:CachePlan",
     "cache trial": "live.cache_trial:CacheTrial",
+    "temper": "live.temper_result:Temper",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
 }

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, theory, trial
+from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, temper, theory, trial
 from limitlens.cli.ascii import write_plainly
 from limitlens.errors import InputError
 
@@ -23,8 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    probe.probe, plan.plan, trial.trial, report.report, compare.compare, study.study, theory.theory, hardmax.hardmax,
-    tails.tails, scaling.scaling, doctor.doctor,
+    probe.probe, plan.plan, trial.trial, temper.temper, report.report, compare.compare, study.study, theory.theory,
+    hardmax.hardmax, tails.tails, scaling.scaling, doctor.doctor,
 ):  # fmt: skip
     app.command(command.__name__)(command)
 

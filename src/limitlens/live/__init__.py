@@ -1,1 +1,1 @@
-"""What a person runs on a live model: `trial` proves a plan of the cache by the model's own predictions."""
+"""What a person runs on a live model: plans of its cache tried, and factors on its scores beyond its context."""

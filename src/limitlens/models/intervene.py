@@ -9,15 +9,18 @@ does, the model's own attention is used, so nothing of size n × n is held; else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from limitlens.errors import InputError, as_array
 from limitlens.models.catalog import LoadedModel
+from limitlens.models.exponents import read_exponents
 from limitlens.models.relay import Captured, through
+from limitlens.models.stretch import stretched
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +56,8 @@ def intervene(
         chooses for itself among the keys it sees, which choices by earlier queries cannot do in a causal model.
     factor : what multiplies scale · <query, key>, before a softcap and before what the model adds to its scores: a
         number, an array (layers, heads), or a function of the layer and of the queries' positions (a tensor (queries,))
-        whose tensor is broadcast to (heads, queries). Gradients flow through it, under `torch.utils.checkpoint` too:
+        whose tensor is broadcast to (heads, queries), or the file of exponents that `limitlens temper` wrote, whose
+        stretch of the positions is applied with it. Gradients flow through it, under `torch.utils.checkpoint` too:
         then call `backward` within the block, since it runs the layers again.
     layers, heads : where to act, all when left out; the other layers and query heads attend as ever.
     seed : of random choices, which depend on it, on the layer and on the number of keys alone.
@@ -66,6 +70,10 @@ def intervene(
     acted = None if layers is None else _within("layers", layers, config.num_hidden_layers)
     picked = None if heads is None else _within("heads", heads, width)
     changes: list[Change] = []
+    placed: Any = nullcontext()
+    if isinstance(factor, str | Path):
+        found = read_exponents(factor, stack)
+        factor, placed = found.factor(), stretched(stack, found.stretch, found.to / found.trained, found.trained)
     if callable(factor) or np.ndim(factor) or factor != 1:
         changes.append(_scaling(factor, config.num_hidden_layers, width))
     if callable(keys):
@@ -92,7 +100,7 @@ def intervene(
         mine = untouched.new_zeros(width, 1).bool().index_fill(0, untouched.new_tensor(picked).long(), True)
         return output[0].where(mine, untouched), weights
 
-    with through(stack, act):
+    with placed, through(stack, act):
         yield
 
 

@@ -1,0 +1,141 @@
+"""Exponents fitted by gradient: the model's weights stay as they are, only factors on its scores are moved.
+
+With roles of tokens beyond the trained window, the loss is
+
+    (1 − w) · mean nats of plain text + w · mean nats of passages that come again from further away than the window,
+
+w the weight of far use. A step reads one document; every round of documents one more is read for checking, and the best
+exponents there are kept: fitting ends when some rounds in a row were no better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from limitlens.errors import Array
+from limitlens.live.planting import repeat
+from limitlens.live.schedules import yarn_exponent
+from limitlens.models.exponents import powers
+from limitlens.sampling.interrupt import held_interrupt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from limitlens.live.reader import Reader
+
+PATIENCE = 2  # rounds without gain that end a fit
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a fit, or one check of it."""
+
+    number: int
+    plain: float  # mean nats of plain text beyond the trained window, and of far repeated passages where there are some
+    far: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Exponents, and how they were found."""
+
+    level: str
+    far: float  # the weight of far use
+    exponents: Array  # (layers, heads)
+    constants: Array | None  # (layers, heads): logarithms of constant factors
+    felt: Array  # (layers, heads): root mean square of the loss's derivative in the exponent over all steps
+    steps: tuple[Step, ...]
+    checks: tuple[Step, ...]  # on the document that no step has read; the first is of the start
+    interrupted: bool = False
+
+
+def fit(
+    reader: Reader, documents: Sequence[Tensor], check: Tensor, *, trained: int, far: float = 0.0,
+    level: str = "head", constant: bool = False, steps: int = 24, rate: float = 0.05, seed: int = 0,
+    report: Callable[[Step, float], None] = lambda step, total: None,
+) -> Fitted:  # fmt: skip
+    """Fit exponents to `documents` (n,) each, beginning at YaRN's; `rate` is Adam's, which falls linearly to zero."""
+    import torch
+
+    shape = (reader.layers if level != "model" else 1, reader.heads if level == "head" else 1)
+    full = (reader.layers, reader.heads)
+    begin = yarn_exponent(trained, len(check))
+    gamma = torch.full(shape, begin, device=reader.device, requires_grad=True)
+    offset = torch.zeros(shape, device=reader.device, requires_grad=True) if constant else None
+    moved = [gamma] if offset is None else [gamma, offset]
+    optimiser = torch.optim.Adam(moved, lr=rate)
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
+    loss_of = _Loss(reader, trained, far)
+    checked = loss_of.prepared(check, documents[0], np.random.default_rng(seed))
+    taken: list[Step] = []
+    checks: list[Step] = []
+    best, kept, felt, stale = float("inf"), [part.detach().clone() for part in moved], torch.zeros(shape), 0
+
+    def applied() -> object:
+        wide = None if offset is None else offset.expand(full)
+        return reader.acting(powers(gamma.expand(full), wide, trained))
+
+    def look(number: int) -> None:
+        nonlocal best, kept, stale
+        with torch.no_grad(), reader.precision(), applied():  # type: ignore[attr-defined]
+            _, found = loss_of(*checked)
+        checks.append(Step(number, *found))
+        total = (1 - far) * found[0] + (far * found[1] if found[1] is not None else 0.0)
+        stale = 0 if total < best else stale + 1
+        if total < best:
+            best, kept = total, [part.detach().clone() for part in moved]
+        report(checks[-1], total)
+
+    with held_interrupt() as interrupt, reader.recomputing():
+        look(0)
+        for number in range(steps):
+            if interrupt.asked or stale >= PATIENCE:
+                break
+            which = number % len(documents)
+            other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
+            given = loss_of.prepared(documents[which], other, generator)
+            for group in optimiser.param_groups:
+                group["lr"] = rate * (1 - number / steps)
+            optimiser.zero_grad()
+            with applied():  # type: ignore[attr-defined]
+                with reader.precision():
+                    loss, found = loss_of(*given)
+                loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
+            assert gamma.grad is not None
+            felt += gamma.grad.detach().cpu().square()
+            optimiser.step()
+            taken.append(Step(number + 1, *found))
+            report(taken[-1], float(loss.detach()))
+            if (number + 1) % len(documents) == 0 or number + 1 == steps:
+                look(number + 1)
+        stopped = interrupt.asked
+    wide = [part.expand(full).cpu().double().numpy().copy() for part in kept]
+    spread = (felt / max(len(taken), 1)).sqrt().expand(full).double().numpy().copy()
+    constants = wide[1] if constant else None
+    return Fitted(level, far, wide[0], constants, spread, tuple(taken), tuple(checks), stopped)
+
+
+class _Loss:
+    """The loss of a prepared document, and its two parts."""
+
+    def __init__(self, reader: Reader, trained: int, far: float) -> None:
+        self.reader, self.trained, self.far = reader, trained, far
+
+    def prepared(self, ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """A document and the roles of its tokens; passages are planted where far use has a weight."""
+        if self.far:
+            return repeat(ids, other, self.trained, generator)
+        return ids, ids.new_zeros(len(ids))
+
+    def __call__(self, ids: Tensor, role: Tensor) -> tuple[Tensor, tuple[float, float | None]]:
+        cost = self.reader.cost(self.reader.hidden(ids), ids, self.trained)
+        behind = role[self.trained :].to(cost.device)
+        plain, again = cost[behind == 0].mean(), cost[behind == 1]
+        if not len(again):
+            return plain, (float(plain.detach()), None)
+        far = again.mean()
+        return (1 - self.far) * plain + self.far * far, (float(plain.detach()), float(far.detach()))

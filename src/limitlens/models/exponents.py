@@ -1,0 +1,97 @@
+"""Exponents of a model's heads as a file: the factors e^{c_h} s^{γ_h} on the scores of queries at positions p > n₀.
+
+s = p/n₀ with n₀ the trained window; below it s is 1. The file is JSON: γ and c by layer and head, n₀, the stretch of
+the positions that they were fitted with, what they were fitted on, and which model they belong to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from limitlens.errors import Array, InputError
+from limitlens.record import to_json, typed, write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+Factor: TypeAlias = Callable[[int, "Tensor"], "Tensor"]  # of the layer and of queries' positions: (heads, queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Exponents:
+    """What a file of exponents says."""
+
+    model: str  # what it was called when they were fitted
+    identity: Mapping[str, Any]  # what it is, by `identity`
+    trained: int  # n₀
+    to: int  # tokens that they were fitted for
+    stretch: str  # of `stretch.STRETCHES`
+    text: str  # that they were fitted on
+    level: str  # who has an exponent of its own: a head, a layer, the model
+    far: float  # the weight of far use in the fit
+    exponents: Array  # (layers, heads)
+    constants: Array | None  # (layers, heads): logarithms of constant factors
+
+    def factor(self) -> Factor:
+        """The factors, as `intervene` takes them."""
+        import torch
+
+        return powers(
+            torch.as_tensor(self.exponents),
+            None if self.constants is None else torch.as_tensor(self.constants),
+            self.trained,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        write_whole(path, lambda partial: partial.write_text(to_json(self, indent=1) + "\n", encoding="utf-8"))
+
+
+def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
+    """e^{c_h} s^{γ_h} with exponents and constants (layers, heads), through which gradients flow."""
+
+    def factor(layer: int, position: Tensor) -> Tensor:
+        log = ((position.float() + 1) / trained).clamp(min=1).log()
+        found = exponents[layer].to(log)[:, None] * log
+        return (found if constants is None else found + constants[layer].to(log)[:, None]).exp()
+
+    return factor
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What tells models apart to which exponents may belong; a fine-tuned model has the identity of its base."""
+    config = model.config.get_text_config()
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
+    return {"model_type": config.model_type, **{name: getattr(config, name, None) for name in names}}
+
+
+def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
+    """The exponents in a file, which must belong to `model`."""
+    try:
+        found: Exponents = typed(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
+        shape = found.identity["num_hidden_layers"], found.identity["num_attention_heads"]
+        tables = [table for table in (found.exponents, found.constants) if table is not None]
+        whole = all(table.shape == shape and np.isfinite(table).all() for table in tables) and found.trained > 0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{str(path)!r} holds no exponents ({type(error).__name__}: {error}); expected a JSON file that "
+            "limitlens temper --out wrote"
+        ) from None
+    if not whole:
+        raise InputError(f"{str(path)!r} is damaged; expected finite exponents for {shape} layers and heads")
+    own = identity(model)
+    if dict(found.identity) != own:
+        other = {name: (found.identity.get(name), own[name]) for name in own if found.identity.get(name) != own[name]}
+        told = ", ".join(f"{name} {theirs} and here {here}" for name, (theirs, here) in other.items())
+        raise InputError(
+            f"the exponents in {str(path)!r} belong to another model ({told}); expected those of this one, which "
+            "limitlens temper fits"
+        )
+    return found
