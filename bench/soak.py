@@ -1,9 +1,8 @@
 """The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
 
-`numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how far
-probes of a real model lie from each other; `python -m bench.soak
-coverage` runs one alone. Each line is one number, what it should be and how far off it may be; the process ends with 1
-if one is missed.
+`numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
+far probes of a real model lie from each other; `python -m bench.soak coverage` runs one alone. Each line is one number,
+what it should be and how far off it may be; the process ends with 1 if one is missed.
 """
 
 from __future__ import annotations
