@@ -172,15 +172,16 @@ def plan_cache(
         )
     curves = measure_cut(model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress)
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
-    return make_plan(model.name, corpus, special, curves, gains, keep=keep, error=error, total=total, seed=seed)
+    asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "seed": seed, "fitted": FITTED}
+    return make_plan(model.name, corpus, special, curves, gains, **asked)
 
 
 def make_plan(
     model: str, corpus: str, special: str, curves: CutCurves, gains: Array, *, keep: str = BEST, error: float = 0.05,
-    total: float | None = None, seed: int = 0,
+    total: float | None = None, seed: int = 0, fitted: int = FITTED,
 ) -> CachePlan:  # fmt: skip
     """The plan from curves whose first windows fit and whose last ones check."""
-    fit, check = curves.part(slice(FITTED)), curves.part(slice(FITTED, None))
+    fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     shape = curves.wrong.shape[2], curves.shared
     worst = fit.by_key_value_head(fit.error()).max(-2)  # (choices, layers, key/value heads, sizes)
     costs = fit.by_key_value_head(fit.wrong.mean(0) * gains[..., None]).sum(-2)
@@ -208,7 +209,7 @@ def make_plan(
     named_choices = tuple(tuple(curves.choices[i] for i in row) for row in picked)
     return CachePlan(
         model, corpus, special, curves.context, keep, error if total is None else None,
-        budget / (curves.context * shape[0] * shape[1]), FITTED, len(check.full), seed, named_choices,
+        budget / (curves.context * shape[0] * shape[1]), fitted, len(check.full), seed, named_choices,
         _whole(keys), totals if keep == BEST else totals[1:],
         {name: {way: _whole(found) for way, found in ways.items()} for name, ways in budgets.items()},
     )  # fmt: skip

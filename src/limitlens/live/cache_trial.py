@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from limitlens import results
-from limitlens.budgets.cache_plan import BEST, CHECKED, FITTED, CachePlan, cut_windows, order_of
+from limitlens.budgets.cache_plan import BEST, CachePlan, cut_windows, order_of
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES
 from limitlens.record import plain, read_run
@@ -59,6 +59,7 @@ class Setting:
     against_uniform: Tried | None  # its difference from the same choice with the same number for all heads
     agreement: Tried  # share of tokens whose likeliest successor is the same
     log_likelihood: Tried  # change of the text's log-likelihood, nats a token; negative is worse
+    against_equal: Tried | None = None  # difference of the least cost from the same choice with one error for all heads
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,7 +91,7 @@ class CacheTrial:
         rows = []
         for one in self.ranked:
             row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
-            for name in ("divergence", "against_uniform", "agreement", "log_likelihood"):
+            for name in ("divergence", "against_uniform", "against_equal", "agreement", "log_likelihood"):
                 found = getattr(one, name) or Tried(np.nan, np.nan)
                 row |= {name: found.measured, f"{name}_stderr": found.stderr}
             rows.append(row)
@@ -108,11 +109,11 @@ class CacheTrial:
 
         rows = [
             (_words(one.choice), one.allocation, cell(one.divergence), cell(one.against_uniform),
-             cell(one.agreement, 3), cell(one.log_likelihood))
+             cell(one.against_equal), cell(one.agreement, 3), cell(one.log_likelihood))
             for one in self.ranked
         ]  # fmt: skip
-        columns = ["keys kept", "shared out", "divergence, nats a token", "against uniform", "same likeliest token",
-                   "log-likelihood, change"]  # fmt: skip
+        columns = ["keys kept", "shared out", "divergence, nats a token", "against uniform", "against equal error",
+                   "same likeliest token", "log-likelihood, change"]  # fmt: skip
         said = (
             f"With {self.share:.1%} of the cache of {self.context:,} tokens kept, {self.model} predicts "
             f"{self.behind} more tokens of {self.documents} documents; its perplexity with the whole cache is "
@@ -176,7 +177,7 @@ def trial(
         )
     text = corpus or made.corpus
     windows = cut_windows(loaded, text, made.special, made.context)
-    order = order_of(windows, made.seed)[0 if corpus else FITTED + CHECKED :][:documents]
+    order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
@@ -196,9 +197,11 @@ def trial(
     numbers = {name: np.asarray(rows).T for name, rows in found.items()}
     settings = []
     for (choice, way), (divergence, agreement, likelihood) in numbers.items():
-        even = numbers.get((choice, "uniform"))
-        against = None if way == "uniform" or even is None else Tried.of(divergence - even[0])
-        own = Tried.of(divergence), against, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole))
+        uniform, equal = (
+            Tried.of(divergence - numbers[choice, other][0]) if way in ways else None
+            for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
+        )
+        own = Tried.of(divergence), uniform, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole)), equal
         settings.append(Setting(choice, way, *own))
     perplexity = float(np.exp(-np.mean(whole)))
     behind = windows.length - made.context
