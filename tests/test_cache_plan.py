@@ -17,9 +17,10 @@ from limitlens.budgets.cache_plan import BEST, cut_windows, order_of, plan_cache
 from limitlens.budgets.cut import BEHIND, QUERIES, keys_below, measure_cut
 from limitlens.budgets.effect import effects
 from limitlens.cli import main
+from limitlens.cli.plan import _total as total_of
 from limitlens.errors import InputError
 from limitlens.keys import CHOICES
-from limitlens.models import Captured, LoadedModel, capture
+from limitlens.models import Captured, LoadedModel, capture, load
 from report_cases import probe_case
 from tiny_models import TINY, tiny_tokenizer
 
@@ -157,6 +158,60 @@ def test_a_plan_of_a_probe_is_made_of_its_models_curves(monkeypatch: pytest.Monk
     assert (made.fitted, made.checked, seen[-1]) == (2, 2, (4, 4))
 
 
+def test_a_total_in_bytes_is_that_of_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of 8 numbers of 4 bytes: 64 bytes an entry, 64 tokens in 6 key/value heads."""
+    for name in ("FITTED", "CHECKED"):
+        monkeypatch.setattr(cache_plan, name, 2)
+    made = plan_cache(language_model(), text(), CONTEXT, total=10_000)
+    assert made.entry_bytes == 64
+    assert made.total["entries"] == 10_000 // 64
+    assert made.total["bytes"] == 10_000 // 64 * 64
+    assert "10.0 MB" in str(replace(made, entry_bytes=64_000))
+    assert made.keys == plan_cache(language_model(), text(), CONTEXT, total=156 / 384).keys
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, None), ("0.25", 0.25), ("1", 1.0), ("64MB", 64_000_000), ("1.5 KiB", 1536), ("700b", 700), ("2GiB", 2**31)],
+)
+def test_a_total_has_a_unit_or_is_a_share(given: str | None, expected: float | None) -> None:
+    found = total_of(given)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("given", ["64XB", "-1", "", "a quarter", "25%"])
+def test_a_total_that_is_neither_is_told(given: str) -> None:
+    with pytest.raises(InputError, match="expected a share such as 0.25, or a size such as 16MB"):
+        total_of(given)
+
+
+def test_a_plan_and_its_trial_work_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model and text are named by paths that are short where the probe was made, and mean nothing elsewhere."""
+    for name in ("FITTED", "CHECKED"):
+        monkeypatch.setattr(cache_plan, name, 2)
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+    loaded = language_model()
+    loaded.model.save_pretrained(home / "letters")
+    loaded.tokenizer.save_pretrained(home / "letters")
+    (home / "text.txt").write_text(Path(text()).read_text())
+    monkeypatch.chdir(home)
+    digest = load("letters", head=True).sha256
+    run = replace(probe_case(2, 3), model="letters", corpus="text.txt", model_sha256=digest, seed=0, special={})
+    run.save("run")
+    made = ll.plan("run", context=CONTEXT, total=0.5)
+    made.save("plan")
+    monkeypatch.chdir(away)
+    again = ll.plan(home / "run", context=CONTEXT, total=0.5)
+    assert again.keys == made.keys
+    again.save("plan")
+    for folder in (home / "plan", away / "plan"):
+        assert ll.trial(folder, documents=2).documents == 2
+    monkeypatch.chdir(tmp_path)
+    assert ll.trial("away/plan", documents=2).model == str(home / "letters")
+
+
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
     best, one = planned(total=None, error=0.3), planned(total=None, error=0.3, keep="expected")
     shares = {total.choice: total.share for total in best.totals}
@@ -188,6 +243,11 @@ def test_a_trial_compares_settings_of_one_size() -> None:
     }  # fmt: skip
     assert all(one.divergence.measured >= 0 and 0 <= one.agreement.measured <= 1 for one in tried.settings)
     assert all((one.against_uniform is None) == (one.allocation in ("uniform", "plan")) for one in tried.settings)
+    assert all((one.against_equal is None) == (one.allocation != "least cost") for one in tried.settings)
+    by_name = {(one.choice, one.allocation): one for one in tried.settings}
+    least, equal = (by_name["norm", way] for way in ("least cost", "equal error"))
+    assert least.against_equal.measured == pytest.approx(least.divergence.measured - equal.divergence.measured)
+    assert least.against_equal.stderr > 0
     loaded, order = language_model(), order_of(windows(), made.seed)[:3]
     # One setting by hand: a forward over the whole text with the cut in it.
     found = []
@@ -217,6 +277,8 @@ def test_what_cannot_be_planned_is_told() -> None:
         ({"keep": "top"}, "an oracle that no cache can follow"),
         ({"keep": "nearest"}, "expected one of random"),
         ({"total": 1.5}, "the share of the cache is 1.5"),
+        ({"total": 1}, "the cache is to take 1 bytes; expected between 64, one entry, and 24,576, all of the context"),
+        ({"total": 24_577}, "the cache is to take 24,577 bytes"),
         ({"error": 0.0}, "the error is 0"),
     ):
         with pytest.raises(InputError, match=message):
@@ -228,9 +290,13 @@ def test_what_cannot_be_planned_is_told() -> None:
     bert = LoadedModel("bert", TINY["bert"].model(), tiny_tokenizer(special=True))
     with pytest.raises(InputError, match="bert is an encoder, which keeps no cache"):
         measure_cut(bert, windows(), [0], CONTEXT, ("sinks",))
+    with pytest.raises(InputError, match=r"bert is an encoder, .* chosen by ll.intervene"):
+        plan_cache(bert, text(), CONTEXT)
     other = LoadedModel("other", TINY["gpt2"].model(), tiny_tokenizer(special=False))
     with pytest.raises(InputError, match="expected the model of the plan"):
         ll.trial(planned(), model=other)
+    with pytest.raises(InputError, match="the weights of letters are not those of the plan"):
+        ll.trial(replace(planned(), model_sha256="0"), model=loaded)
     with pytest.raises(InputError, match="documents for a trial"):
         ll.trial(replace(planned(), corpus=text()), documents=1, model=loaded, corpus=text())
 

@@ -164,10 +164,12 @@ def trial(
     Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far.
     """
     from limitlens.attention.device import choose_device
-    from limitlens.models import load
+    from limitlens.models import found_again, load
 
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
-    loaded = model or load(made.model, device=choose_device(device), head=True)
+    loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)
+    if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
+        raise InputError(f"the weights of {loaded.name} are not those of the plan (their digest differs); plan it again")
     config = loaded.model.config.get_text_config()
     heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
     if np.shape(made.keys) != heads:
@@ -175,7 +177,7 @@ def trial(
             f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}; expected the "
             "model of the plan"
         )
-    text = corpus or made.corpus
+    text = corpus or found_again(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
     order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]
     if len(order) < 2:
