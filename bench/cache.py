@@ -26,6 +26,10 @@ from limitlens.record import plain, to_json
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 
 
+def tell(done: float, total: float) -> None:
+    print(f"  {done:g} of {total:g}", flush=True)
+
+
 def main(
     model: str, text: str, other: str, context: int = 1024, shares: str = "0.5,0.25", documents: int = 24,
     choices: str = ",".join(CHOICES), fitted: int = FITTED,
@@ -33,7 +37,7 @@ def main(
     loaded = load(model, device=choose_device("auto"), head=True)
     windows, began = cut_windows(loaded, text, "auto", context), time.perf_counter()
     order = order_of(windows, 0)[: fitted + fitted * CHECKED // FITTED]
-    curves = measure_cut(loaded, windows, order, context, tuple(choices.split(",")))
+    curves = measure_cut(loaded, windows, order, context, tuple(choices.split(",")), progress=tell)
     print(f"curves of {len(order)} windows: {time.perf_counter() - began:.0f} s", flush=True)
     gains = effects(loaded, windows, order[:fitted], context)
     print(f"and effects: {time.perf_counter() - began:.0f} s", flush=True)
@@ -47,7 +51,7 @@ def main(
         found["plans"][f"total {share:g}"] = plain(made.totals)
         for where in (None, other):
             began = time.perf_counter()
-            tried = trial(made, documents=documents, corpus=where, model=loaded)
+            tried = trial(made, documents=documents, corpus=where, model=loaded, progress=tell)
             print(f"{share:.0%} of the cache, {where or text}: {time.perf_counter() - began:.0f} s", flush=True)
             for one in tried.ranked:
                 against = {"uniform": one.against_uniform, "equal error": one.against_equal}
@@ -55,7 +59,8 @@ def main(
                                  for way, gain in against.items() if gain is not None)  # fmt: skip
                 kl = f"KL {one.divergence.measured:.4f} ± {one.divergence.stderr:.4f}"
                 print(f"  {one.choice} {one.allocation}: {kl}{beside}", flush=True)
-            found["trials"].append(tried.document())
+            names = {"model": Path(tried.model).name, "corpus": Path(tried.corpus).name}  # whose machine it was is nobody's
+            found["trials"].append(tried.document() | names)
             (RESULTS / f"cache-{context}.json").write_text(to_json(plain(found)) + "\n", encoding="utf-8")
 
 

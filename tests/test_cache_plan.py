@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
@@ -185,7 +188,9 @@ def test_a_total_that_is_neither_is_told(given: str) -> None:
         total_of(given)
 
 
-def test_a_plan_and_its_trial_work_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_and_its_trial_work_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Model and text are named by paths that are short where the probe was made, and mean nothing elsewhere."""
     for name in ("FITTED", "CHECKED"):
         monkeypatch.setattr(cache_plan, name, 2)
@@ -210,6 +215,18 @@ def test_a_plan_and_its_trial_work_from_another_folder(tmp_path: Path, monkeypat
         assert ll.trial(folder, documents=2).documents == 2
     monkeypatch.chdir(tmp_path)
     assert ll.trial("away/plan", documents=2).model == str(home / "letters")
+    other = language_model().model.state_dict() | {"model.norm.weight": torch.zeros(32)}
+    transformers.LlamaForCausalLM(language_model().model.config).save_pretrained(home / "letters", state_dict=other)
+    for words, told in (
+        (["trial", "away/plan"], "are not those of the plan"),
+        (["plan", "home/run", "--context", "64", "--total", "0.5"], "is not what was probed"),
+        (["plan", "home/run", "--context", "64", "--total", "a half"], "expected a share such as 0.25, or a size"),
+        (["plan", "home/run", "--total", "0.5"], "no context was given"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        assert told in capsys.readouterr().err
 
 
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
@@ -224,8 +241,6 @@ def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
 
 
 def test_a_plan_is_saved_with_its_choices(tmp_path: Path) -> None:
-    import json
-
     made = planned()
     folder = made.save(tmp_path / "plan")
     told = json.loads((folder / "kv_budgets.json").read_text())
@@ -292,6 +307,9 @@ def test_what_cannot_be_planned_is_told() -> None:
         measure_cut(bert, windows(), [0], CONTEXT, ("sinks",))
     with pytest.raises(InputError, match=r"bert is an encoder, .* chosen by ll.intervene"):
         plan_cache(bert, text(), CONTEXT)
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2))
+    with pytest.raises(InputError, match="MambaModel computes the attention of its layers without"):
+        plan_cache(LoadedModel("mamba", mamba.eval(), tiny_tokenizer(special=False)), text(), CONTEXT)
     other = LoadedModel("other", TINY["gpt2"].model(), tiny_tokenizer(special=False))
     with pytest.raises(InputError, match="expected the model of the plan"):
         ll.trial(planned(), model=other)
@@ -313,3 +331,21 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["trial", str(tmp_path / "nowhere")])
     assert stop.value.code == 2
     assert "there is no run folder" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_documentation_are_what_was_measured() -> None:
+    """Every cell of the two tables in docs/act.md, from the file that the benchmark left."""
+    root = Path(__file__).parents[1]
+    trials = json.loads((root / "bench/results/cache-1024.json").read_text())["trials"]
+    tables = re.findall(r"^\| (\d+)% of the cache .*\n\| ---.*\n((?:\|.*\n)+)", (root / "docs/act.md").read_text(), re.M)
+    assert [share for share, _ in tables] == ["25", "50"]
+    for share, rows in tables:
+        own = [trial for trial in trials if round(100 * trial["share"]) == int(share)]
+        assert [trial["documents"] for trial in own] == [24, 24]
+        for row in rows.splitlines():
+            name = re.search(r"`(\w+)`", row)
+            choice, ways = (name[1], list(allocate.ALLOCATIONS)) if name else (BEST, ["plan"])
+            expected = [s["divergence"] for trial in own for way in ways for s in trial["settings"]
+                        if (s["choice"], s["allocation"]) == (choice, way)]  # fmt: skip
+            cells = [f"{one['measured']:.4f} ± {one['stderr']:.4f}" for one in expected]
+            assert re.findall(r"\d\.\d{4} ± \d\.\d{4}", row) == cells

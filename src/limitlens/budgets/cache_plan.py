@@ -160,6 +160,7 @@ def plan_cache(
     total: float | int | None = None, special: str = "auto", seed: int = 0, progress: Progress = lambda done, total: None,
 ) -> CachePlan:  # fmt: skip
     """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or (an int) bytes."""
+    entry, heads = _entry(model)  # first, since a model outside the attention interface may be no encoder either
     if not model.causal:
         raise InputError(
             f"{model.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (an "
@@ -169,7 +170,6 @@ def plan_cache(
         raise InputError(f"keys are kept by {keep!r}, an oracle that no cache can follow; expected another choice")
     if context < 64:
         raise InputError(f"the context is {context} tokens; expected at least 64, such as 1024")
-    entry, heads = _entry(model)
     if isinstance(total, int):
         total = _share(total, entry, heads * context)
     if total is not None:
@@ -274,7 +274,7 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
 
     errors, count = seen(check), len(check.full)
     without = [np.median(seen(_without(check, row))) for row in range(count)]
-    stderr = float(np.sqrt(np.var(without) * (count - 1)))
+    stderr = float(np.sqrt(np.var(without) * (count - 1))) if count > 1 else float("nan")
     high = float(np.quantile(errors, 0.9))
     holding = None if error is None else float((errors <= error).mean())
     oracle = name != BEST and CHOICES[name].sees_queries
