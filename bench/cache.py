@@ -59,7 +59,7 @@ def main(
                                  for way, gain in against.items() if gain is not None)  # fmt: skip
                 kl = f"KL {one.divergence.measured:.4f} ± {one.divergence.stderr:.4f}"
                 print(f"  {one.choice} {one.allocation}: {kl}{beside}", flush=True)
-            names = {"model": Path(tried.model).name, "corpus": Path(tried.corpus).name}  # whose machine it was is nobody's
+            names = {"model": Path(tried.model).name, "corpus": Path(tried.corpus).name}
             found["trials"].append(tried.document() | names)
             (RESULTS / f"cache-{context}.json").write_text(to_json(plain(found)) + "\n", encoding="utf-8")
 

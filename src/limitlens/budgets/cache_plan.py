@@ -157,14 +157,15 @@ def order_of(windows: Windows, seed: int) -> list[int]:
 
 def plan_cache(
     model: LoadedModel, corpus: str, context: int, *, keep: str = BEST, error: float = 0.05,
-    total: float | int | None = None, special: str = "auto", seed: int = 0, progress: Progress = lambda done, total: None,
+    total: float | int | None = None, special: str = "auto", seed: int = 0,
+    progress: Progress = lambda done, total: None,
 ) -> CachePlan:  # fmt: skip
-    """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or (an int) bytes."""
+    """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or an int, bytes."""
     entry, heads = _entry(model)  # first, since a model outside the attention interface may be no encoder either
     if not model.causal:
         raise InputError(
-            f"{model.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (an "
-            "encoder's keys are chosen by ll.intervene(model, keys='expected', count=64); docs/act.md says at what cost)"
+            f"{model.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
+            "chooses an encoder's keys; docs/act.md says what that costs its embeddings)"
         )
     if keep != BEST and named(keep).sees_queries:
         raise InputError(f"keys are kept by {keep!r}, an oracle that no cache can follow; expected another choice")

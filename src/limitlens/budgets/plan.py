@@ -162,8 +162,8 @@ def plan(
     probe's when left out.
 
     `keep`, the name of a choice of keys or "best", and `total`, a share of the cache (a float such as 0.25) or its size
-    in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as long as the context (`budgets.cache_plan`). It
-    needs the decoder with its head, `model` too.
+    in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
+    long as the context (`budgets.cache_plan`). It needs the decoder with its head, `model` too.
     """
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:

@@ -169,7 +169,7 @@ def trial(
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
     loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)
     if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
-        raise InputError(f"the weights of {loaded.name} are not those of the plan (their digest differs); plan it again")
+        raise InputError(f"the weights of {loaded.name} are not those of the plan (its digest differs); plan it again")
     config = loaded.model.config.get_text_config()
     heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
     if np.shape(made.keys) != heads:
