@@ -305,7 +305,7 @@ def test_what_cannot_be_planned_is_told() -> None:
     bert = LoadedModel("bert", TINY["bert"].model(), tiny_tokenizer(special=True))
     with pytest.raises(InputError, match="bert is an encoder, which keeps no cache"):
         measure_cut(bert, windows(), [0], CONTEXT, ("sinks",))
-    with pytest.raises(InputError, match=r"bert is an encoder, .* ll.intervene chooses an encoder"):
+    with pytest.raises(InputError, match=r"bert is an encoder, .*ll.intervene chooses an encoder"):
         plan_cache(bert, text(), CONTEXT)
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2))
     with pytest.raises(InputError, match="MambaModel computes the attention of its layers without"):

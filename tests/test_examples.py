@@ -56,7 +56,7 @@ def test_budgets_inside_kvpress() -> None:
     budgets_of, model, ids = example("kvpress_budgets").Budgets, language_model().model, token_ids() % 29
 
     def behind(budgets: list[list[int]]) -> Any:
-        """What the model predicts behind a context of 12 tokens, and how many keys of each layer and head are masked."""
+        """What the model predicts behind a context of 12 tokens, and how many keys of each layer and head it lost."""
         cache = transformers.DynamicCache()
         with torch.inference_mode():
             with budgets_of(KnormPress(0.0), budgets)(model):

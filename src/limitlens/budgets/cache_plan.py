@@ -160,7 +160,7 @@ def plan_cache(
     total: float | int | None = None, special: str = "auto", seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> CachePlan:  # fmt: skip
-    """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or an int, bytes."""
+    """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or bytes (int)."""
     entry, heads = _entry(model)  # first, since a model outside the attention interface may be no encoder either
     if not model.causal:
         raise InputError(

@@ -112,8 +112,8 @@ class CacheTrial:
              cell(one.against_equal), cell(one.agreement, 3), cell(one.log_likelihood))
             for one in self.ranked
         ]  # fmt: skip
-        columns = ["keys kept", "shared out", "divergence, nats a token", "against uniform", "against equal error",
-                   "same likeliest token", "log-likelihood, change"]  # fmt: skip
+        columns = ["keys kept", "shared out", "divergence", "against uniform", "against equal error", "same token",
+                   "log-likelihood"]  # fmt: skip
         said = (
             f"With {self.share:.1%} of the cache of {self.context:,} tokens kept, {self.model} predicts "
             f"{self.behind} more tokens of {self.documents} documents; its perplexity with the whole cache is "
@@ -127,7 +127,10 @@ class CacheTrial:
             series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
         axes = Axis("share of tokens with the same likeliest successor"), Axis("divergence, nats a token", log=True)
         figure = Figure("Divergence and agreement", *axes, series, height=360)
-        lead = "Means over documents ± standard errors; differences are taken within documents."
+        lead = (
+            "Divergence and change of log-likelihood in nats a token, and how often the likeliest token is the same: means "
+            "over documents ± standard errors; differences are taken within documents."
+        )
         return View(
             title=f"Cache of {self.model} cut to {self.share:.1%}",
             subtitle=f"{self.model} on {self.corpus}",
