@@ -128,8 +128,8 @@ class CacheTrial:
         axes = Axis("share of tokens with the same likeliest successor"), Axis("divergence, nats a token", log=True)
         figure = Figure("Divergence and agreement", *axes, series, height=360)
         lead = (
-            "Divergence and change of log-likelihood in nats a token, and how often the likeliest token is the same: means "
-            "over documents ± standard errors; differences are taken within documents."
+            "Divergence and change of log-likelihood in nats a token, and how often the likeliest token is the same: "
+            "means over documents ± standard errors; differences are taken within documents."
         )
         return View(
             title=f"Cache of {self.model} cut to {self.share:.1%}",
