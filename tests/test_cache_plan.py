@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
@@ -17,9 +20,10 @@ from limitlens.budgets.cache_plan import BEST, cut_windows, order_of, plan_cache
 from limitlens.budgets.cut import BEHIND, QUERIES, keys_below, measure_cut
 from limitlens.budgets.effect import effects
 from limitlens.cli import main
+from limitlens.cli.plan import _total as total_of
 from limitlens.errors import InputError
 from limitlens.keys import CHOICES
-from limitlens.models import Captured, LoadedModel, capture
+from limitlens.models import Captured, LoadedModel, capture, load
 from report_cases import probe_case
 from tiny_models import TINY, tiny_tokenizer
 
@@ -157,6 +161,74 @@ def test_a_plan_of_a_probe_is_made_of_its_models_curves(monkeypatch: pytest.Monk
     assert (made.fitted, made.checked, seen[-1]) == (2, 2, (4, 4))
 
 
+def test_a_total_in_bytes_is_that_of_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of 8 numbers of 4 bytes: 64 bytes an entry, 64 tokens in 6 key/value heads."""
+    for name in ("FITTED", "CHECKED"):
+        monkeypatch.setattr(cache_plan, name, 2)
+    made = plan_cache(language_model(), text(), CONTEXT, total=10_000)
+    assert made.entry_bytes == 64
+    assert made.total["entries"] == 10_000 // 64
+    assert made.total["bytes"] == 10_000 // 64 * 64
+    assert "10.0 MB" in str(replace(made, entry_bytes=64_000))
+    assert made.keys == plan_cache(language_model(), text(), CONTEXT, total=156 / 384).keys
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, None), ("0.25", 0.25), ("1", 1.0), ("64MB", 64_000_000), ("1.5 KiB", 1536), ("700b", 700), ("2GiB", 2**31)],
+)
+def test_a_total_has_a_unit_or_is_a_share(given: str | None, expected: float | None) -> None:
+    found = total_of(given)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("given", ["64XB", "-1", "", "a quarter", "25%"])
+def test_a_total_that_is_neither_is_told(given: str) -> None:
+    with pytest.raises(InputError, match=r"expected a share such as 0\.25, or a size such as 16MB"):
+        total_of(given)
+
+
+def test_a_plan_and_its_trial_work_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model and text are named by paths that are short where the probe was made, and mean nothing elsewhere."""
+    for name in ("FITTED", "CHECKED"):
+        monkeypatch.setattr(cache_plan, name, 2)
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+    loaded = language_model()
+    loaded.model.save_pretrained(home / "letters")
+    loaded.tokenizer.save_pretrained(home / "letters")
+    (home / "text.txt").write_text(Path(text()).read_text())
+    monkeypatch.chdir(home)
+    digest = load("letters", head=True).sha256
+    run = replace(probe_case(2, 3), model="letters", corpus="text.txt", model_sha256=digest, seed=0, special={})
+    run.save("run")
+    made = ll.plan("run", context=CONTEXT, total=0.5)
+    made.save("plan")
+    monkeypatch.chdir(away)
+    again = ll.plan(home / "run", context=CONTEXT, total=0.5)
+    assert again.keys == made.keys
+    again.save("plan")
+    for folder in (home / "plan", away / "plan"):
+        assert ll.trial(folder, documents=2).documents == 2
+    monkeypatch.chdir(tmp_path)
+    assert ll.trial("away/plan", documents=2).model == str(home / "letters")
+    other = language_model().model.state_dict() | {"model.norm.weight": torch.zeros(32)}
+    transformers.LlamaForCausalLM(language_model().model.config).save_pretrained(home / "letters", state_dict=other)
+    for words, told in (
+        (["trial", "away/plan"], "are not those of the plan"),
+        (["plan", "home/run", "--context", "64", "--total", "0.5"], "is not what was probed"),
+        (["plan", "home/run", "--context", "64", "--total", "a half"], "expected a share such as 0.25, or a size"),
+        (["plan", "home/run", "--total", "0.5"], "no context was given"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        assert told in capsys.readouterr().err
+
+
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
     best, one = planned(total=None, error=0.3), planned(total=None, error=0.3, keep="expected")
     shares = {total.choice: total.share for total in best.totals}
@@ -169,8 +241,6 @@ def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
 
 
 def test_a_plan_is_saved_with_its_choices(tmp_path: Path) -> None:
-    import json
-
     made = planned()
     folder = made.save(tmp_path / "plan")
     told = json.loads((folder / "kv_budgets.json").read_text())
@@ -188,6 +258,11 @@ def test_a_trial_compares_settings_of_one_size() -> None:
     }  # fmt: skip
     assert all(one.divergence.measured >= 0 and 0 <= one.agreement.measured <= 1 for one in tried.settings)
     assert all((one.against_uniform is None) == (one.allocation in ("uniform", "plan")) for one in tried.settings)
+    assert all((one.against_equal is None) == (one.allocation != "least cost") for one in tried.settings)
+    by_name = {(one.choice, one.allocation): one for one in tried.settings}
+    least, equal = (by_name["norm", way] for way in ("least cost", "equal error"))
+    assert least.against_equal.measured == pytest.approx(least.divergence.measured - equal.divergence.measured)
+    assert least.against_equal.stderr > 0
     loaded, order = language_model(), order_of(windows(), made.seed)[:3]
     # One setting by hand: a forward over the whole text with the cut in it.
     found = []
@@ -217,6 +292,8 @@ def test_what_cannot_be_planned_is_told() -> None:
         ({"keep": "top"}, "an oracle that no cache can follow"),
         ({"keep": "nearest"}, "expected one of random"),
         ({"total": 1.5}, "the share of the cache is 1.5"),
+        ({"total": 1}, "the cache is to take 1 bytes; expected between 64, one entry, and 24,576, all of the context"),
+        ({"total": 24_577}, "the cache is to take 24,577 bytes"),
         ({"error": 0.0}, "the error is 0"),
     ):
         with pytest.raises(InputError, match=message):
@@ -228,9 +305,16 @@ def test_what_cannot_be_planned_is_told() -> None:
     bert = LoadedModel("bert", TINY["bert"].model(), tiny_tokenizer(special=True))
     with pytest.raises(InputError, match="bert is an encoder, which keeps no cache"):
         measure_cut(bert, windows(), [0], CONTEXT, ("sinks",))
+    with pytest.raises(InputError, match=r"bert is an encoder, .*ll.intervene chooses an encoder"):
+        plan_cache(bert, text(), CONTEXT)
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2))
+    with pytest.raises(InputError, match="MambaModel computes the attention of its layers without"):
+        plan_cache(LoadedModel("mamba", mamba.eval(), tiny_tokenizer(special=False)), text(), CONTEXT)
     other = LoadedModel("other", TINY["gpt2"].model(), tiny_tokenizer(special=False))
     with pytest.raises(InputError, match="expected the model of the plan"):
         ll.trial(planned(), model=other)
+    with pytest.raises(InputError, match="the weights of letters are not those of the plan"):
+        ll.trial(replace(planned(), model_sha256="0"), model=loaded)
     with pytest.raises(InputError, match="documents for a trial"):
         ll.trial(replace(planned(), corpus=text()), documents=1, model=loaded, corpus=text())
 
@@ -247,3 +331,25 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["trial", str(tmp_path / "nowhere")])
     assert stop.value.code == 2
     assert "there is no run folder" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_documentation_are_what_was_measured() -> None:
+    """Every cell of the two tables in docs/act.md, from the file that the benchmark left."""
+    root = Path(__file__).parents[1]
+    trials = json.loads((root / "bench/results/cache-1024.json").read_text())["trials"]
+    told = (root / "docs/act.md").read_text()
+    tables = re.findall(r"^\| (\d+)% of the cache .*\n\| ---.*\n((?:\|.*\n)+)", told, re.M)
+    quoted = re.findall(r"\d\.\d{4} ± \d\.\d{4}", (root / "README.md").read_text())
+    assert len(quoted) == 10
+    assert all(cell in tables[0][1] for cell in quoted)
+    assert [share for share, _ in tables] == ["25", "50"]
+    for share, rows in tables:
+        own = [trial for trial in trials if round(100 * trial["share"]) == int(share)]
+        assert [trial["documents"] for trial in own] == [24, 24]
+        for row in rows.splitlines():
+            name = re.search(r"`(\w+)`", row)
+            choice, ways = (name[1], list(allocate.ALLOCATIONS)) if name else (BEST, ["plan"])
+            expected = [s["divergence"] for trial in own for way in ways for s in trial["settings"]
+                        if (s["choice"], s["allocation"]) == (choice, way)]  # fmt: skip
+            cells = [f"{one['measured']:.4f} ± {one['stderr']:.4f}" for one in expected]
+            assert re.findall(r"\d\.\d{4} ± \d\.\d{4}", row) == cells

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import limitlens as ll
+from cache_cases import language_model
 from test_capture import run, token_ids
 from tiny_models import LAYERS, TINY
 
@@ -49,17 +51,29 @@ def test_budgets_inside_kvpress() -> None:
     pytest.importorskip(
         "kvpress", reason="needs kvpress, which wants transformers below 5.3: an environment of its own"
     )
-    module = example("kvpress_budgets")
     from kvpress import KnormPress
 
-    class Layer:
-        layer_idx = 0
-        masked_key_indices: Any = None
+    budgets_of, model, ids = example("kvpress_budgets").Budgets, language_model().model, token_ids() % 29
 
-    keys, layer = torch.randn(1, 2, 9, 4), Layer()
-    module.Budgets(KnormPress(0.0), [[3, 5]]).compress(layer, None, keys, keys, None, {})
-    _, heads, _ = layer.masked_key_indices
-    assert torch.bincount(heads).tolist() == [6, 4]
+    def behind(budgets: list[list[int]]) -> Any:
+        """What the model predicts behind a context of 12 tokens, and how many keys of each layer and head it lost."""
+        cache = transformers.DynamicCache()
+        with torch.inference_mode():
+            with budgets_of(KnormPress(0.0), budgets)(model):
+                model(ids[:1, :12], past_key_values=cache)
+            masked = [layer.self_attn.masked_key_indices for layer in model.model.layers]
+            logits = [model(ids[:1, [at]], past_key_values=cache).logits for at in range(12, ids.shape[1])]
+        for layer in model.model.layers:
+            layer.self_attn.masked_key_indices = None
+        return torch.cat(logits, 1), [torch.bincount(heads, minlength=2).tolist() for _, heads, _ in masked]
+
+    with torch.inference_mode():
+        whole = model(ids[:1]).logits[:, 12:]
+    kept, none = behind([[12, 12]] * LAYERS)
+    torch.testing.assert_close(kept, whole, rtol=1e-4, atol=1e-5)
+    cut, dropped = behind([[3, 6], [8, 10], [12, 5]])
+    assert (none, dropped) == ([[0, 0]] * LAYERS, [[9, 6], [4, 2], [0, 7]])
+    assert (cut - whole).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("how", ["yarn", "linear", "ntk", "none"])

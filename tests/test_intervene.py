@@ -244,6 +244,7 @@ def test_the_model_is_put_back_after_an_error() -> None:
         ({"keys": "recent", "count": [[1, 2]]}, "one for each of 3 layers and 2 key/value heads"),
         ({"count": 4}, "without a choice of keys"),
         ({"keys": "recent", "count": 4, "cut": 0}, "the cut is at 0"),
+        ({"keys": "recent", "count": 9, "cut": 8}, "9 keys are to be kept of 8 before the cut"),
         ({"factor": [1.0, 2.0]}, r"the factor has shape \(2,\)"),
         ({"factor": float("nan")}, "the factor holds nan"),
         ({"factor": lambda layer, position: torch.ones(7, 3)}, r"layer 0 has shape \(7, 3\)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -46,6 +48,17 @@ def test_every_choice_has_a_case() -> None:
     assert set(KEY_CASES) == set(CHOICES)
     with pytest.raises(InputError, match="'nearest'; expected one of random, "):
         named("nearest")
+
+
+@every
+def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
+    """Pooled tokens have keys and values alone: no order, no scores, no earlier queries."""
+    choice, whole = CHOICES[name], sight()
+    pooled = Sight(whole.key, whole.value)
+    needed = choice.ordered or choice.sees_queries or choice.needs_past
+    told = "pooled tokens have no order|no scores were given|no earlier queries were given"
+    with pytest.raises(InputError, match=told) if needed else nullcontext():
+        choice.choose(pooled, 4, 1, generator(0))
 
 
 @every

@@ -90,11 +90,12 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 
 def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
-    """Who made a result: command, arguments, versions, host and times."""
+    """Who made a result: command, arguments, the folder that its paths start from, versions, host and times."""
     now = datetime.now(UTC)
     return {
         "command": command,
         "arguments": dict(arguments),
+        "folder": os.getcwd(),
         "seed": arguments.get("seed"),
         "versions": installed(PACKAGES),
         "host": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},

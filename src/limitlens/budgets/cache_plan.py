@@ -8,7 +8,7 @@ oracles are shown, never taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -67,6 +67,8 @@ class CachePlan:
     keys: tuple[tuple[int, ...], ...]  # as many
     totals: tuple[ChoiceTotal, ...]
     budgets: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]]  # by choice and allocation, at the same total
+    model_sha256: str | None = None  # the digest of the weights, where they are files of this machine
+    entry_bytes: int | None = None  # of one key and its value, in the numbers the model was loaded with
     made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,7 +76,7 @@ class CachePlan:
         """Entries of the whole model that are kept."""
         entries, without = int(np.sum(self.keys)), self.context * int(np.size(self.keys))
         return {"key_value_heads": int(np.size(self.keys)), "entries": entries, "entries_without_plan": without,
-                "share": entries / without}  # fmt: skip
+                "share": entries / without, "bytes": self.entry_bytes and entries * self.entry_bytes}  # fmt: skip
 
     @property
     def table(self) -> pd.DataFrame:
@@ -107,7 +109,9 @@ class CachePlan:
         """What it shows."""
         total = self.total
         asked = f"{100 * self.error:g}% error" if self.error is not None else f"{self.share:.1%} of the cache"
-        said = sentence(WORDS["kept"].format(**total, nothing=WORDS["nothing"] if total["share"] > 0.99 else ""))
+        size = WORDS["size"].format(kept=total["bytes"] / 1e6) if total["bytes"] else ""
+        nothing = WORDS["nothing"] if total["share"] > 0.99 else ""
+        said = sentence(WORDS["kept"].format(**total, size=size, nothing=nothing))
         rows = [
             (WORDS["best"] if t.choice == BEST else CHOICES[t.choice].words, f"{t.share:.1%}", t.error, t.error_stderr,
              t.error_high, "–" if t.holding is None else f"{t.holding:.0%}")
@@ -152,17 +156,27 @@ def order_of(windows: Windows, seed: int) -> list[int]:
 
 
 def plan_cache(
-    model: LoadedModel, corpus: str, context: int, *, keep: str = BEST, error: float = 0.05, total: float | None = None,
-    special: str = "auto", seed: int = 0, progress: Progress = lambda done, total: None,
+    model: LoadedModel, corpus: str, context: int, *, keep: str = BEST, error: float = 0.05,
+    total: float | int | None = None, special: str = "auto", seed: int = 0,
+    progress: Progress = lambda done, total: None,
 ) -> CachePlan:  # fmt: skip
-    """Keys of every key/value head under a choice, for an error or for a share `total` of the cache."""
+    """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or bytes (int)."""
+    entry, heads = _entry(model)  # first, since a model outside the attention interface may be no encoder either
+    if not model.causal:
+        raise InputError(
+            f"{model.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
+            "chooses an encoder's keys; docs/act.md says what that costs its embeddings)"
+        )
     if keep != BEST and named(keep).sees_queries:
         raise InputError(f"keys are kept by {keep!r}, an oracle that no cache can follow; expected another choice")
-    if total is not None:
-        check_number("the share of the cache", total, "a number above 0 and at most 1", closed=False, below=1 + 1e-9)
-    check_number("the error", error, "a number above 0, such as 0.05", closed=False)
     if context < 64:
         raise InputError(f"the context is {context} tokens; expected at least 64, such as 1024")
+    if isinstance(total, int):
+        total = _share(total, entry, heads * context)
+    if total is not None:
+        expected = "a number above 0 and at most 1, or a size in bytes"
+        check_number("the share of the cache", total, expected, closed=False, below=1 + 1e-9)
+    check_number("the error", error, "a number above 0, such as 0.05", closed=False)
     windows = cut_windows(model, corpus, special, context)
     order, needed = order_of(windows, seed), FITTED + CHECKED
     if windows.count < needed:
@@ -172,15 +186,41 @@ def plan_cache(
         )
     curves = measure_cut(model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress)
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
-    return make_plan(model.name, corpus, special, curves, gains, keep=keep, error=error, total=total, seed=seed)
+    asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "seed": seed, "fitted": FITTED}
+    made = make_plan(model.name, corpus, special, curves, gains, **asked)
+    return replace(made, model_sha256=model.sha256, entry_bytes=entry)
+
+
+def _entry(model: LoadedModel) -> tuple[int, int]:
+    """Bytes of one cache entry, (key + value dimensions) × bytes a number, and key/value heads of the whole model."""
+    import torch
+
+    from limitlens.models import Captured, capture
+
+    calls: list[Captured] = []
+    stack: Any = model.model.base_model
+    with torch.inference_mode(), capture(stack, calls.append):
+        stack(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.model.device), use_cache=False)
+    dims = calls[0].key.shape[-1] + calls[0].value.shape[-1]
+    return dims * calls[0].key.element_size(), sum(call.key.shape[1] for call in calls)
+
+
+def _share(size: int, entry: int, entries: int) -> float:
+    """The share of a cache of so many entries that fits into a size in bytes."""
+    if not entry <= size <= entry * entries:
+        raise InputError(
+            f"the cache is to take {size:,} bytes; expected between {entry:,}, one entry, and {entry * entries:,}, all "
+            "of the context, or a share such as 0.25"
+        )
+    return size // entry / entries
 
 
 def make_plan(
     model: str, corpus: str, special: str, curves: CutCurves, gains: Array, *, keep: str = BEST, error: float = 0.05,
-    total: float | None = None, seed: int = 0,
+    total: float | None = None, seed: int = 0, fitted: int = FITTED,
 ) -> CachePlan:  # fmt: skip
     """The plan from curves whose first windows fit and whose last ones check."""
-    fit, check = curves.part(slice(FITTED)), curves.part(slice(FITTED, None))
+    fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     shape = curves.wrong.shape[2], curves.shared
     worst = fit.by_key_value_head(fit.error()).max(-2)  # (choices, layers, key/value heads, sizes)
     costs = fit.by_key_value_head(fit.wrong.mean(0) * gains[..., None]).sum(-2)
@@ -208,7 +248,7 @@ def make_plan(
     named_choices = tuple(tuple(curves.choices[i] for i in row) for row in picked)
     return CachePlan(
         model, corpus, special, curves.context, keep, error if total is None else None,
-        budget / (curves.context * shape[0] * shape[1]), FITTED, len(check.full), seed, named_choices,
+        budget / (curves.context * shape[0] * shape[1]), fitted, len(check.full), seed, named_choices,
         _whole(keys), totals if keep == BEST else totals[1:],
         {name: {way: _whole(found) for way, found in ways.items()} for name, ways in budgets.items()},
     )  # fmt: skip
@@ -235,7 +275,7 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
 
     errors, count = seen(check), len(check.full)
     without = [np.median(seen(_without(check, row))) for row in range(count)]
-    stderr = float(np.sqrt(np.var(without) * (count - 1)))
+    stderr = float(np.sqrt(np.var(without) * (count - 1))) if count > 1 else float("nan")
     high = float(np.quantile(errors, 0.9))
     holding = None if error is None else float((errors <= error).mean())
     oracle = name != BEST and CHOICES[name].sees_queries

@@ -152,7 +152,7 @@ class Plan:
 
 def plan(
     run: ProbeRun | str | Path, error: float = 0.05, context: int | None = None,
-    *, keep: str | None = None, total: float | None = None, trial: bool = True, model: LoadedModel | None = None,
+    *, keep: str | None = None, total: float | int | None = None, trial: bool = True, model: LoadedModel | None = None,
     device: str = "auto", seed: int | None = None, progress: Progress | None = None,
 ) -> Plan | CachePlan:  # fmt: skip
     """KV entries per head of a probe (or of its folder) for a relative output error.
@@ -161,9 +161,9 @@ def plan(
     `model` where that is loaded already, on the windows that the probe reserved; `seed` is that of its draws, the
     probe's when left out.
 
-    `keep`, the name of a choice of keys or "best", and `total`, a share of the cache instead of an error, ask for a
-    `CachePlan`: keys as they are really chosen, measured on windows as long as the context (`budgets.cache_plan`). It
-    needs the decoder with its head, `model` too.
+    `keep`, the name of a choice of keys or "best", and `total`, a share of the cache (a float such as 0.25) or its size
+    in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
+    long as the context (`budgets.cache_plan`). It needs the decoder with its head, `model` too.
     """
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
@@ -182,21 +182,21 @@ def plan(
 
 
 def _by_choice(
-    run: ProbeRun, error: float, context: int | None, keep: str, total: float | None, model: LoadedModel | None,
+    run: ProbeRun, error: float, context: int | None, keep: str, total: float | int | None, model: LoadedModel | None,
     device: str, seed: int | None, progress: Progress | None,
 ) -> CachePlan:  # fmt: skip
     """The plan by choices of keys, of the model that was probed."""
     from limitlens.attention.device import choose_device
-    from limitlens.models import load
+    from limitlens.models import found_again, load
 
     if context is None:
         raise InputError("no context was given; a choice of keys needs one to cut, such as context=1024")
-    loaded = model or load(run.model, device=choose_device(device), head=True)
+    loaded = model or load(found_again(run.model, run.made), device=choose_device(device), head=True)
     if loaded.sha256 != run.model_sha256:
         raise InputError(f"the model {run.model!r} is not what was probed (its digest differs); probe it again")
     asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "special": run.special.get("mode", "auto")}
     asked |= {"seed": run.seed if seed is None else seed, "progress": progress or (lambda done, total: None)}
-    return plan_cache(loaded, run.corpus, context, **asked)
+    return plan_cache(loaded, found_again(run.corpus, run.made), context, **asked)
 
 
 def _try(
@@ -205,7 +205,7 @@ def _try(
     """The plan on the windows that the probe reserved."""
     from limitlens.attention.device import choose_device
     from limitlens.budgets.trial import run_trial
-    from limitlens.models import Windows, load, open_corpus
+    from limitlens.models import Windows, found_again, load, open_corpus
 
     @cache  # every layer asks for the same contexts
     def budgets(tokens: int) -> dict[tuple[int, int], int]:
@@ -213,8 +213,8 @@ def _try(
         return {head.place: head.keys.n or tokens for head in planned}
 
     try:
-        loaded = model or load(run.model, device=choose_device(device))
-        text, special = open_corpus(run.corpus), run.special.get("mode", "auto")
+        loaded = model or load(found_again(run.model, run.made), device=choose_device(device))
+        text, special = open_corpus(found_again(run.corpus, run.made)), run.special.get("mode", "auto")
         windows = Windows(loaded, text, length=run.window, tokens=run.tokens_asked, special=special)
     except InputError as problem:
         raise InputError(f"the plan cannot be tried: {problem}; or plan without a trial") from None

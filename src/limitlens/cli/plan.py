@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from limitlens.cli.common import Device, Json, Out, Quiet, begin, progress, show
+from limitlens.errors import InputError
 
 
 def plan(
@@ -20,7 +22,7 @@ def plan(
         str | None, typer.Option(metavar="CHOICE", help="How keys are chosen: random, sinks, expected, ..., or best.")
     ] = None,
     total: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share of the cache to keep, in place of an error.")
+        str | None, typer.Option(metavar="SHARE|SIZE", help="Cache to keep, in place of an error: 0.25, or 16MB.")
     ] = None,
     trial: Annotated[bool, typer.Option(help="Try the budgets on the reserved windows.")] = True,
     seed: Annotated[
@@ -41,6 +43,17 @@ def plan(
     started = begin(out)
     with progress("trying the plan", quiet) as report:
         made = make_plan(
-            run, error, length, keep=keep, total=total, trial=trial, device=device, seed=seed, progress=report
-        )
+            run, error, length, keep=keep, total=_total(total), trial=trial, device=device, seed=seed,
+            progress=report,
+        )  # fmt: skip
     show(context, "plan", made, started=started, out=out, json=json, quiet=quiet)
+
+
+def _total(given: str | None) -> float | int | None:
+    """A share of the cache, or whole bytes where a unit follows: kB, MB and GB are thousands, KiB, MiB, GiB 1,024s."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([kmg]?)(i?)b)?\s*", given or "", re.IGNORECASE)
+    if given is not None and found is None:
+        raise InputError(f"--total is {given!r}; expected a share such as 0.25, or a size such as 16MB")
+    if found is None or found[2] is None:
+        return None if found is None else float(found[1])
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " "))

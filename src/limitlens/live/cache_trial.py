@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from limitlens import results
-from limitlens.budgets.cache_plan import BEST, CHECKED, FITTED, CachePlan, cut_windows, order_of
+from limitlens.budgets.cache_plan import BEST, CachePlan, cut_windows, order_of
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES
 from limitlens.record import plain, read_run
@@ -59,6 +59,7 @@ class Setting:
     against_uniform: Tried | None  # its difference from the same choice with the same number for all heads
     agreement: Tried  # share of tokens whose likeliest successor is the same
     log_likelihood: Tried  # change of the text's log-likelihood, nats a token; negative is worse
+    against_equal: Tried | None = None  # difference of the least cost from the same choice with one error for all heads
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,7 +91,7 @@ class CacheTrial:
         rows = []
         for one in self.ranked:
             row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
-            for name in ("divergence", "against_uniform", "agreement", "log_likelihood"):
+            for name in ("divergence", "against_uniform", "against_equal", "agreement", "log_likelihood"):
                 found = getattr(one, name) or Tried(np.nan, np.nan)
                 row |= {name: found.measured, f"{name}_stderr": found.stderr}
             rows.append(row)
@@ -108,11 +109,11 @@ class CacheTrial:
 
         rows = [
             (_words(one.choice), one.allocation, cell(one.divergence), cell(one.against_uniform),
-             cell(one.agreement, 3), cell(one.log_likelihood))
+             cell(one.against_equal), cell(one.agreement, 3), cell(one.log_likelihood))
             for one in self.ranked
         ]  # fmt: skip
-        columns = ["keys kept", "shared out", "divergence, nats a token", "against uniform", "same likeliest token",
-                   "log-likelihood, change"]  # fmt: skip
+        columns = ["keys kept", "shared out", "divergence", "against uniform", "against equal error", "same token",
+                   "log-likelihood"]  # fmt: skip
         said = (
             f"With {self.share:.1%} of the cache of {self.context:,} tokens kept, {self.model} predicts "
             f"{self.behind} more tokens of {self.documents} documents; its perplexity with the whole cache is "
@@ -126,7 +127,10 @@ class CacheTrial:
             series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
         axes = Axis("share of tokens with the same likeliest successor"), Axis("divergence, nats a token", log=True)
         figure = Figure("Divergence and agreement", *axes, series, height=360)
-        lead = "Means over documents ± standard errors; differences are taken within documents."
+        lead = (
+            "Divergence and change of log-likelihood in nats a token, and how often the likeliest token is the same: "
+            "means over documents ± standard errors; differences are taken within documents."
+        )
         return View(
             title=f"Cache of {self.model} cut to {self.share:.1%}",
             subtitle=f"{self.model} on {self.corpus}",
@@ -163,10 +167,12 @@ def trial(
     Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far.
     """
     from limitlens.attention.device import choose_device
-    from limitlens.models import load
+    from limitlens.models import found_again, load
 
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
-    loaded = model or load(made.model, device=choose_device(device), head=True)
+    loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)
+    if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
+        raise InputError(f"the weights of {loaded.name} are not those of the plan (its digest differs); plan it again")
     config = loaded.model.config.get_text_config()
     heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
     if np.shape(made.keys) != heads:
@@ -174,9 +180,9 @@ def trial(
             f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}; expected the "
             "model of the plan"
         )
-    text = corpus or made.corpus
+    text = corpus or found_again(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
-    order = order_of(windows, made.seed)[0 if corpus else FITTED + CHECKED :][:documents]
+    order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
@@ -196,9 +202,11 @@ def trial(
     numbers = {name: np.asarray(rows).T for name, rows in found.items()}
     settings = []
     for (choice, way), (divergence, agreement, likelihood) in numbers.items():
-        even = numbers.get((choice, "uniform"))
-        against = None if way == "uniform" or even is None else Tried.of(divergence - even[0])
-        own = Tried.of(divergence), against, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole))
+        uniform, equal = (
+            Tried.of(divergence - numbers[choice, other][0]) if way in ways else None
+            for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
+        )
+        own = Tried.of(divergence), uniform, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole)), equal
         settings.append(Setting(choice, way, *own))
     perplexity = float(np.exp(-np.mean(whole)))
     behind = windows.length - made.context

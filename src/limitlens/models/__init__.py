@@ -7,6 +7,7 @@ The road of the data: `load` a model, `open_corpus` a text, cut it into `Windows
 from limitlens.models.capture import capture
 from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
+from limitlens.models.found import found_again
 from limitlens.models.intervene import intervene
 from limitlens.models.projections import Projections, projections
 from limitlens.models.relay import Captured
@@ -14,5 +15,5 @@ from limitlens.models.windows import Windows, choose
 
 __all__ = [
     "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "capture", "choose",
-    "intervene", "load", "open_corpus", "projections",
+    "found_again", "intervene", "load", "open_corpus", "projections",
 ]  # fmt: skip

@@ -30,6 +30,9 @@ class Choosing:
             )
         if cut is not None and cut < 1:
             raise InputError(f"the cut is at {cut}; expected a position of at least 1, the length of the context")
+        if cut is not None and bool((self.counts > cut).any()):
+            most = int(self.counts.max())
+            raise InputError(f"{most} keys are to be kept of {cut} before the cut; expected at most as many")
         self.made: dict[int, Kept] = {}  # what was kept at the cut, by layer
 
     def __call__(self, call: Captured) -> Captured:

@@ -1,0 +1,58 @@
+"""Fewer keys in an encoder: how far its mean-pooled embeddings turn, for every choice of keys and number kept.
+
+`python -m bench.encoder [MODEL [TEXT [DOCUMENTS [TOKENS]]]]`: windows of TOKENS tokens are the documents. An encoder
+keeps no cache: every query chooses again among all keys, so this is arithmetic that is saved, not memory. 1 − cos of a
+document's embedding with and without the other keys, as a mean over documents with its standard error, stands beside
+the same between two different documents. It leaves bench/results/encoder.json; four minutes on one busy core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import limitlens as ll
+from limitlens.keys import CHOICES
+from limitlens.live.cache_trial import Tried
+from limitlens.models import LoadedModel, Windows, load, open_corpus
+from limitlens.record import plain, to_json
+
+RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
+SHARES = (1 / 8, 1 / 4, 1 / 2)
+TRIED = [name for name in CHOICES if name != "random"]  # its weights are the same for all keys here, and cancel
+
+
+def embeddings(loaded: LoadedModel, windows: Windows) -> torch.Tensor:
+    """Mean-pooled outputs of all windows, of length 1."""
+    with torch.inference_mode():
+        pooled = [loaded.model(ids).last_hidden_state.mean(1) for ids in windows.batches(1, range(windows.count))]
+    return torch.nn.functional.normalize(torch.cat(pooled).double(), dim=-1)
+
+
+def main(model: str = "minilm", text: str = "stdlib-docs", documents: int = 32, tokens: int = 256) -> None:
+    loaded, began = load(model), time.perf_counter()
+    windows = Windows(loaded, open_corpus(text), length=tokens, tokens=documents * tokens)
+    whole = embeddings(loaded, windows)
+    apart = 1 - (whole[0::2] * whole[1::2]).sum(-1)  # pairs that share no document
+    found: dict[str, Any] = {"model": model, "text": Path(text).name, "documents": documents, "tokens": tokens,
+                             "neighbours": Tried.of(apart.numpy()), "settings": []}  # fmt: skip
+    print(f"neighbouring documents: 1 − cos {found['neighbours'].measured:.4f} ± {found['neighbours'].stderr:.4f}")
+    for choice in TRIED:
+        for share in SHARES:
+            with ll.intervene(loaded, keys=choice, count=round(share * tokens)):
+                turned = np.asarray(1 - (embeddings(loaded, windows) * whole).sum(-1))
+            tried = Tried.of(turned)
+            found["settings"].append({"choice": choice, "share": share, "turned": tried})
+            print(f"{choice}, {share:.1%} of the keys: 1 − cos {tried.measured:.5f} ± {tried.stderr:.5f}", flush=True)
+    print(f"{time.perf_counter() - began:.0f} s")
+    (RESULTS / "encoder.json").write_text(to_json(plain(found)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*(kind(value) for kind, value in zip((str, str, int, int), sys.argv[1:], strict=False)))
