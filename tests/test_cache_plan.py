@@ -132,6 +132,14 @@ def test_effects_foretell_the_divergence_of_a_perturbed_head() -> None:
     assert 0.6 < min(ratios) <= max(ratios) < 1.7
 
 
+def test_one_window_that_checks_tells_no_error_of_the_error() -> None:
+    curves, gains = measured()
+    made = cache_plan.make_plan("letters", text(), "auto", curves.part(slice(3)), gains, total=0.5, fitted=2)
+    assert (made.fitted, made.checked) == (2, 1)
+    assert all(np.isnan(total.error_stderr) and total.error > 0 for total in made.totals)
+    assert not any(np.isnan(total.error_stderr) for total in planned().totals)
+
+
 def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     made = planned()
     assert made.total["share"] == pytest.approx(0.5, abs=0.01)

@@ -274,8 +274,8 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
         return np.asarray(np.take_along_axis(found, per_head[0][None], 0)[0])
 
     errors, count = seen(check), len(check.full)
-    without = [np.median(seen(_without(check, row))) for row in range(count)]
-    stderr = float(np.sqrt(np.var(without) * (count - 1))) if count > 1 else float("nan")
+    without = [np.median(seen(_without(check, row))) for row in range(count)] if count > 1 else [np.nan]
+    stderr = float(np.sqrt(np.var(without) * (count - 1)))
     high = float(np.quantile(errors, 0.9))
     holding = None if error is None else float((errors <= error).mean())
     oracle = name != BEST and CHOICES[name].sees_queries
