@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from bench.peaks import peaks
-from limitlens.heads.probe import PILOT, RESERVED, probe
 from limitlens.models import ALIASES, LoadedModel, Windows, choose, load, open_corpus
+from limitlens.probing.probe import PILOT, RESERVED, probe
 
 # 118,000 tokens leave a pool of 100,000, which holds 24 replicates of 4,096. A decoder is some 15 times slower: fewer
 # tokens for it, and smaller samples, of which as many fit.
@@ -30,7 +30,7 @@ WANTED = 1.6
 MEMORY_TOKENS = (100_000, 400_000)  # with fewer than 80,000 not every buffer is full
 CODE = """
 import sys
-from limitlens.heads.probe import probe
+from limitlens.probing.probe import probe
 probe("minilm", "stdlib-code", int(sys.argv[1]), sizes="64:1024:5")
 """
 

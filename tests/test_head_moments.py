@@ -8,9 +8,9 @@ import torch
 
 from head_cases import curve_of, head_record, replicate_rows
 from limitlens.attention.state import Peak
-from limitlens.heads.moment_errors import OutputMoments, above_noise
-from limitlens.heads.peaks import peak_over
 from limitlens.heads.predictors import PREDICTORS, rate_skill, rate_skills
+from limitlens.probing.moment_errors import OutputMoments, above_noise
+from limitlens.probing.peaks import peak_over
 from limitlens.theory import rates
 
 WINDOWS, EACH, DIM = 24, 8, 3
@@ -79,7 +79,7 @@ def test_one_window_of_queries_says_nothing() -> None:
 def test_a_peak_in_pieces_is_the_largest_score(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(2, n, 4, generator=rng) for n in (5, 40, 40))
-    monkeypatch.setattr("limitlens.heads.peaks.SCORES_AT_ONCE", 30)
+    monkeypatch.setattr("limitlens.probing.peaks.SCORES_AT_ONCE", 30)
     found = peak_over(query, key, value, None).merge(Peak.empty((2,), 5, 4, like=value))
     best = (query @ key.mT).argmax(-1)
     torch.testing.assert_close(found.value, torch.stack([value[h][best[h]] for h in range(2)]))

@@ -20,17 +20,17 @@ from limitlens.budgets.trial import ASKING, BATCH, QUERIES, HeadTrial, Measured,
 from limitlens.cli import main
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array, InputError
-from limitlens.heads.pilot import run_pilot
-from limitlens.heads.probe import probe
 from limitlens.heads.record import Sink
 from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
 from limitlens.keys.sinks import SINKS
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
+from limitlens.probing.pilot import run_pilot
+from limitlens.probing.probe import probe
 from limitlens.record import read_run, to_json
 from limitlens.report.page import page
 from limitlens.report.view import Figure, Row
-from tiny_models import TINY, tiny_tokenizer
+from tiny_models import TINY, letters, tiny_tokenizer
 
 N = np.asarray(SIZES, dtype=float)
 
@@ -360,10 +360,7 @@ WINDOW, TOKENS = 16, 4800
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    letters = np.random.default_rng(5).choice(list("abcdefghijklmnopqrstuvwxyz     "), 12_000)
-    path = tmp_path_factory.mktemp("text") / "letters.txt"
-    path.write_text("".join(letters))
-    return str(path)
+    return letters(tmp_path_factory.mktemp("text"), spaces=5)
 
 
 def tiny(name: str) -> LoadedModel:

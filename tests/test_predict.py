@@ -14,11 +14,11 @@ import torch
 import limitlens as ll
 from limitlens import cli
 from limitlens.foresight import predict as predict_module
-from limitlens.heads.foretell import foretell
-from limitlens.heads.pilot import Layer, Traits
 from limitlens.models import LoadedModel
+from limitlens.probing.foretell import foretell
+from limitlens.probing.pilot import Layer, Traits
 from limitlens.record import to_json
-from tiny_models import TINY, tiny_tokenizer
+from tiny_models import TINY, letters, tiny_tokenizer
 
 SIZES, WINDOW = (8, 16, 32, 64, 128), 16
 OPTIONS: dict[str, Any] = {"window": WINDOW, "sizes": SIZES, "seed": 3}
@@ -26,11 +26,7 @@ OPTIONS: dict[str, Any] = {"window": WINDOW, "sizes": SIZES, "seed": 3}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Letters drawn one by one: no two windows differ but by chance."""
-    letters = np.random.default_rng(5).choice(list("abcdefghijklmnopqrstuvwxyz"), 12_000)
-    path = tmp_path_factory.mktemp("text") / "letters.txt"
-    path.write_text("".join(letters))
-    return str(path)
+    return letters(tmp_path_factory.mktemp("text"))
 
 
 @cache

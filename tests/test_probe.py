@@ -15,12 +15,12 @@ from torch import Tensor
 
 from limitlens.comparison import compare
 from limitlens.errors import InputError
-from limitlens.heads import pilot as pilot_module
-from limitlens.heads import probe as probe_module
-from limitlens.heads.pilot import run_pilot
-from limitlens.heads.probe import probe
 from limitlens.heads.result import ProbeRun
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
+from limitlens.probing import pilot as pilot_module
+from limitlens.probing import probe as probe_module
+from limitlens.probing.pilot import run_pilot
+from limitlens.probing.probe import probe
 from limitlens.record import read_run
 from limitlens.sampling import placement as deck_module
 from limitlens.sampling.cells import Cells

@@ -18,11 +18,11 @@ import pytest
 
 from limitlens import cli
 from limitlens.cli import probe as command
-from limitlens.heads import probe as probe_module
-from limitlens.heads.probe import probe
 from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
 from limitlens.models import LoadedModel
+from limitlens.probing import probe as probe_module
+from limitlens.probing.probe import probe
 from limitlens.record import read_run
 from tiny_models import TINY, tiny_tokenizer
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from limitlens.heads.probe import probe
 from limitlens.models import ALIASES, LoadedModel, load
+from limitlens.probing.probe import probe
 
 TEXT = os.environ.get("LIMITLENS_TEXT")
 WINDOW, TOKENS, SIZES, QUERIES, REPLICATES = 256, 100_000, (64, 128, 256, 512, 1024, 2048, 4096), 256, 8

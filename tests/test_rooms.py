@@ -33,16 +33,19 @@ MAY_CALL = {
     "heads": {
         "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory", "report",
     },
+    "probing": {
+        "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory", "report",
+    },
     "foresight": {
-        "heads", "models", "curves", "sampling", "attention", "measures", "theory", "report",
+        "probing", "heads", "models", "curves", "sampling", "attention", "measures", "theory", "report",
     },
     "budgets": {
-        "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
+        "probing", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
         "report",
     },
     "live": {
-        "budgets", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures", "theory",
-        "report",
+        "budgets", "probing", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures",
+        "theory", "report",
     },
     "loading": {"live", "budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
     "comparison": {

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -171,3 +173,11 @@ def tiny_tokenizer(*, special: bool) -> PreTrainedTokenizerFast:
             single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
         )
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+def letters(folder: Path, spaces: int = 0) -> str:
+    """A text of 12,000 letters drawn one by one, and as many spaces among them: windows differ but by chance."""
+    drawn = np.random.default_rng(5).choice(list("abcdefghijklmnopqrstuvwxyz" + " " * spaces), 12_000)
+    path = folder / "letters.txt"
+    path.write_text("".join(drawn))
+    return str(path)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from limitlens.experiments.sweeps import sweep as sweep
     from limitlens.foresight.predict import predict as predict
     from limitlens.foresight.prediction import Predictions as Predictions
-    from limitlens.heads.probe import probe as probe
     from limitlens.heads.record import HeadRecord as HeadRecord
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
     from limitlens.models.intervene import intervene as intervene
+    from limitlens.probing.probe import probe as probe
 
     __version__: str
 
@@ -62,7 +62,7 @@ _ROOMS = {
     "experiments.sweeps": "radius_sweep sweep",
     "foresight.predict": "predict",
     "foresight.prediction": "Predictions",
-    "heads.probe": "probe",
+    "probing.probe": "probe",
     "heads.record": "HeadRecord",
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",

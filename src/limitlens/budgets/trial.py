@@ -30,9 +30,9 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError, Progress
-from limitlens.heads.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
 from limitlens.keys import CHOICES, Sight
 from limitlens.models import Captured, LoadedModel, Windows, capture
+from limitlens.probing.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
 
 DRAWS = 8  # random choices of the kept keys
 QUERIES = 128  # queries of a head

@@ -57,8 +57,8 @@ def probe(
     """
     from limitlens.errors import InputError
     from limitlens.foresight.predict import predict
-    from limitlens.heads.probe import probe as run_probe
     from limitlens.heads.regimes import Thresholds
+    from limitlens.probing.probe import probe as run_probe
 
     tokens = (3072 if pilot_only else 1e5) if tokens is None else tokens
     queries = (48 if pilot_only else 256) if queries is None else queries

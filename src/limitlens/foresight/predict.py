@@ -20,12 +20,12 @@ from limitlens.curves.foresight import Foresight
 from limitlens.curves.scatter import LEVEL
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.foresight.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
-from limitlens.heads.collect import tokens_of
-from limitlens.heads.foretell import foretell
-from limitlens.heads.opening import FORWARD, open_windows
-from limitlens.heads.pilot import Layer, Pilot, run_pilot
 from limitlens.heads.record import ERRORS
 from limitlens.models import Captured, LoadedModel, Windows, capture
+from limitlens.probing.collect import tokens_of
+from limitlens.probing.foretell import foretell
+from limitlens.probing.opening import FORWARD, open_windows
+from limitlens.probing.pilot import Layer, Pilot, run_pilot
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, workers_for
 from limitlens.theory.pilot_law import PARTS

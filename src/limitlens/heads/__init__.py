@@ -1,1 +1,1 @@
-"""Every head of a model in one pass over a corpus: `probe.probe` measures, `record.HeadRecord` holds one head."""
+"""What was found of the heads of a model: `record.HeadRecord` holds one, `result.ProbeRun` all, and what they show."""

@@ -60,7 +60,7 @@ class HeadRecord:
     head: int
     kv_head: int
     sliding_window: int | None  # tokens the layer sees at once, where that is bounded
-    horizon: float  # geometry of its scores (`heads.geometry`); None without a score matrix, and the note says why
+    horizon: float  # geometry of its scores (`probing.geometry`); None without a score matrix, and the note says why
     horizon_one_sided: float | None
     coupling: float | None
     geometry_note: str | None

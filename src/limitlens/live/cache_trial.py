@@ -19,8 +19,10 @@ import numpy as np
 
 from limitlens import results
 from limitlens.budgets.cache_plan import BEST, CachePlan, cut_windows, order_of
+from limitlens.budgets.trial import Measured
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES
+from limitlens.live.axes import mean
 from limitlens.record import plain, read_run
 from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
 
@@ -37,29 +39,16 @@ TO_DO = "Share the cache out unevenly only where the difference lies beyond its 
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A mean over documents and its standard error."""
-
-    measured: float
-    stderr: float
-
-    @classmethod
-    def of(cls, found: Array) -> Tried:
-        """From one number for each document."""
-        return cls(float(found.mean()), float(found.std(ddof=1) / np.sqrt(len(found))))
-
-
-@dataclass(frozen=True)
 class Setting:
     """What one choice and one allocation did to the model's predictions."""
 
     choice: str
     allocation: str  # one of `allocate.ALLOCATIONS`, or "plan": the plan's own choices and numbers
-    divergence: Tried  # KL(whole ‖ cut), nats a token
-    against_uniform: Tried | None  # its difference from the same choice with the same number for all heads
-    agreement: Tried  # share of tokens whose likeliest successor is the same
-    log_likelihood: Tried  # change of the text's log-likelihood, nats a token; negative is worse
-    against_equal: Tried | None = None  # difference of the least cost from the same choice with one error for all heads
+    divergence: Measured  # KL(whole ‖ cut), nats a token
+    against_uniform: Measured | None  # its difference from the same choice with the same number for all heads
+    agreement: Measured  # share of tokens whose likeliest successor is the same
+    log_likelihood: Measured  # change of the text's log-likelihood, nats a token; negative is worse
+    against_equal: Measured | None = None  # the same of the least cost and one error for all heads
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +81,7 @@ class CacheTrial:
         for one in self.ranked:
             row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
             for name in ("divergence", "against_uniform", "against_equal", "agreement", "log_likelihood"):
-                found = getattr(one, name) or Tried(np.nan, np.nan)
+                found = getattr(one, name) or Measured(np.nan, np.nan)
                 row |= {name: found.measured, f"{name}_stderr": found.stderr}
             rows.append(row)
         return pd.DataFrame(rows)
@@ -104,7 +93,7 @@ class CacheTrial:
     def view(self) -> View:
         """What it shows."""
 
-        def cell(found: Tried | None, digits: int = 4) -> str:
+        def cell(found: Measured | None, digits: int = 4) -> str:
             return "–" if found is None else f"{found.measured:.{digits}f} ± {found.stderr:.{digits}f}"
 
         rows = [
@@ -203,10 +192,16 @@ def trial(
     settings = []
     for (choice, way), (divergence, agreement, likelihood) in numbers.items():
         uniform, equal = (
-            Tried.of(divergence - numbers[choice, other][0]) if way in ways else None
+            _over_documents(divergence - numbers[choice, other][0]) if way in ways else None
             for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
         )
-        own = Tried.of(divergence), uniform, Tried.of(agreement), Tried.of(likelihood - np.asarray(whole)), equal
+        own = (
+            _over_documents(divergence),
+            uniform,
+            _over_documents(agreement),
+            _over_documents(likelihood - np.asarray(whole)),
+            equal,
+        )
         settings.append(Setting(choice, way, *own))
     perplexity = float(np.exp(-np.mean(whole)))
     behind = windows.length - made.context
@@ -275,3 +270,9 @@ def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callabl
         own.made[call.layer] = Kept(torch.cat(masks, 1), torch.cat(joined, 1))
 
     return settings, take
+
+
+def _over_documents(found: Array) -> Measured:
+    """A mean over documents and its standard error, from one number for each."""
+    own = mean(found)
+    return Measured(own.value, own.stderr)

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from limitlens.attention.state import State
 from limitlens.errors import InputError, Progress, check_number
-from limitlens.heads.build import head_records, measure
-from limitlens.heads.collect import Collector
-from limitlens.heads.opening import FORWARD, open_windows
 from limitlens.heads.overview import LayerRecord
-from limitlens.heads.pilot import Layer, run_pilot
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
-from limitlens.heads.stream import Clock, Pool, stream
 from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
+from limitlens.probing.build import head_records, measure
+from limitlens.probing.collect import Collector
+from limitlens.probing.opening import FORWARD, open_windows
+from limitlens.probing.pilot import Layer, run_pilot
+from limitlens.probing.stream import Clock, Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.placement import Deck

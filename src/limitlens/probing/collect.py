@@ -13,10 +13,10 @@ from torch import Tensor
 
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
-from limitlens.heads.moments import Moments
-from limitlens.heads.peaks import peak_over
-from limitlens.heads.pilot import Layer
 from limitlens.models import Captured
+from limitlens.probing.moments import Moments
+from limitlens.probing.peaks import peak_over
+from limitlens.probing.pilot import Layer
 from limitlens.sampling.placement import Deck, Part
 from limitlens.sampling.workers import Workers
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from limitlens.attention.state import Peak
 from limitlens.errors import Array
-from limitlens.heads.moment_errors import Squares
-from limitlens.heads.pilot import scores_of
+from limitlens.probing.moment_errors import Squares
+from limitlens.probing.pilot import scores_of
 from limitlens.sampling.placement import LEFT_OVER
 
 if TYPE_CHECKING:
-    from limitlens.heads.collect import Collector
+    from limitlens.probing.collect import Collector
 
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from limitlens.errors import Array
-from limitlens.heads.collect import Collector
-from limitlens.heads.pilot import Traits
+from limitlens.probing.collect import Collector
+from limitlens.probing.pilot import Traits
 from limitlens.statistics.tails import TailReport, check_tails
 
 PRINCIPAL_AXES = 64  # of a layer's tokens along which their tails are judged

@@ -10,16 +10,16 @@ import torch
 
 from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array
-from limitlens.heads.collect import Collector
-from limitlens.heads.diagnostics import LayerDetail, layer_detail
-from limitlens.heads.foretell import TOKENS, foretell
-from limitlens.heads.geometry import LayerGeometry, layer_geometry
-from limitlens.heads.layer import LayerCurves, layer_curves
-from limitlens.heads.moment_errors import above_noise
-from limitlens.heads.pilot import Layer
 from limitlens.heads.record import HeadRecord, Sink
 from limitlens.heads.regimes import Thresholds, classify, resampled
-from limitlens.heads.sinks import dilution_length, sink_share
+from limitlens.probing.collect import Collector
+from limitlens.probing.diagnostics import LayerDetail, layer_detail
+from limitlens.probing.foretell import TOKENS, foretell
+from limitlens.probing.geometry import LayerGeometry, layer_geometry
+from limitlens.probing.layer import LayerCurves, layer_curves
+from limitlens.probing.moment_errors import above_noise
+from limitlens.probing.pilot import Layer
+from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
 
 # What a head's record takes from its layer's as it is, by the same name.

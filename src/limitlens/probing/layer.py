@@ -23,9 +23,9 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State, merge_all
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.heads.collect import Collector
-from limitlens.heads.moment_errors import MOMENTS, OutputMoments, Squares
-from limitlens.heads.peaks import hardmax_errors
+from limitlens.probing.collect import Collector
+from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares
+from limitlens.probing.peaks import hardmax_errors
 from limitlens.sampling.placement import LEFT_OVER
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB

@@ -18,10 +18,10 @@ from torch.nn.functional import normalize
 from limitlens.attention.kernels import state_of, state_of_scores
 from limitlens.attention.state import State
 from limitlens.errors import Array
-from limitlens.heads.collect import Collector
 from limitlens.heads.critical_factor import CriticalFactor, critical_factors
-from limitlens.heads.pilot import scores_of
-from limitlens.heads.plug_in import plug_in_errors
+from limitlens.probing.collect import Collector
+from limitlens.probing.pilot import scores_of
+from limitlens.probing.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, local_exponent, support
 from limitlens.statistics.tails import pareto_shape, tail_length
 
@@ -35,7 +35,7 @@ class LayerDetail:
     """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise."""
 
     effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
-    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`heads.plug_in`)
+    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`probing.plug_in`)
     top_weight: Array  # (heads,): the largest weight and the entropy of the weights, in nats, at the largest size
     entropy: Array
     ranks: NDArray[np.int64]  # (K,), (heads, K): the weights of rank 1, 2, 4, ... in the largest sample of replicate 0

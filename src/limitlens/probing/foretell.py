@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.curves.foresight import Foresight
-from limitlens.heads.pilot import Layer, scores_of
+from limitlens.probing.pilot import Layer, scores_of
 from limitlens.sampling.workers import Workers, one_after_another
 from limitlens.theory.pilot_law import Half, pilot_errors
 

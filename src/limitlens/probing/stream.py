@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.heads.collect import Collector
-from limitlens.heads.pilot import Pilot
 from limitlens.models import Captured, LoadedModel, Windows, capture
+from limitlens.probing.collect import Collector
+from limitlens.probing.pilot import Pilot
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.placement import Deck, Part
 
