@@ -26,7 +26,7 @@ from limitlens.sampling import placement as deck_module
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
 from limitlens.sampling.workers import one_after_another, workers_for
-from tiny_models import GROUPED, LAYERS, TINY, _of, tiny_tokenizer
+from tiny_models import GROUPED, LAYERS, TINY, _of, letters, tiny_tokenizer
 
 WINDOW, TOKENS, SIZES, REPLICATES, QUERIES, BATCH = 16, 4800, (8, 16, 40, 100), 5, 12, 37
 CAUSAL = ("gpt2", "llama", "gemma2", "gpt_oss", "mistral")
@@ -35,11 +35,7 @@ PROBED = ("bert", "modernbert", *CAUSAL)
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    generator = np.random.default_rng(5)
-    letters = generator.choice(list("abcdefghijklmnopqrstuvwxyz     "), 12_000)
-    path = tmp_path_factory.mktemp("text") / "letters.txt"
-    path.write_text("".join(letters))
-    return str(path)
+    return letters(tmp_path_factory.mktemp("text"), spaces=5)
 
 
 def tiny(name: str) -> LoadedModel:
