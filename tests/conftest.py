@@ -11,5 +11,9 @@ from hypothesis import settings
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
+# Read when triton is first imported: without a GPU its programs are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")

@@ -14,7 +14,7 @@ from limitlens.curves.estimators import TokenSums, denoised
 
 def drawn_sums(law: ll.Gaussian, n: int, rounds: int, seed: int) -> TokenSums:
     tokens = law.sample(n * rounds, torch.Generator().manual_seed(seed)).reshape(rounds, n, law.dim)
-    return TokenSums.zero(rounds, law.dim).add(tokens)
+    return TokenSums.zero(rounds, tokens).add(tokens)
 
 
 @pytest.mark.parametrize("n", [2, 7, 100])
@@ -36,7 +36,7 @@ def test_controls_are_the_first_order_of_the_errors_at_short_reach() -> None:
     n, rounds = 4000, 60
     tokens = law.sample(n * rounds, torch.Generator().manual_seed(3)).reshape(rounds, n, 4)
     controls = GaussianControls(law, head)
-    found = controls.of(TokenSums.zero(rounds, 4).add(tokens)).numpy()
+    found = controls.of(TokenSums.zero(rounds, tokens).add(tokens)).numpy()
     slope = head.V @ law.covariance @ head.A
     limit = slope @ law.covariance @ slope.T
     exact = np.empty((rounds, 2))
@@ -60,8 +60,9 @@ def test_sums_of_an_affine_image_are_those_of_the_image() -> None:
     tokens, slope, offset = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 30, 3), (2, 3), (2,))
     )
-    mapped = TokenSums.zero(2, 3).add(tokens).mapped(slope, offset)
-    direct = TokenSums.zero(2, 2).add(tokens @ slope.T + offset)
+    mapped = TokenSums.zero(2, tokens).add(tokens).mapped(slope, offset)
+    limits = tokens @ slope.T + offset
+    direct = TokenSums.zero(2, limits).add(limits)
     assert mapped.count == direct.count
     assert_allclose(mapped.first, direct.first, rtol=1e-12)
     assert_allclose(mapped.second, direct.second, rtol=1e-12)

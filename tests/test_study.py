@@ -97,7 +97,7 @@ def test_two_halves_measure_the_noise_of_the_queries():
     Y = G + 0.3 * torch.randn(n, 2, generator=generator, dtype=torch.float64) + 0.05
     true = float((Y.mean(0)).norm() ** 2)
     order = torch.stack([torch.randperm(n, generator=generator)[:q] for _ in range(rounds)])
-    sums = TokenSums.zero(rounds, 2).add(G.expand(rounds, n, 2))
+    sums = TokenSums.zero(rounds, G).add(G.expand(rounds, n, 2))
     errors, noise, _ = replicate_errors(Y[order], G[order], sums, torch.zeros(2).double(), torch.eye(2).double())
     unbiased = errors["mean"] ** 2 - noise["mean"]
     assert float(unbiased.mean()) == pytest.approx(true, abs=4 * float(unbiased.std()) / rounds**0.5)

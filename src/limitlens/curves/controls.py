@@ -28,9 +28,10 @@ FEWEST_REPLICATES = 30  # for each number that is fitted to them; with fewer, on
 class GaussianControls:
     """The controls of a head over Gaussian tokens."""
 
-    def __init__(self, measure: Gaussian, head: Head) -> None:
-        sigma, A, V = (torch.from_numpy(np.asarray(part)) for part in (measure.covariance, head.A, head.V))
-        self.mean, self.covariance = torch.from_numpy(measure.mean), sigma
+    def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
+        known = (measure.covariance, head.A, head.V, measure.mean)
+        sigma, A, V, mean = (torch.from_numpy(np.asarray(part)).to(device) for part in known)
+        self.mean, self.covariance = mean, sigma
         slope = V @ sigma @ A
         M = A @ sigma @ slope.T
         self.pull = V + slope
@@ -46,7 +47,7 @@ class GaussianControls:
     def of(self, sums: TokenSums) -> Tensor:
         """Controls (r, 2) of samples whose own tokens were summed; 0 where there is nothing to know."""
         n, average = sums.count, sums.first / sums.count
-        found = torch.zeros(len(average), 2, dtype=torch.float64)
+        found = average.new_zeros(len(average), 2)
         if self.pull_square > 0:
             pull = (average - self.mean) @ self.pull.T
             found[:, 0] = pull.square().sum(-1) * (n / self.pull_square) - 1

@@ -20,6 +20,7 @@ from torch import Tensor
 from limitlens.errors import Array
 
 LEAST_KEPT = 0.02  # of a squared error when its noise is taken out: beyond, there is nothing to see
+_SQUARINGS = 20
 PARTS = (1, 2, 4)  # into which queries are divided to see what fewer of them do
 
 
@@ -32,10 +33,10 @@ class TokenSums:
     second: Tensor
 
     @classmethod
-    def zero(cls, replicates: int, dim: int) -> TokenSums:
-        """The sums over no tokens."""
-        shape = (replicates, dim)
-        return cls(0, torch.zeros(shape, dtype=torch.float64), torch.zeros((*shape, dim), dtype=torch.float64))
+    def zero(cls, replicates: int, like: Tensor) -> TokenSums:
+        """The sums over no tokens, of vectors like these (..., f)."""
+        dim = like.shape[-1]
+        return cls(0, like.new_zeros(replicates, dim), like.new_zeros(replicates, dim, dim))
 
     def add(self, vectors: Tensor) -> TokenSums:
         """The sums after a block of these (r, b, f)."""
@@ -67,8 +68,19 @@ def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covarianc
 
 def _operator_norm(symmetric: Tensor) -> Tensor:
     """Largest singular value of symmetric matrices (r, v, v), which is their largest |eigenvalue|: (r,)."""
-    values: Tensor = torch.linalg.eigvalsh(symmetric)
-    return values[:, (0, -1)].abs().amax(-1)
+    if symmetric.device.type == "cpu":
+        values: Tensor = torch.linalg.eigvalsh(symmetric)
+        return values[:, (0, -1)].abs().amax(-1)
+    # Small eigenproblems leave a GPU idle. The longest column x of a high power of M² lies in its leading space, and
+    # |M x| / |x| errs by the square of what is left of the others: √v^(1/2²⁰) − 1 < 4e-6 at worst, for v = 64.
+    power = symmetric
+    for _ in range(_SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
+        power = power @ power
+    longest = power.norm(dim=-2).argmax(-1)
+    column = power.gather(-1, longest[:, None, None].expand(-1, power.shape[-2], 1))
+    size = column.norm(dim=(-2, -1))
+    return torch.where(size > 0, (symmetric @ column).norm(dim=(-2, -1)) / size.clamp_min(1e-300), 0.0)
 
 
 def _scatter(X: Tensor) -> Tensor:

@@ -48,6 +48,11 @@ class Reference:
         """Measured error over true error at size n, from the finite pool or the sampled reference."""
         raise NotImplementedError
 
+    @property
+    def page(self) -> int:
+        """Tokens of a replicate that are best drawn at a time."""
+        return self._stream.page
+
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
         """The tokens that `draw` returns, alone."""
         return self._stream.draw(replicates, start, stop)
@@ -62,22 +67,22 @@ class Reference:
 
     def controls(self, sums: TokenSums) -> Tensor:
         """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
-        return self._controls.of(sums) if self._controls else torch.empty(len(sums.first), 0)
+        return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
 
 
 class LawReference(Reference):
     """Independent tokens from a law whose K is known."""
 
-    def __init__(self, measure: Measure, head: Head, largest: int, seed: int) -> None:
+    def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         self.measure, self.head = measure, head
-        self._stream = IidStream(measure, seed)
+        self._stream = IidStream(measure, seed, device)
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.
             slope = head.V @ measure.covariance @ head.A
             offset = limit(measure, head, np.zeros((1, head.dim)))[0]
-            self._linear = (torch.from_numpy(slope), torch.from_numpy(offset))
-            self._controls = GaussianControls(measure, head)
+            self._linear = (torch.from_numpy(slope).to(device), torch.from_numpy(offset).to(device))
+            self._controls = GaussianControls(measure, head, device)
             mean, covariance = slope @ measure.mean + offset, slope @ measure.covariance @ slope.T
         elif isinstance(measure, Discrete):
             at_points = limit(measure, head, measure.points)
@@ -86,7 +91,7 @@ class LawReference(Reference):
         else:
             self._samples = float(max(REFERENCE_FACTOR * largest, 1 << 20))
             mean, covariance = self._sampled_moments(int(self._samples), seed)
-        self.mean, self.covariance = torch.from_numpy(mean), torch.from_numpy(covariance)
+        self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
         tokens = self.tokens(replicates, start, stop)
@@ -96,7 +101,7 @@ class LawReference(Reference):
         return float(np.sqrt(1 + n / self._samples))
 
     def _limit(self, tokens: Tensor) -> Tensor:
-        return torch.from_numpy(limit(self.measure, self.head, tokens.numpy()))
+        return torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
     def _sampled_moments(self, samples: int, seed: int) -> tuple[Array, Array]:
         total, square = np.zeros(self.head.value_dim), np.zeros((self.head.value_dim,) * 2)
@@ -113,7 +118,7 @@ class LawReference(Reference):
 class PoolReference(Reference):
     """Draws without replacement from a pool; the limit is attention over the whole pool."""
 
-    def __init__(self, sample: Sample, head: Head, largest: int, seed: int) -> None:
+    def __init__(self, sample: Sample, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         rows = sample.tokens
         if len(rows) > POOL_LIMIT:
             keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
@@ -125,7 +130,7 @@ class PoolReference(Reference):
                 f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
                 "sample, all of which is what they are compared with, so lower the sizes or bring more tokens"
             )
-        self._pool = self._stream = PoolStream(tokens, largest, seed)
+        self._pool = self._stream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
         # Where queries rest on few tokens, the pool itself is far from its limit.
@@ -136,6 +141,7 @@ class PoolReference(Reference):
                 f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has "
                 "not converged there: their errors are lower bounds, and more tokens would raise them",
             )
+        self._limits = self._limits.to(device)
         self.mean = self._limits.mean(0)
         self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
 
@@ -147,8 +153,10 @@ class PoolReference(Reference):
         return self._pool.unseen(n)
 
 
-def reference_for(measure: Measure, head: Head, largest: int, seed: int) -> Reference:
+def reference_for(
+    measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
+) -> Reference:
     """The reference of a study: the pool itself for a sample, the closed form for a law."""
     if isinstance(measure, Sample):
-        return PoolReference(measure, head, largest, seed)
-    return LawReference(measure, head, largest, seed)
+        return PoolReference(measure, head, largest, seed, device)
+    return LawReference(measure, head, largest, seed, device)

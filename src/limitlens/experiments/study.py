@@ -37,6 +37,7 @@ from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
+DEVICE_TIMES = 128  # as many on a GPU, which many replicates fill
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
 # Queries at least: with as many a dimension, tokens cost as much to draw as to attend, and fewer save no time. Among
@@ -86,7 +87,7 @@ def study(
     if mask_self and cells.sizes[0] < 2:
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
-    reference = reference_for(measure, head, cells.sizes[-1], seed)
+    reference = reference_for(measure, head, cells.sizes[-1], seed, where)
     work = _Work(reference, head, cells, mask_self, where)
     warnings = list(reference.warnings)
     if queries is None:
@@ -216,25 +217,26 @@ class _Work:
     def chunks(self, replicates: range, queries: int) -> list[range]:
         """Replicates in groups whose tokens and queries fit the memory bound."""
         head, width = self.head, self.head.dim + self.head.key_dim + 2 * self.head.value_dim
-        group = max(1, CHUNK_FLOATS // ((PAGE + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2))
+        floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
+        bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else DEVICE_TIMES)
+        group = max(1, bound // floats)
         return [replicates[start : start + group] for start in range(0, len(replicates), group)]
 
     def run(self, replicates: range, queries: int, *, floor: bool) -> Rows:
         """What these replicates give."""
         tokens, vectors = self.reference.draw(replicates, 0, queries)
         at_queries = self.reference.limits(vectors)
-        query = self.head.queries(tokens.to(self.device)).float()
-        precise = self.head.queries(tokens[:1, :FLOOR_QUERIES].to(self.device))
+        query = self.head.queries(tokens).float()
+        precise = self.head.queries(tokens[:1, :FLOOR_QUERIES])
         state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
         exact = State.empty((1,), precise.shape[1], self.head.value_dim, device=self.device)
-        sums = TokenSums.zero(len(replicates), vectors.shape[-1])
+        sums = TokenSums.zero(len(replicates), vectors)
         steps: list[dict[str, Tensor]] = []
         floors = np.zeros((1, len(self.cells.sizes)))
-        blocks = list(self.cells.blocks(PAGE))
+        blocks = list(self.cells.blocks(self.reference.page))
         for index, (step, start, stop) in enumerate(blocks):
             tokens, vectors = self.reference.draw(replicates, start, stop)
             sums = sums.add(vectors)
-            tokens = tokens.to(self.device)
             bias = self._bias(queries, start, stop)
             state = state.merge(self._attend(query, tokens.float(), bias))
             if floor:
@@ -243,7 +245,7 @@ class _Work:
             if index + 1 < len(blocks) and blocks[index + 1][0] == step:
                 continue
             used = min(queries, self.cells.sizes[step])
-            outputs, law = state.output[:, :used].cpu(), (self.reference.mean, self.reference.covariance)
+            outputs, law = state.output[:, :used], (self.reference.mean, self.reference.covariance)
             found = replicate_errors(outputs, at_queries[:, :used], self.reference.limit_sums(sums), *law)
             steps.append({"controls": self.reference.controls(sums)})
             for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
@@ -252,7 +254,7 @@ class _Work:
                 same = min(exact.output.shape[1], used)
                 gap = exact.output[0, :same] - state.output[0, :same]
                 floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
-        stacked = {name: torch.stack([step[name] for step in steps], 1).numpy() for name in steps[0]}
+        stacked = {name: torch.stack([step[name] for step in steps], 1).cpu().numpy() for name in steps[0]}
         return {**stacked, "floor": floors}
 
     def _attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:

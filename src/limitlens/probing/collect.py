@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.kernels import state_of
+from limitlens.attention.kernels import split, state_of
 from limitlens.attention.state import Peak, State
 from limitlens.models import Captured
 from limitlens.probing.moments import Moments
+from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.peaks import peak_over
 from limitlens.probing.pilot import Layer
 from limitlens.sampling.placement import Deck, Part
 from limitlens.sampling.workers import Workers
-
-HIDDEN_EVERY = 4  # hidden states enter their covariance one in so many: each costs d² products
-HIDDEN_KEPT = 4096  # hidden states kept to judge their tails
 
 
 class Collector:
@@ -40,6 +37,7 @@ class Collector:
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
         self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
         self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
+        self.on_device: DeviceCells | None = None  # what holds both on a GPU
 
     def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
         """Take in what the layer captured in one forward.
@@ -62,14 +60,16 @@ class Collector:
         if hidden is not None:
             work.append(lambda: self._add_hidden(hidden, part))
         list(self.workers(lambda piece: piece(), work))
-        if part.complete is not None:
+        if part.complete is not None and self.on_device is not None:
+            self.on_device.take(part.complete, *self.waiting)
+        elif part.complete is not None:
             list(self.workers(self._stream, part.complete.streamed))
 
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
         kept, waiting = (self.key, self.value)[which], self.waiting[which]
         for store, chosen, places in ((kept, part.kept, part.slots), (waiting, part.streamed, part.places)):
-            store[torch.as_tensor(places, device=tokens.device)] = tokens[torch.as_tensor(chosen, device=tokens.device)]
+            store.index_copy_(0, places, tokens.index_select(0, chosen))
 
     def _stream(self, cell: tuple[int, int, int]) -> None:
         """Attend to what has waited for one cell."""
@@ -81,13 +81,9 @@ class Collector:
         self.peaks[number] = self.peaks[number].merge(peak)
 
     def _add_hidden(self, hidden: Tensor, part: Part) -> None:
-        # Their places are random: what these single out is a random part of the tokens.
-        some = [part.kept[part.slots % HIDDEN_EVERY == 0], part.streamed[part.places % HIDDEN_EVERY == 0]]
-        self.moments["hidden"].add(hidden[torch.as_tensor(np.concatenate(some), device=hidden.device), None].float())
+        self.moments["hidden"].add(hidden[part.some, None].float())
         if self.hidden is not None:
-            first = part.slots < len(self.hidden)
-            slots, chosen = (torch.as_tensor(index[first], device=hidden.device) for index in (part.slots, part.kept))
-            self.hidden[slots] = hidden[chosen].float()
+            self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
 
     def _add_special(self, key: Tensor, value: Tensor) -> None:
         self.special = self.special.merge(self._attend(key, value))
@@ -106,8 +102,14 @@ class Collector:
         self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
         q = self.detail_query.shape[1]
         self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
+        if device.type != "cpu" and self.layer.kernel is None and not split.unable(self.query, value):
+            rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
+            self.on_device = DeviceCells(self.query, rows, deck.states, value)
+            self.states = [self.on_device.states[cell] for cell in range(deck.states)]
+            peaks = self.on_device.peaks
+            self.peaks = [Peak(peaks.score[cell], peaks.value[cell]) for cell in range(deck.states)]
         if hidden is not None:
-            self.hidden = key.new_zeros(min(HIDDEN_KEPT, deck.cells.sizes[-1]), hidden.shape[-1])
+            self.hidden = key.new_zeros(deck.first, hidden.shape[-1])
 
 
 def tokens_of(tensor: Tensor) -> Tensor:

@@ -122,6 +122,8 @@ class _Work:
         # A random order, so that a run cut short has read a random part of the corpus.
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
         per_forward = self.batch or max(1, FORWARD // windows.length)
+        if self.batch is None and self.loaded.model.device.type != "cpu":  # a GPU takes the same block at once
+            per_forward *= max(1, BLOCK // (per_forward * windows.length))
         self.pool = Pool(windows, order, per_forward, per_forward * max(1, BLOCK // (per_forward * windows.length)))
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
         self.done = 0

@@ -52,7 +52,9 @@ def stream(
     windows = pool.windows
     ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
     special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
-    parts = chain.from_iterable(hand.parts(pool.per_forward * len(special)) for hand in deck.hands())
+    parts = chain.from_iterable(
+        hand.parts(pool.per_forward * len(special), deck.first, device) for hand in deck.hands()
+    )
     part: Part
     marked: Tensor
 

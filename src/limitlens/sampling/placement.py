@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.dealing import assign, deal
@@ -21,16 +23,21 @@ KEPT_STEP = 512  # tokens up to which a cell keeps them: at the usual 256 querie
 KEPT_TOKENS = 1 << 14  # tokens that the whole replicates may hold together, where that is more than one of them
 WHOLE_REPLICATES = 2  # and the most of these there are
 LEFT_OVER = 4  # states that share the tokens of no cell, so that these can be attended at the same time
+SOME = 4  # one in so many tokens is among `Part.some`
+FIRST = 4096  # kept tokens that are among the first
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one forward brings of a block."""
+    """What one forward brings of a block, as indices on the model's device."""
 
-    kept: NDArray[np.int64]  # (p,), (p,): tokens of the forward that are kept, and where among the kept tokens
-    slots: NDArray[np.int64]
-    streamed: NDArray[np.int64]  # (q,), (q,): the others, and where they wait for the rest of their block
-    places: NDArray[np.int64]
+    kept: Tensor  # (p,), (p,): tokens of the forward that are kept, and where among the kept tokens
+    slots: Tensor
+    streamed: Tensor  # (q,), (q,): the others, and where they wait for the rest of their block
+    places: Tensor
+    some: Tensor  # (s,): one in `SOME` tokens of the forward: their places are random, so they are a random part
+    first: Tensor  # (f,), (f,): those of the kept tokens that are among the first ones, and where
+    first_slots: Tensor
     complete: Hand | None  # the hand whose last tokens these are
 
 
@@ -42,20 +49,23 @@ class Hand:
     slots: NDArray[np.int64]  # (kept,): where the first of these are put among the kept tokens
     streamed: list[tuple[int, int, int]]  # (number of a state, start, stop) among the others; those of no cell are last
 
-    def parts(self, length: int) -> Iterator[Part]:
+    def parts(self, length: int, first: int, device: torch.device | str = "cpu") -> Iterator[Part]:
         """The hand as forwards of `length` pooled tokens each bring it, the last one perhaps of fewer."""
+
+        def there(index: NDArray[np.int64]) -> Tensor:
+            moved = torch.from_numpy(index)
+            return moved if str(device) == "cpu" else moved.pin_memory().to(device, non_blocking=True)
+
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self.order))
         for start in range(0, len(place), length):
             mine = place[start : start + length]
-            kept = mine < len(self.slots)
-            yield Part(
-                kept=np.flatnonzero(kept),
-                slots=self.slots[mine[kept]],
-                streamed=np.flatnonzero(~kept),
-                places=mine[~kept] - len(self.slots),
-                complete=self if start + length >= len(place) else None,
-            )
+            kept, others = np.flatnonzero(mine < len(self.slots)), np.flatnonzero(mine >= len(self.slots))
+            slots, places = self.slots[mine[kept]], mine[others] - len(self.slots)
+            some = np.concatenate((kept[slots % SOME == 0], others[places % SOME == 0]))
+            early = slots < first
+            indices = (kept, slots, others, places, some, kept[early], slots[early])
+            yield Part(*map(there, indices), self if start + length >= len(place) else None)  # type: ignore[call-arg]
 
 
 class Deck:
@@ -71,6 +81,7 @@ class Deck:
         held = np.where(self.kept, steps, 0).ravel()
         self.start = (np.cumsum(held) - held).reshape(self.kept.shape)  # (R, J): first slot of a kept cell
         self.slots = int(held.sum())  # all there are
+        self.first = min(FIRST, cells.sizes[-1])  # the first ones, of replicate 0
         self.number = np.cumsum(~self.kept).reshape(self.kept.shape) - 1  # (R, J): the state of a streamed cell
         self.states = int((~self.kept).sum()) + LEFT_OVER  # all there are; the last are of the tokens of no cell
         self.filled = np.zeros_like(self.start)  # (R, J): tokens dealt so far, those of the last hand included

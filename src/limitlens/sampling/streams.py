@@ -1,7 +1,9 @@
 """Streams of tokens for many replicates, replayable block by block.
 
 Tokens come in pages. Page p of replicate r comes from a generator seeded by (seed, r, p), so a replicate is the same
-whatever else runs beside it, can be replayed without being stored, and can be computed on any machine.
+whatever else runs beside it, can be replayed without being stored, and can be computed on any machine. On a GPU the
+generator is its own (Philox, which counts) and pages are longer: the same tokens again on any such device, others than
+on the CPU.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from limitlens.errors import InputError
 from limitlens.measures.base import Measure
 
 PAGE = 4096  # tokens of a replicate drawn at a time
+DEVICE_PAGE = 1 << 15  # the same on a GPU, which a launch for fewer would not fill
 
 
 def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
@@ -25,19 +28,22 @@ def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Genera
 class IidStream:
     """Independent tokens from a measure."""
 
-    def __init__(self, measure: Measure, seed: int) -> None:
-        self.measure, self.seed = measure, seed
+    def __init__(self, measure: Measure, seed: int, device: torch.device | str = "cpu") -> None:
+        self.measure, self.seed, self.device = measure, seed, torch.device(device)
+        self.page = PAGE if self.device.type == "cpu" else DEVICE_PAGE
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
         """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
-        pages = range(start // PAGE, (stop - 1) // PAGE + 1)
-        parts = [self._page(replicates, p)[:, max(start - p * PAGE, 0) : stop - p * PAGE] for p in pages]
+        length = self.page
+        pages = range(start // length, (stop - 1) // length + 1)
+        parts = [self._page(replicates, p)[:, max(start - p * length, 0) : stop - p * length] for p in pages]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _page(self, replicates: range, page: int) -> Tensor:
         if self._last[:2] != (replicates, page):  # small cells share a page: keep the last one
-            draws = [self.measure.sample(PAGE, generator_for(self.seed, r, page)) for r in replicates]
+            drawn = (generator_for(self.seed, r, page, device=self.device) for r in replicates)
+            draws = [self.measure.sample(self.page, generator).to(self.device) for generator in drawn]
             self._last = (replicates, page, torch.stack(draws))
         return self._last[2]
 
@@ -55,7 +61,7 @@ class PoolStream:
                 f"the largest size is {largest} and the sample has {len(tokens)} tokens; "
                 "expected sizes no larger than the sample, so lower the sizes or bring more tokens"
             )
-        self.tokens, self.largest, self.seed = tokens, largest, seed
+        self.tokens, self.largest, self.seed, self.page = tokens, largest, seed, PAGE
         self._orders: dict[int, Tensor] = {}
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
@@ -69,7 +75,7 @@ class PoolStream:
             if r not in self._orders:
                 order = torch.randperm(len(self.tokens), generator=generator_for(self.seed, r))
                 self._orders[r] = order[: self.largest].clone()
-        return torch.stack([self._orders[r][start:stop] for r in replicates])
+        return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
     def unseen(self, n: int) -> float:
         """The finite-population factor √(1 − n/N) by which errors against the pool shrink."""

@@ -6,27 +6,41 @@ A kernel is a function
 
 that computes scores <query, key> + bias (the scale is already in the query) in the tensors' own precision. Another device
 is another such function; `state_of` turns what it returns into a float64 state. A query none of whose scores is finite gets lse = −inf
-and output 0.
+and output 0. On a CUDA device there are three of them by name: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (the same with
+one half-precision product for three, to 1e-3) and "exact" (the plain one, float32 throughout).
 """  # noqa: E501
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from limitlens.attention.kernels import cpu, reference
+from limitlens.attention.kernels import cpu, reference, split
 from limitlens.attention.kernels.detail import detail_of
 from limitlens.attention.state import State
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Precision: TypeAlias = Literal["fast", "accurate", "exact"]
 
 
-def kernel_for(device: torch.device) -> Kernel:
-    """The fastest kernel for a device; the plain one where there is no better."""
-    return cpu.attend if device.type == "cpu" else reference.attend
+def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") -> Kernel:
+    """The best kernel for tensors like these; the plain one where there is no better, or where it is asked for."""
+    if precision == "exact" or (query.device.type != "cpu" and split.unable(query, value)):
+        return reference.attend
+    return cpu.attend if query.device.type == "cpu" else partial(split.attend, precision=precision)
+
+
+def kernel_words(device: torch.device, precision: Precision = "accurate") -> str:
+    """Which kernel computes attention there, for people."""
+    if device.type == "cpu":
+        return "the fused CPU kernel, float32"
+    if precision != "exact" and not split.missing():
+        return f"the split-precision CUDA kernel, {precision}"
+    return "the plain kernel, float32" + (f" ({split.missing()})" if precision != "exact" else "")
 
 
 def state_of(
@@ -40,7 +54,7 @@ def state_of(
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     if n == 0:
         return State.empty(batch, m, v, top=top, device=query.device)
-    lse, output = (kernel or kernel_for(query.device))(query, key, value, bias)
+    lse, output = (kernel or kernel_for(query, value))(query, key, value, bias)
     detail = None
     if top:
         scores = query @ key.transpose(-1, -2)

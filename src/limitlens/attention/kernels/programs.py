@@ -1,0 +1,127 @@
+# mypy: ignore-errors
+"""What runs on the chip: `split` writes rows as two halves, `forward` attends. See `split.py` for what they are for."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def split(X, HI, LO, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH."""
+    b = tl.program_id(1).to(tl.int64)
+    row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    inside = row[:, None] < n
+    at = b * sb + row[:, None] * sn + column[None, :] * sd
+    x = tl.load(X + at, mask=inside & (column[None, :] < d), other=0.0).to(tl.float32)
+    x = x * (factor / tl.load(UNIT + b))
+    hi = x.to(tl.float16)
+    to = b * n * WIDTH + row[:, None] * WIDTH + column[None, :]
+    tl.store(HI + to, hi, mask=inside)
+    tl.store(LO + to, (x - hi.to(tl.float32)).to(tl.float16), mask=inside)
+
+
+@triton.jit
+def _block(
+    n, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+    DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, MORE: tl.constexpr,
+    SHIFT: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Take in keys n .. n + BN − 1; scores are in units of log 2."""
+    rn = n + tl.arange(0, BN)
+    ko, vo = rn[None, :] * DK + rk[:, None], rn[:, None] * DV + rv[None, :]
+    there = rn < length
+    kh = tl.load(KH + ko, mask=there[None, :], other=0.0) if TAIL else tl.load(KH + ko)
+    if WIDE:
+        kl = tl.load(KL + ko, mask=there[None, :], other=0.0) if TAIL else tl.load(KL + ko)
+        s = tl.dot(qh, kl)
+        s = tl.dot(ql, kh, s)
+        s = tl.dot(qh, kh, s)
+    else:
+        s = tl.dot(qh, kh)
+    if BIAS:
+        bias = tl.load(B + rn[None, :], mask=there[None, :], other=0.0) if TAIL else tl.load(B + rn[None, :])
+        s = s * unit + bias.to(tl.float32) * 1.4426950408889634
+        unit = 1.0
+    if TAIL:
+        s = tl.where(there[None, :], s, -float("inf"))
+    if MORE:
+        top, at = tl.max(s, 1, return_indices=True)
+        top = top * unit
+        best = tl.where(top > m, n + at, best)
+    else:
+        top = tl.max(s, 1) * unit
+    new = tl.maximum(m, top)
+    level = tl.where(new == -float("inf"), 0.0, new) - SHIFT if BIAS else new - SHIFT
+    a = tl.exp2(m - SHIFT - level)
+    p = tl.exp2(s * unit - level[:, None])
+    if MORE:
+        # Relative to the level, in which nothing cancels: Σ p (s − level), shifted when the level moves.
+        moved = tl.where(mass > 0, m - SHIFT - level, 0.0)
+        mean = a * (mean + mass * moved) + tl.sum(p * tl.where(p > 0, s * unit - level[:, None], 0.0), 1)
+        l2 = l2 * a * a + tl.sum(p * p, 1)
+    mass = mass * a + tl.sum(p, 1)
+    ph = p.to(tl.float16)
+    vh = tl.load(VH + vo, mask=there[:, None], other=0.0) if TAIL else tl.load(VH + vo)
+    o = tl.zeros_like(acc)
+    if WIDE:
+        vl = tl.load(VL + vo, mask=there[:, None], other=0.0) if TAIL else tl.load(VL + vo)
+        o = tl.dot(ph, vl, o)
+        o = tl.dot((p - ph.to(tl.float32)).to(tl.float16), vh, o)
+    o = tl.dot(ph, vh, o)
+    acc = acc * a[:, None] + o
+    return new, mass, acc, l2, mean, best
+
+
+@triton.jit
+def forward(
+    QH, QL, KH, KL, VH, VL, QUNIT, KUNIT, VUNIT, BIAS_AT, WORK, OUT, ROWS, WHERE, m_all, n_all, count, bias_job,
+    bias_row, parts, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    BIAS: tl.constexpr, MORE: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one piece of work (queries, keys, start, stop)."""
+    blocks = tl.cdiv(m_all, BM)
+    job = (tl.program_id(0) // blocks).to(tl.int64)
+    q, k = tl.load(WORK + 4 * job), tl.load(WORK + 4 * job + 1)
+    start, stop = tl.load(WORK + 4 * job + 2), tl.load(WORK + 4 * job + 3)
+    length = tl.maximum(stop - start, 0).to(tl.int32)
+    rm = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    rk, rv = tl.arange(0, DK), tl.arange(0, DV)
+    mine = rm < m_all
+    qo = q * m_all * DK + rm[:, None] * DK + rk[None, :]
+    qh = tl.load(QH + qo, mask=mine[:, None], other=0.0)
+    ql = tl.load(QL + qo, mask=mine[:, None], other=0.0)
+    unit = tl.load(QUNIT + q) * tl.load(KUNIT + k)
+    first = k * n_all + start  # so that places within a piece of work are small numbers
+    KH, KL = KH + first * DK, KL + first * DK
+    VH, VL = VH + first * DV, VL + first * DV
+    B = BIAS_AT
+    if BIAS:
+        B = BIAS_AT + start + (job // parts) * bias_job + tl.where(mine, rm, 0)[:, None].to(tl.int64) * bias_row
+    m, mass = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    l2, mean, best = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], -1, tl.int32)
+    acc = tl.zeros([BM, DV], tl.float32)
+    whole = length // BN * BN
+    for n in range(0, whole, BN):
+        m, mass, acc, l2, mean, best = _block(
+            n, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+            DK, DV, BN, WIDE, BIAS, MORE, SHIFT, False,
+        )  # fmt: skip
+    if whole < length:
+        m, mass, acc, l2, mean, best = _block(
+            whole, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+            DK, DV, BN, WIDE, BIAS, MORE, SHIFT, True,
+        )  # fmt: skip
+    some = mass > 0
+    safe = tl.where(some, mass, 1.0)
+    to = job * m_all + rm
+    scale = tl.load(VUNIT + k) / safe
+    tl.store(OUT + to[:, None] * DV + rv[None, :], acc * scale[:, None], mask=mine[:, None])
+    tl.store(ROWS + to, tl.where(some, m - SHIFT + tl.log2(safe), -float("inf")), mask=mine)
+    if MORE:
+        stride = count.to(tl.int64) * m_all
+        level = tl.where(some, m - SHIFT, 0.0)
+        twice = 2 * level + tl.log2(tl.where(some, l2, 1.0))
+        tl.store(ROWS + stride + to, tl.where(some, twice, -float("inf")), mask=mine)
+        tl.store(ROWS + 2 * stride + to, level + mean / safe, mask=mine)
+        tl.store(ROWS + 3 * stride + to, m, mask=mine)
+        tl.store(WHERE + to, tl.where(best < 0, -1, start + best), mask=mine)

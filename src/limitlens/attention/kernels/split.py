@@ -1,0 +1,180 @@
+"""The CUDA kernel: float32 accuracy from half-precision products, over many sets of tokens in one launch.
+
+Tensor cores multiply half-precision numbers fastest. So every input x is written once as hi + lo, two float16 numbers
+that hold 22 bits of it, and a product as hi·hi + hi·lo + lo·hi; what is left out is 2⁻²² of it. Weights are split alike
+inside the kernel. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows, and
+what is lost lies 2³⁸ below it. Two traps (measured on one H200): tensor cores truncate while they accumulate, so every
+block of keys has an accumulator of its own and blocks are added by ordinary rounded additions; and float32 sums over
+many blocks drift, so that long sets are cut into parts whose states are merged in float64.
+
+Work is a list of jobs (queries, keys, start, stop): attention of one batch of queries over keys start .. stop − 1 of
+one batch of keys. A batched call is one job a batch, cells of different lengths are one job each, nothing is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["fast", "accurate"]
+WIDEST = 256  # the largest head size that fits the chip's shared memory
+PART = 16_384  # keys that one float32 accumulator sees
+SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
+LARGEST = 14  # inputs are scaled to at most 2¹⁴ in size
+LOG2E = math.log2(math.e)
+
+
+def missing() -> str | None:
+    """Why this machine cannot run the kernel, in a sentence; None where it can."""
+    try:
+        _programs()
+    except ImportError:
+        return "triton is not installed: pip install triton for the fast one"
+    return None
+
+
+def unable(query: Tensor, value: Tensor) -> bool:
+    """Whether tensors like these need another kernel: float64, very wide heads, no triton."""
+    wide = max(query.shape[-1], value.shape[-1]) > WIDEST
+    return query.dtype == torch.float64 or wide or missing() is not None
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Rows (B, n, d) as hi + lo, each float16 (B, n, width), times a power of two for each B."""
+
+    hi: Tensor
+    lo: Tensor
+    unit: Tensor  # (B,): what the halves are multiplied by to give the rows again
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the kernel gives for each job; scores are in natural units."""
+
+    lse: Tensor  # (jobs, m) float64
+    output: Tensor  # (jobs, m, v) float64
+    lse2: Tensor | None = None  # (jobs, m): log-sum-exp of twice the scores
+    score: Tensor | None = None  # (jobs, m): mean score under the weights
+    peak: Tensor | None = None  # (jobs, m): the largest score; −inf over no keys
+    where: Tensor | None = None  # (jobs, m): which key has it, the first among equals; −1 over no keys
+
+
+def halves(rows: Tensor, factor: float = 1.0) -> Halves:
+    """Split rows (B, n, d), of any strides, times a factor."""
+    batch, n, d = rows.shape
+    width = max(16, 1 << (d - 1).bit_length())
+    hi, lo = (torch.empty(batch, n, width, dtype=torch.float16, device=rows.device) for _ in range(2))
+    size = torch.linalg.vector_norm(rows.float() if rows.dtype != torch.float32 else rows, math.inf, (1, 2)) * factor
+    exponent = torch.floor(LARGEST - torch.log2(size.clamp_min(1e-30)))
+    unit = torch.exp2(-exponent)
+    if n:
+        block = max(1, 4096 // width)
+        grid = (-(-n // block), batch)
+        _programs().split[grid](rows, hi, lo, unit, factor, n, *rows.stride(), d, width, block)
+    return Halves(hi, lo, unit)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, precision: Precision = "accurate"
+) -> tuple[Tensor, Tensor]:
+    """Attention of a batch, as every kernel gives it: see the package docstring for shapes."""
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+    m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
+    own = [_numbers(tensor.shape[:-2], batch, query.device) for tensor in (query, key)]
+    ends = torch.tensor([[0], [n]], device=query.device).expand(2, len(own[0]))
+    if value.shape[:-2] != key.shape[:-2]:
+        value = value.expand(*key.shape[:-2], n, v)
+    if bias is not None:
+        bias = bias.expand(*batch, *bias.shape[-2:]).flatten(0, -3) if batch else bias.reshape(1, *bias.shape[-2:])
+    jobs = torch.stack([*own, *ends], 1)
+    found = attend_jobs(_rows(query), _rows(key), _rows(value), jobs, longest=n, bias=bias, precision=precision)
+    return found.lse.reshape(*batch, m), found.output.reshape(*batch, m, v)
+
+
+def attend_jobs(
+    query: Tensor, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
+    more: bool = False, precision: Precision = "accurate",
+) -> Found:  # fmt: skip
+    """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of jobs (J, 4).
+
+    A job is (which queries, which keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is added
+    to the scores, −inf leaves a key out. `more` fills the rest of `Found`. "fast" takes one product in place of three.
+    """
+    v, m, wide = value.shape[-1], query.shape[1], precision == "accurate"
+    asked, keys, values = halves(query, LOG2E), halves(key), halves(value)
+    parts = max(1, -(-longest // PART))
+    work = jobs.long()
+    if parts > 1:
+        begin = torch.arange(parts, device=jobs.device) * PART
+        start = work[:, 2, None] + begin
+        stop = torch.minimum(start + PART, work[:, 3, None])
+        pairs = work[:, None, :2].expand(-1, parts, -1)
+        work = torch.cat((pairs, start[..., None], stop[..., None]), -1).flatten(0, 1)
+    found = _launch(asked, keys, values, work.contiguous(), m, bias, parts, more, wide)
+    found = {name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]) for name, tensor in found.items()}
+    share = torch.softmax(found["lse"].masked_fill(torch.isneginf(found["lse"]).all(1, keepdim=True), 0.0), 1)
+    lse = torch.logsumexp(found["lse"], 1)
+    output = (share[..., None] * found["output"][..., :v]).sum(1)
+    if not more:
+        return Found(lse, output)
+    peak, best = found["peak"].max(1)
+    where = found["where"].gather(1, best[:, None])[:, 0]
+    return Found(lse, output, torch.logsumexp(found["lse2"], 1), (share * found["score"]).sum(1), peak, where)
+
+
+def _launch(
+    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: bool,
+    wide: bool,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The kernel over (W, 4) pieces of work: float64, in natural units."""
+    count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
+    output = torch.empty(count, m, dv, dtype=torch.float32, device=device)
+    rows = torch.empty(4, count, m, dtype=torch.float32, device=device)
+    where = torch.empty(count, m, dtype=torch.int64, device=device)
+    strides = (0, 0)
+    if bias is not None:
+        bias = bias.contiguous() if bias.stride(2) != 1 else bias
+        strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
+    bm, bn, warps, stages = _shape(max(dk, dv), m)
+    grid = (-(-m // bm) * count,)
+    _programs().forward[grid](
+        query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
+        output, rows, where, m, key.hi.shape[1], count, *strides, parts, dk, dv, bm, bn, wide, bias is not None, more,
+        SHIFT, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    natural = rows.double() / LOG2E
+    found = {"lse": natural[0], "output": output.double()}
+    return found | ({"lse2": natural[1], "score": natural[2], "peak": natural[3], "where": where} if more else {})
+
+
+def _shape(width: int, m: int) -> tuple[int, int, int, int]:
+    """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
+    bm, bn, warps, stages = {16: (128, 128, 8, 3), 32: (128, 128, 8, 3), 64: (128, 128, 8, 3)}.get(
+        width, (128, 64, 8, 2) if width == 128 else (64, 32, 4, 2)
+    )
+    return (bm if m > 64 else max(16, min(bm, 1 << (m - 1).bit_length()))), bn, warps if m > 64 else 4, stages
+
+
+def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:
+    """Which row of a tensor's own batch each place of the common batch reads."""
+    count = math.prod(own)
+    return torch.arange(count, device=device).reshape(own).expand(batch).flatten()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(..., n, d) as (B, n, d)."""
+    return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
+
+
+@cache
+def _programs() -> Any:
+    """The two programs, compiled when they are first used; ImportError without triton."""
+    from limitlens.attention.kernels import programs
+
+    return programs
