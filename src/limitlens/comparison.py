@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -23,13 +23,14 @@ from scipy import special
 from limitlens import results
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
+from limitlens.lazily import pd
 from limitlens.loading import load
 from limitlens.record import plain
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, short
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
     from limitlens.curves.error_curve import ErrorCurve
@@ -82,10 +83,11 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Result):
     """Two or more runs, each against the first."""
 
     kind: ClassVar[str] = "comparison"
+    file: ClassVar[str] = "differences"
     command: str  # which makes such runs
     unit: str  # what they have in common: head, error, number or model average
     runs: tuple[Mapping[str, Any], ...]  # what each run is, its `name` first
@@ -93,7 +95,6 @@ class Comparison:
     regimes: Mapping[str, Any] | None  # of probes: heads of each regime by run, and how many are not as in the first
     differences: tuple[Difference, ...]  # one for each place, quantity and later run
     level: float = LEVEL
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -135,13 +136,11 @@ class Comparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per difference."""
-        import pandas as pd
-
         return pd.DataFrame(plain(self.differences))
 
     def document(self) -> dict[str, Any]:
         """The comparison as a JSON document."""
-        return {**plain(self), "matched": self.matched, "summary": self.summary}
+        return {**super().document(), "matched": self.matched, "summary": self.summary}
 
     def view(self) -> View:
         """What it shows."""
@@ -158,10 +157,6 @@ class Comparison:
         marked = sum(bool(row.exceeds) for row in self.differences)
         found = f"{marked} of {len(self.differences)} differences exceed their errors"
         return f"<Comparison of {join(self.names)}: {plural(self.matched, self.unit)} in common, {found}>"
-
-    tables, arrays, load = results.table_as("differences"), results.no_arrays, classmethod(results.load)
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def compare(*runs: Result | str | Path) -> Comparison:

@@ -1,20 +1,17 @@
-"""What every result can do: print itself, save itself, draw itself, and become a page.
-
-There is no base class. A result is whatever has the members of `Result`; the functions below are what its methods call.
-"""
+"""What every result can do: print itself, save itself, draw itself, and become a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from limitlens.record import Run, provenance, typed, write_run
-from limitlens.report.view import Figure, Row, View
+from limitlens.lazily import pd
+from limitlens.record import Run, plain, provenance, typed, write_run
+from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
     from limitlens.budgets.cache_plan import CachePlan
@@ -22,74 +19,68 @@ if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun
 
 
-class Result(Protocol):
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
     """A result: what a person gets from a measurement, a prediction or a plan.
 
-    Attributes
-    ----------
-    kind : str
-        Names the kind of result in `run.json`, and who reads it back.
-    made : mapping
-        How it was made (`record.provenance`); empty until a command or `save` fills it.
+    Each kind is a frozen dataclass with a `table` and a `view` of its own. What is here serves those whose document
+    mirrors their fields; others say how they become a document and arrays, and how they are read back.
     """
 
-    kind: ClassVar[str]
-
-    @property
-    def made(self) -> Mapping[str, Any]:
-        """How it was made."""
+    kind: ClassVar[str]  # names it in `run.json`, and who reads it back
+    file: ClassVar[str]  # names its table in a run folder
+    # how it was made (`record.provenance`); empty until a command or `save` fills it
+    made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def table(self) -> pd.DataFrame:
         """Its numbers, one row each."""
-
-    def document(self) -> dict[str, Any]:
-        """The result as a JSON document."""
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables that a run folder holds, by file name."""
-
-    def arrays(self) -> dict[str, Any]:
-        """The arrays that a run folder holds; empty where the document says everything."""
+        raise NotImplementedError
 
     def view(self) -> View:
         """What it shows."""
+        raise NotImplementedError
+
+    def document(self) -> dict[str, Any]:
+        """The result as a JSON document."""
+        return plain(self)  # type: ignore[no-any-return]
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables that a run folder holds, by file name."""
+        return {self.file: self.table}
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that a run folder holds; empty where the document says everything."""
+        return {}
+
+    @classmethod
+    def load(cls, run: Run) -> Self:
+        """The result that a run folder holds; who asked for it adds how it was made."""
+        return typed(cls, run.document)  # type: ignore[no-any-return]
 
     def save(self, folder: str | Path) -> Path:
-        """Leave it in a folder that `limitlens.load` reads back."""
+        """Leave it in a folder that `limitlens.load` reads back: run.json, tables and arrays."""
+        return write_run(folder, self)
 
     def report(self, path: str | Path) -> Path:
         """Write its one-file HTML page."""
+        from limitlens.report.page import write_page
+
+        return write_page(self.view(), path, self.made or provenance("", {}))
 
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw it for print."""
+        """Draw the figures of its view side by side for print."""
+        return plot([block for block in self.view().blocks if isinstance(block, Figure)], path)
 
+    def __str__(self) -> str:
+        from limitlens.report.terminal import as_text
 
-def no_arrays(result: Result) -> dict[str, Any]:
-    """None: the document says everything."""
-    return {}
+        return as_text(self.view())
 
+    def _repr_html_(self) -> str:
+        from limitlens.report.notebook import as_html
 
-def table_as(name: str) -> Callable[[Result], dict[str, pd.DataFrame]]:
-    """The one table of a result, under the file name that a run folder gives it."""
-    return lambda result: {name: result.table}
-
-
-def load(kind: type[Any], run: Run) -> Any:
-    """The result that a run folder holds, for kinds whose fields mirror their document."""
-    return replace(typed(kind, run.document), made=run.made)
-
-
-def save(result: Result, folder: str | Path) -> Path:
-    """Write run.json, tables and arrays into a folder that `limitlens.load` reads back."""
-    return write_run(folder, result)
-
-
-def report(result: Result, path: str | Path) -> Path:
-    """Write the one-file HTML page of a result."""
-    from limitlens.report.page import write_page
-
-    return write_page(result.view(), path, result.made or provenance("", {}))
+        return as_html(self.view())
 
 
 def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
@@ -97,27 +88,6 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     from limitlens.report.paper import draw
 
     return draw(figures, path)
-
-
-def draw(result: Result, path: str | Path | None = None) -> Drawing:
-    """Draw the figures of a view side by side for print."""
-    blocks = [block for section in result.view().sections for block in section.blocks]
-    parts = [part for block in blocks for part in (block.blocks if isinstance(block, Row) else [block])]
-    return plot([part for part in parts if isinstance(part, Figure)], path)
-
-
-def text(result: Result) -> str:
-    """The result as a terminal shows it."""
-    from limitlens.report.terminal import as_text
-
-    return as_text(result.view())
-
-
-def html(result: Result) -> str:
-    """The result as a notebook shows it."""
-    from limitlens.report.notebook import as_html
-
-    return as_html(result.view())
 
 
 def plan(

@@ -8,25 +8,24 @@ oracles are shown, never taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.budgets import allocate
 from limitlens.budgets.cut import BEHIND, CutCurves, measure_cut
 from limitlens.budgets.effect import effects
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.keys import CHOICES, named
-from limitlens.record import plain, to_json, write_whole
+from limitlens.lazily import pd
+from limitlens.record import to_json, write_whole
 from limitlens.report.view import Block, Section, Table, Text, View, head_map
 from limitlens.report.words import read_words, sentence
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from limitlens.models import LoadedModel, Windows
 
 BEST = "best"
@@ -49,10 +48,11 @@ class ChoiceTotal:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CachePlan:
+class CachePlan(Result):
     """Keys and choices of every key/value head, for every choice and allocation at one size of the cache."""
 
     kind: ClassVar[str] = "cache plan"
+    file: ClassVar[str] = "heads"
     model: str
     corpus: str
     special: str  # what stands around a window, as in the probe
@@ -69,7 +69,6 @@ class CachePlan:
     budgets: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]]  # by choice and allocation, at the same total
     model_sha256: str | None = None  # the digest of the weights, where they are files of this machine
     entry_bytes: int | None = None  # of one key and its value, in the numbers the model was loaded with
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def total(self) -> dict[str, Any]:
@@ -81,8 +80,6 @@ class CachePlan:
     @property
     def table(self) -> pd.DataFrame:
         """One row per key/value head."""
-        import pandas as pd
-
         return pd.DataFrame(
             [
                 {"layer": layer, "kv_head": head, "choice": choice, "budget": keys, "ratio": keys / self.context}
@@ -93,12 +90,11 @@ class CachePlan:
 
     def document(self) -> dict[str, Any]:
         """The plan as JSON."""
-        return {**{one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "made"},
-                "total": self.total}  # fmt: skip
+        return {**super().document(), "total": self.total}
 
     def save(self, folder: str | Path) -> Path:
         """Write run.json, tables and kv_budgets.json, which says keys and choice of every layer and head."""
-        path = results.save(self, folder)
+        path = super().save(folder)
         known = {"format": "limitlens-kv-budgets", "version": 2, "model": self.model, "context": self.context,
                  "budgets": self.keys, "choices": self.choices}  # fmt: skip
         text = to_json(known) + "\n"
@@ -136,10 +132,6 @@ class CachePlan:
 
     def __repr__(self) -> str:
         return f"<CachePlan for {self.model}: {self.keep}, {self.total['share']:.1%} of {self.context:,} keys kept>"
-
-    arrays, tables, load = results.no_arrays, results.table_as("heads"), classmethod(results.load)
-    report, plot = results.report, results.draw
-    __str__, _repr_html_ = results.text, results.html
 
 
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:

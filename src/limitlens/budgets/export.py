@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from limitlens.lazily import pd
 from limitlens.record import open_folder, to_json, write_whole
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from limitlens.budgets.plan import Plan
 
 FORMAT, VERSION = "limitlens-kv-budgets", 1
@@ -38,8 +37,6 @@ def budgets_document(plan: Plan) -> dict[str, Any]:
 
 def budgets_table(plan: Plan) -> pd.DataFrame:
     """One row per key/value head: layer, kv_head, budget, ratio, compression_ratio, decided_by, mark."""
-    import pandas as pd
-
     table = pd.DataFrame([shared.document() for shared in plan.key_value_heads]).rename(columns={"keys": "budget"})
     table.insert(4, "compression_ratio", 1 - table["ratio"].astype(float))
     return table.astype({"budget": "Int64"})

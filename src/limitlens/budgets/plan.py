@@ -6,8 +6,8 @@ and the windows that the probe reserved check it (`trial`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
 from limitlens.budgets.export import write_budgets
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
 from limitlens.budgets.view import WORDS, plan_view
 from limitlens.errors import InputError, Progress
 from limitlens.heads.result import ProbeRun
+from limitlens.lazily import pd
 from limitlens.record import Run, plain, read_run, typed
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from limitlens.budgets.trial import HeadTrial
     from limitlens.models import LoadedModel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Result):
     """KV entries per head for an error, and what they gave on the reserved windows."""
 
     kind: ClassVar[str] = "plan"
+    file: ClassVar[str] = "heads"
     model: str  # what was probed: the model and the text as they were named, and the tokens in a window
     corpus: str
     window: int
@@ -43,7 +43,6 @@ class Plan:
     context: int | None  # tokens in the context; None: endlessly many
     heads: tuple[HeadPlan, ...]
     trials: tuple[HeadTrial, ...] = ()  # empty where the plan was not tried
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def key_value_heads(self) -> tuple[SharedPlan, ...]:
@@ -93,8 +92,6 @@ class Plan:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per head: its budget and what it gave on the reserved windows."""
-        import pandas as pd
-
         tried: dict[tuple[int, int], dict[str, float]] = {}
         for trial in self.trials:
             cells = tried.setdefault((trial.layer, trial.head), {})
@@ -132,12 +129,12 @@ class Plan:
 
         trials = typed(tuple[HeadTrial, ...], (run.document["trial"] or {"heads": ()})["heads"])
         heads = typed(tuple[HeadPlan, ...], run.document["heads"])
-        return cls(**run.document["inputs"], heads=heads, trials=trials, made=run.made)
+        return cls(**run.document["inputs"], heads=heads, trials=trials)
 
     def save(self, folder: str | Path) -> Path:
         """Write run.json, tables and the budgets for other programs (`limitlens.budgets.export`) into a folder."""
         write_budgets(self, folder)
-        return results.save(self, folder)
+        return super().save(folder)
 
     def __repr__(self) -> str:
         where = "an endless context" if self.context is None else f"{self.context:,} tokens"
@@ -145,9 +142,7 @@ class Plan:
         kept = "" if share is None else f", {share:.1%} of KV entries kept"
         return f"<Plan for {self.model}: error {self.error:g} in {where}, {len(self.heads)} heads{kept}>"
 
-    arrays, tables, view = results.no_arrays, results.table_as("heads"), plan_view
-    report, plot = results.report, results.draw
-    __str__, _repr_html_ = results.text, results.html
+    view = plan_view
 
 
 def plan(

@@ -76,7 +76,7 @@ def show(
     """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short."""
     from limitlens.report import terminal
 
-    done: Result = replace(result, made=record.provenance(command, context.params, started))  # type: ignore[type-var]
+    done: Result = replace(result, made=record.provenance(command, context.params, started))
     if out is not None:
         done.save(out)
     if plot is not None:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.critical.quantity import Quantity
 from limitlens.errors import Array, InputError
-from limitlens.record import plain
+from limitlens.lazily import pd
 from limitlens.report.view import Block, Row, Table, View, line, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
+from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, heat
 from limitlens.theory.scaling.laws import uniform
 from limitlens.theory.scaling.regimes import averaging
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WORDS = read_words("critical/words.json")["heat"]
 INPUTS = ("dim", "beta", "layers", "amplitude", "degree", "n", "seed")
@@ -59,10 +56,11 @@ class TokenLayer:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeatFlow:
+class HeatFlow(Result):
     """A density 1 + amplitude · cos θ on S^{dim−1} through layers of attention at β, and n tokens of it through one."""
 
     kind: ClassVar[str] = "heat"
+    file: ClassVar[str] = "scaling"
     inputs: Mapping[str, Any]  # the arguments of `heat_flow`
     time: float  # t = layers/β
     mode_1: Quantity  # the first mode after the last layer
@@ -71,13 +69,10 @@ class HeatFlow:
     gaussian_variance: Quantity  # of N(0, 1) on the line after as many layers
     visible_until_beta: Quantity  # the β up to which the drift of one layer beats the noise of n tokens
     tokens: tuple[TokenLayer, ...]  # at β, and well inside where the drift beats the noise
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per layer: the amplitude of every mode."""
-        import pandas as pd
-
         modes = {f"mode_{degree}": amplitudes for degree, amplitudes in enumerate(self.path.modes.T, 1)}
         return pd.DataFrame({"layer": self.path.layer, **modes})
 
@@ -111,11 +106,6 @@ class HeatFlow:
         told = "S^{0}, {layers} layers at β = {beta:g}".format(self.inputs["dim"] - 1, **self.inputs)
         mode = self.mode_1
         return f"<HeatFlow: {told}: first mode {mode.measured:.4f}, backward heat {mode.predicted:.4f}>"
-
-    document, load = plain, classmethod(results.load)
-    tables, arrays, plot = results.table_as("scaling"), results.no_arrays, results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def heat_flow(

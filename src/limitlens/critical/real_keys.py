@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
-from limitlens import results
 from limitlens.critical.quantity import Quantity
 from limitlens.critical.weight_samples import sample_weights
 from limitlens.errors import Array, InputError, as_array
-from limitlens.record import plain
+from limitlens.lazily import pd
 from limitlens.report.view import Block, Guide, Row, Table, View, line, points
 from limitlens.report.words import falling, join, read_words, short, worded_figure, worded_view
+from limitlens.results import Result
 from limitlens.statistics.local_exponent import (
     OUTSIDE,
     LocalExponent,
@@ -35,9 +35,6 @@ from limitlens.statistics.local_exponent import (
 from limitlens.theory import PoissonPoints, mean_top, participation, regime, theta_asymptotic
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import Regime, check_beta
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WORDS = read_words("critical/words.json")["keys"]
 INSIDE = "within the keys' support"
@@ -62,20 +59,18 @@ class QueryKeys:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RealKeys:
+class RealKeys(Result):
     """Queries against real keys."""
 
     kind: ClassVar[str] = "keys"
+    file: ClassVar[str] = "scaling"
     inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and where keys were read from
     median: Mapping[str, float | None]  # of `exponent` and `critical_beta`, over queries within the keys' support
     queries: tuple[QueryKeys, ...]
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per query."""
-        import pandas as pd
-
         names = ("exponent", "critical_beta", "five_key_beta", "theta", "participation", "top_weight")
         return pd.DataFrame(
             {"query": index, "beta": row.beta, "regime": row.regime, "support": row.support}
@@ -121,11 +116,6 @@ class RealKeys:
         told = "median local exponent {exponent:.3g}, median critical β {critical_beta:.4g}"
         told = told.format(**self.median) if self.median["exponent"] else f"none {INSIDE}"
         return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {told}>"
-
-    document, load = plain, classmethod(results.load)
-    tables, arrays, plot = results.table_as("scaling"), results.no_arrays, results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def real_keys(

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from scipy import stats
 
-from limitlens import results
 from limitlens.critical.quantity import Quantity
 from limitlens.critical.regimes_picture import draw_regimes
 from limitlens.critical.scaling_view import scaling_view
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
+from limitlens.lazily import pd
 from limitlens.record import Run, plain
+from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, regimes, weights
 from limitlens.theory.scaling.control import Regime
@@ -32,7 +33,6 @@ from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
 from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force before the nearest keys alone are drawn instead
@@ -83,10 +83,11 @@ class Ambient:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ScalingLimits:
+class ScalingLimits(Result):
     """Everything predicted and measured for attention over n keys of a law at one β."""
 
     kind: ClassVar[str] = "scaling"
+    file: ClassVar[str] = "scaling"
     law: GapLaw  # the document names it in `inputs`
     inputs: Mapping[str, Any]  # law and its parameters, dim of the sphere around the keys, n, θ, β, replicates, seed
     local: Mapping[str, float]  # exponent, a and c of P(D ≤ s) ~ c s^a near the query
@@ -100,17 +101,14 @@ class ScalingLimits:
     method: str  # how keys were drawn: "direct" or "nearest keys"
     replaced_mass: float  # that a Gaussian stood in for, at most
     ambient: Ambient | None  # where the keys have a lower exponent than the sphere
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
-        return {name: value for name, value in plain(self).items() if name != "law"}
+        return {name: value for name, value in super().document().items() if name != "law"}
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per quantity, by part."""
-        import pandas as pd
-
         parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
             {"part": part, "quantity": name, **plain(quantity)}
@@ -121,12 +119,12 @@ class ScalingLimits:
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     @classmethod
-    def load(cls, run: Run) -> ScalingLimits:
+    def load(cls, run: Run) -> Self:
         """The result that a run folder holds."""
         inputs = run.document["inputs"]
         given = {name: inputs[name] for name in ("concentration", "cosine", "sub", "power") if name in inputs}
         law = named_law(inputs["law"], inputs["dim"], **given)
-        return results.load(cls, replace(run, document={**run.document, "law": law}))  # type: ignore[no-any-return]
+        return super().load(replace(run, document={**run.document, "law": law}))
 
     def plot(self, path: str | Path | None = None) -> Drawing:
         """Draw the same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""
@@ -137,9 +135,7 @@ class ScalingLimits:
         keys = "{law} keys, dim {dim}, n = {n:,}, β = {beta:.4g}, θ = {theta:.4g}".format(**self.inputs)
         return f"<ScalingLimits: {keys}: {self.regime}, Σw² = {shared.measured:.4g} ± {shared.stderr:.1g}>"
 
-    view, tables, arrays = scaling_view, results.table_as("scaling"), results.no_arrays
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
+    view = scaling_view
 
 
 def scaling_limits(

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from limitlens import results
-from limitlens.record import plain
+from limitlens.lazily import pd
 from limitlens.report.view import Axis, Colour, Figure, Row, Table, View, line
 from limitlens.report.words import falling, read_words, short, worded_view
+from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid
 from limitlens.theory import GapLaw
 from limitlens.theory.prediction import Status
 from limitlens.theory.schedules import Law, ScheduleStep, beta_at, compare_schedules
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLOURS: Mapping[str, Colour] = {"constant": "grey", "log": "orange", "yarn": "green", "critical": "blue"}
 WORDS = read_words("critical/words.json")["schedules"]
@@ -25,20 +22,18 @@ DRAWN = ("beta", "sharing_keys", "entropy")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Schedules:
+class Schedules(Result):
     """Schedules of β side by side as the context grows, along the same context lengths."""
 
     kind: ClassVar[str] = "schedules"
+    file: ClassVar[str] = "scaling"
     inputs: Mapping[str, Any]  # how keys lie near the query: `exponent`, `log_c`, and of which law, if any
     status: Status  # verified for a known law, heuristic where only the local power law is known
     predicted: Mapping[str, Mapping[str, tuple[Any, ...]]]  # the fields of `ScheduleStep` by schedule, over n
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per schedule and context length."""
-        import pandas as pd
-
         parts = [pd.DataFrame({"schedule": name, **columns}) for name, columns in self.predicted.items()]
         return pd.concat(parts, ignore_index=True)
 
@@ -74,11 +69,6 @@ class Schedules:
     def __repr__(self) -> str:
         ends = ", ".join(f"{name} {row['sharing_keys'][-1]:.3g}" for name, row in self.predicted.items())
         return f"<Schedules: {self._span}, of which at the end share the mass: {ends}>"
-
-    document, load = plain, classmethod(results.load)
-    tables, arrays, plot = results.table_as("scaling"), results.no_arrays, results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def follow_schedules(

@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, plain, typed
 from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
+from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from limitlens.attention.head import Head
     from limitlens.curves.fit import Rate
 
@@ -75,24 +74,22 @@ class HardmaxCurve:
     @property
     def table(self) -> pd.DataFrame:
         """One row per size: label, n, measured, stderr and the predictions."""
-        import pandas as pd
-
         found = {"n": self.errors.sizes, "measured": self.errors.error, "stderr": self.errors.stderr}
         predicted = {name: line.value for name, line in self.predicted.items()}
         return pd.DataFrame({"label": self.label, **found, **predicted})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Hardmax:
+class Hardmax(Result):
     """The error of hardmax attention, beside softmax on the way to it (one curve per horizon, or none)."""
 
     kind: ClassVar[str] = "hardmax"
+    file: ClassVar[str] = "hardmax"
     measure: str
     dim: int
     softmax: tuple[HardmaxCurve, ...]
     hardmax: HardmaxCurve
     seed: int = 0
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def curves(self) -> tuple[HardmaxCurve, ...]:
@@ -108,8 +105,6 @@ class Hardmax:
     @property
     def table(self) -> pd.DataFrame:
         """One row per curve and size."""
-        import pandas as pd
-
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
@@ -127,7 +122,7 @@ class Hardmax:
             errors = ErrorCurve.of(curve["n"], powers, moment=1, unseen=unseen, seed=inputs["seed"])
             predicted = typed(Mapping[str, PredictedCurve], curve["predicted"])
             curves.append(HardmaxCurve(curve["label"], errors, predicted))
-        return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"], run.made)
+        return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
 
     def view(self) -> View:
         """The way from softmax to hardmax, and which law each curve follows."""
@@ -157,10 +152,6 @@ class Hardmax:
             f"<Hardmax: {self.measure}, dim {self.dim}, E|mean output| {found.error[0]:.3g} at n = {found.sizes[0]:,} "
             f"to {found.error[-1]:.3g} at n = {found.sizes[-1]:,}, beside {len(self.softmax)} of softmax>"
         )
-
-    tables, plot = results.table_as("hardmax"), results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def hardmax(
@@ -273,7 +264,6 @@ def _replicate_means(
     measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int
 ) -> Array:
     """Mean hardmax output of one sample over all queries and over each half of them: (sizes, 3, v)."""
-    import torch
 
     from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream

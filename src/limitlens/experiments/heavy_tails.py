@@ -6,26 +6,24 @@ size of the output tell the three laws of `limitlens.theory.heavy` apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.errors import Array, InputError
+from limitlens.lazily import pd
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, typed
 from limitlens.report.view import SHADES, Row, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
+from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.tails import TailReport, check_tails
 from limitlens.theory.heavy import Existence, HeavyLaw, laplace_law, laplace_limit, student_law
 from limitlens.theory.prediction import Prediction
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 WORDS = read_words("experiments/words.json")["tails"]
 LAWS = ("gaussian", "laplace", "student")
@@ -70,20 +68,18 @@ class HeavyCurve:
     @property
     def table(self) -> pd.DataFrame:
         """One row per size."""
-        import pandas as pd
-
         return pd.DataFrame({"law": self.law, "tilt": self.tilt, "n": self.sizes, **self.summary()})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeavyTails:
+class HeavyTails(Result):
     """Attention over tokens of one law, a curve per tilt."""
 
     kind: ClassVar[str] = "tails"
+    file: ClassVar[str] = "tails"
     law: str
     curves: tuple[HeavyCurve, ...]
     seed: int = 0
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
@@ -92,8 +88,6 @@ class HeavyTails:
     @property
     def table(self) -> pd.DataFrame:
         """One row per tilt and size."""
-        import pandas as pd
-
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
@@ -111,7 +105,7 @@ class HeavyTails:
             found = {name: stored[i] for name, stored in arrays.items()}
             known = {"sizes": tuple(row["n"]), "limit": row["limit"], "theory": theory}
             curves.append(HeavyCurve(row["law"], row["tilt"], **known, **found))
-        return cls(inputs["law"], tuple(curves), inputs["seed"], run.made)
+        return cls(inputs["law"], tuple(curves), inputs["seed"])
 
     def view(self) -> View:
         """The largest weight and the output, beyond the end of the limit."""
@@ -146,10 +140,6 @@ class HeavyTails:
     def __repr__(self) -> str:
         told = "; ".join(f"t = {curve.tilt:g}: {curve.theory.existence.value}" for curve in self.curves[:6])
         return f"<HeavyTails: {self.curves[0].law}, {told}{'; …' if len(self.curves) > 6 else ''}>"
-
-    tables, plot = results.table_as("tails"), results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def tails(

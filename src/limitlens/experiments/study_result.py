@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,9 +18,10 @@ from limitlens.curves.estimators import denoised
 from limitlens.curves.fit import Rate
 from limitlens.errors import Array, InputError
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
+from limitlens.lazily import pd
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from limitlens.record import Run
@@ -30,7 +31,7 @@ AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve:
+class Curve(Result):
     """Errors of attention over n tokens, for nested sizes n: what was measured, and what theory says of it."""
 
     kind: ClassVar[str] = "study"
@@ -57,7 +58,6 @@ class Curve:
     seconds: float = 0.0
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()  # what a reader should know beside the numbers
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,8 +143,6 @@ class Curve:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per error and size, with standard error, local slope, floor and prediction."""
-        import pandas as pd
-
         parts = []
         for name in self.names:
             slopes, slope_errors = self.local_slopes(name)
@@ -167,8 +165,6 @@ class Curve:
     @cached_property
     def replicate_table(self) -> pd.DataFrame:
         """Every replicate's errors as measured: error, replicate, n, value; neither corrected nor controlled."""
-        import pandas as pd
-
         sizes, count = np.tile(self.sizes, self.replicates), np.repeat(np.arange(self.replicates), len(self.sizes))
         parts = {name: errors.ravel() for name, errors in self.replicate_errors.items()}
         found = [pd.DataFrame({"error": name, "replicate": count, "n": sizes, "value": parts[name]}) for name in parts]
@@ -243,5 +239,3 @@ class Curve:
         return f"<Curve: {self.measure}, {ends}; rates: {rates or 'none'}>"
 
     view = study_view
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study import study
 from limitlens.experiments.study_result import Curve
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
+from limitlens.lazily import pd
 from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from limitlens.record import Run
@@ -29,15 +30,12 @@ FEWEST_RADII = 3  # a growth has two parameters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Swept:
+class _Swept(Result):
     """One study for each value of what is swept, which `kind` names."""
-
-    kind: ClassVar[str]
 
     values: tuple[float, ...]
     curves: tuple[Curve, ...]
     interrupted: bool = False  # there are fewer than were asked for
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -61,16 +59,13 @@ class _Swept:
             place, name = key.split(".", 1)
             books[int(place)][name] = array
         curves = tuple(map(Curve.stored, run.document["studies"], books))
-        return cls(tuple(run.document[cls.kind]), curves, run.document["interrupted"], run.made)
-
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
+        return cls(tuple(run.document[cls.kind]), curves, run.document["interrupted"])
 
 
 class HorizonSweep(_Swept):
     """One study for each horizon of the head."""
 
-    kind = "horizons"
+    kind, file = "horizons", "curve"
 
     @property
     def horizons(self) -> tuple[float, ...]:
@@ -80,8 +75,6 @@ class HorizonSweep(_Swept):
     @property
     def table(self) -> pd.DataFrame:
         """The tables of every curve, with a column `horizon`."""
-        import pandas as pd
-
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.horizons, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
@@ -93,7 +86,7 @@ class HorizonSweep(_Swept):
         ends = f"{self.horizons[0]:.3g} to {self.horizons[-1]:.3g}"
         return f"<HorizonSweep: {self.curves[0].measure}, {len(self.horizons)} horizons from {ends}>"
 
-    view, tables = horizons_view, results.table_as("curve")
+    view = horizons_view
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Growth:
 class RadiusSweep(_Swept):
     """Constants of the uniform and moment errors, √n · error at the largest size, as tokens spread over a ball."""
 
-    kind = "radii"
+    kind, file = "radii", "constants"
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -141,8 +134,6 @@ class RadiusSweep(_Swept):
     @property
     def table(self) -> pd.DataFrame:
         """One row per error and radius: error, radius, constant, stderr."""
-        import pandas as pd
-
         found = {name: (self.radii, *self.constants(name)) for name in GROWING}
         rows = [(name, *row) for name, columns in found.items() for row in zip(*columns, strict=True)]
         return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
@@ -166,7 +157,7 @@ class RadiusSweep(_Swept):
         ends = f"{len(self.radii)} radii from {self.radii[0]:.3g} to {self.radii[-1]:.3g}"
         return f"<RadiusSweep: {self.curves[0].measure}, {ends}; growth: {', '.join(laws) or 'not known'}>"
 
-    view, tables = radii_view, results.table_as("constants")
+    view = radii_view
 
 
 def sweep(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.curves.error_curve import TokensFor
 from limitlens.errors import Array
 from limitlens.heads.findings import WORDS
+from limitlens.lazily import pd
 from limitlens.record import plain
 from limitlens.report.view import Cell, Figure, Section, Table, Text, View, band, head_map, line
 from limitlens.report.words import falling, plural, worded_figure
-
-if TYPE_CHECKING:
-    import pandas as pd
+from limitlens.results import Result
 
 TOLD = WORDS["prediction"]
 SHOWN = 5  # of the slowest heads, and of the fastest
@@ -69,10 +67,11 @@ class HeadPrediction(PredictedCurve):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Predictions:
+class Predictions(Result):
     """Every head of a model, foretold from a few tokens of a corpus."""
 
     kind: ClassVar[str] = "prediction"
+    file: ClassVar[str] = "predictions"
     model: str
     model_revision: str | None
     model_sha256: str | None
@@ -93,7 +92,6 @@ class Predictions:
     seconds: float
     warnings: tuple[str, ...]
     special: Mapping[str, Any]  # the tokens around each window, as in `ProbeRun`
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The predictions as a JSON document."""
@@ -103,8 +101,6 @@ class Predictions:
     @property
     def table(self) -> pd.DataFrame:
         """One row per head and size: layer, head, n, error and the ends of its 95% interval."""
-        import pandas as pd
-
         numbers = ("error", "low", "high")
         rows = [
             pd.DataFrame(
@@ -193,7 +189,3 @@ class Predictions:
     def __repr__(self) -> str:
         heads = plural(len(self.heads), "head")
         return f"<Predictions of {self.model} on {self.corpus}: {heads} from {self.tokens:,} tokens>"
-
-    tables, arrays = results.table_as("predictions"), results.no_arrays
-    save, report, plot, load = results.save, results.report, results.draw, classmethod(results.load)
-    __str__, _repr_html_ = results.text, results.html

@@ -20,10 +20,11 @@ from limitlens.heads.predictors import rate_skills
 from limitlens.heads.record import MOMENTS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
+from limitlens.lazily import pd
 from limitlens.record import Run, open_folder, plain, typed, write_whole
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Drawing
     from torch import Tensor
 
@@ -33,7 +34,7 @@ OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of i
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ProbeRun:
+class ProbeRun(Result):
     """Every head of a model over a corpus."""
 
     kind: ClassVar[str] = "probe"
@@ -68,7 +69,6 @@ class ProbeRun:
     special: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.0  # on every head's scores; the model's own forward was left as it is
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class ProbeRun:
         )
         judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
         found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
-        return replace(found, reference=states, made=run.made)
+        return replace(found, reference=states)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -151,8 +151,6 @@ class ProbeRun:
     @cached_property
     def heads(self) -> pd.DataFrame:
         """One row per head, numbers only: lists and what depends on n are in `curves`."""
-        import pandas as pd
-
         return pd.DataFrame([_flat(head) for head in self._head_documents])
 
     @cached_property
@@ -176,8 +174,6 @@ class ProbeRun:
     @cached_property
     def layers(self) -> pd.DataFrame:
         """One row per layer: medians, regimes, and whether its tokens are sub-Gaussian."""
-        import pandas as pd
-
         rows = []
         for layer in layer_documents(self.records, self.layer_records):
             row = {name: layer[name] for name in ("layer", "heads", "attention")}
@@ -206,8 +202,6 @@ class ProbeRun:
 
     def _rows_of_heads(self, columns: Callable[[HeadRecord], dict[str, Any]]) -> pd.DataFrame:
         """The columns of every head, one head below the other."""
-        import pandas as pd
-
         found = [pd.DataFrame({"layer": head.layer, "head": head.head, **columns(head)}) for head in self.records]
         return pd.concat(found, ignore_index=True)
 
@@ -240,7 +234,7 @@ class ProbeRun:
 
         path = open_folder(folder)
         write_whole(path / STATES, lambda partial: save_file(dict(self.states), partial))
-        return results.save(self, path)
+        return super().save(path)
 
     def predict(self, n: float) -> pd.DataFrame:
         """The error of every head at n tokens with its 95% interval, beyond the sizes measured too: one row a head.
@@ -248,8 +242,6 @@ class ProbeRun:
         Outside the sizes measured it follows what the run's own kept tokens foretell (`theory.pilot_law`), relative to
         the nearest size; NaN where that says nothing any more.
         """
-        import pandas as pd
-
         check_number("n", n, "a number of tokens of at least 1", low=1)
         outside = not self.n[0] <= n <= self.n[-1]
         names = ("layer", "head", "error", "low", "high", "extrapolated")
@@ -286,8 +278,7 @@ class ProbeRun:
     def __repr__(self) -> str:
         return f"<ProbeRun of {self.model} on {self.corpus}: {len(self.records)} heads>"
 
-    view, report, plot, plan = probe_view, results.report, plot_rates, results.plan
-    __str__, _repr_html_ = results.text, results.html
+    view, plot, plan = probe_view, plot_rates, results.plan
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,25 +9,25 @@ text itself is. All errors are those of means over documents, of differences bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.budgets.cache_plan import BEST, CachePlan, cut_windows, order_of
 from limitlens.budgets.trial import Measured
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES
+from limitlens.lazily import pd, torch
 from limitlens.live.axes import mean
-from limitlens.record import plain, read_run
+from limitlens.record import read_run
 from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
+from limitlens.results import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import Tensor
 
     from limitlens.models import Captured, LoadedModel
@@ -52,10 +52,11 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CacheTrial:
+class CacheTrial(Result):
     """A plan of the cache, tried."""
 
     kind: ClassVar[str] = "cache trial"
+    file: ClassVar[str] = "settings"
     model: str
     corpus: str
     context: int
@@ -65,7 +66,6 @@ class CacheTrial:
     perplexity: float  # of the continuations with the whole cache
     settings: tuple[Setting, ...]
     interrupted: bool = False
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranked(self) -> list[Setting]:
@@ -75,8 +75,6 @@ class CacheTrial:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per setting, the smallest divergence first."""
-        import pandas as pd
-
         rows = []
         for one in self.ranked:
             row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
@@ -85,10 +83,6 @@ class CacheTrial:
                 row |= {name: found.measured, f"{name}_stderr": found.stderr}
             rows.append(row)
         return pd.DataFrame(rows)
-
-    def document(self) -> dict[str, Any]:
-        """The trial as JSON."""
-        return {one.name: plain(getattr(self, one.name)) for one in fields(self) if one.name != "made"}
 
     def view(self) -> View:
         """What it shows."""
@@ -141,10 +135,6 @@ class CacheTrial:
 
     def __repr__(self) -> str:
         return f"<CacheTrial of {self.model}: {len(self.settings)} settings, {self.documents} documents>"
-
-    arrays, tables, load = results.no_arrays, results.table_as("settings"), classmethod(results.load)
-    save, report, plot = results.save, results.report, results.draw
-    __str__, _repr_html_ = results.text, results.html
 
 
 def trial(
@@ -218,7 +208,6 @@ def _document(
     loaded: LoadedModel, ids: Tensor, plan: CachePlan
 ) -> tuple[float, dict[tuple[str, str], tuple[float, float, float]]]:
     """Log-likelihood with the whole cache, and of each setting: divergence, agreement and log-likelihood, a token."""
-    import torch
 
     from limitlens.models import capture, intervene
 
@@ -246,7 +235,6 @@ def _document(
 
 def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callable[[Captured], None]]:
     """What is tried, by choice and allocation, and what must see every layer while the context is read."""
-    import torch
 
     from limitlens.keys import Kept
     from limitlens.models.choosing import Choosing

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from limitlens.errors import Array
+from limitlens.lazily import torch
 from limitlens.models import Captured, capture
 from limitlens.statistics.gap_counting import critical_inverse_temperature
 
@@ -28,8 +29,6 @@ SIZES = 4  # samples of each row, each half the next
 
 def critical_exponents(reader: Reader, documents: Sequence[Tensor], trained: int, seed: int = 0) -> Array:
     """γ (layers, heads) from the first `trained` tokens of some documents."""
-    import torch
-
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xC817]))
     least = trained // 2
     position = np.sort(generator.choice(np.arange(least, trained), min(QUERIES, trained - least), replace=False))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from limitlens.errors import Array
+from limitlens.lazily import torch
 from limitlens.live.planting import repeat
 from limitlens.live.schedules import yarn_exponent
 from limitlens.models.exponents import powers
@@ -59,8 +60,6 @@ def fit(
     report: Callable[[Step, float], None] = lambda step, total: None,
 ) -> Fitted:  # fmt: skip
     """Fit exponents to `documents` (n,) each, beginning at YaRN's; `rate` is Adam's, which falls linearly to zero."""
-    import torch
-
     shape = (reader.layers if level != "model" else 1, reader.heads if level == "head" else 1)
     full = (reader.layers, reader.heads)
     begin = yarn_exponent(trained, len(check))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
+from limitlens.lazily import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +47,6 @@ def passage_length(n: int) -> int:
 
 def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -> Planted:
     """A document (n,) with passages of another one at four depths, repeated at its end, and four facts."""
-    import torch
-
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n, length = len(ids), passage_length(len(ids))
     facts = [_fact(tokenizer, name, generator) for name in NAMES]
@@ -86,8 +85,6 @@ def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Genera
 
     0: the document's own, 1: counted as a repetition, 2: planted and counted as neither.
     """
-    import torch
-
     n, length = len(ids), passage_length(len(ids))
     planted, role = ids.clone(), torch.zeros(len(ids), dtype=torch.int8)
     earliest = trained + 2 * length

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError
+from limitlens.lazily import torch
 from limitlens.models import LoadedModel, intervene
 
 if TYPE_CHECKING:
@@ -40,15 +41,11 @@ class Reader:
 
     def nll(self, ids: Tensor) -> Tensor:
         """Nats of tokens 1 .. n − 1 of a text (n,), each given all before it."""
-        import torch
-
         with torch.no_grad(), self.precision():
             return self.cost(self.hidden(ids), ids)
 
     def truncated(self, ids: Tensor, window: int) -> Tensor:
         """The same where only the last tokens are read, 7/8 to all of `window`: a window that is moved by an eighth."""
-        import torch
-
         step, found = max(window // STRIDE, 1), [self.nll(ids[:window])]
         for start in range(window, len(ids), step):
             stop = min(start + step, len(ids))
@@ -62,7 +59,6 @@ class Reader:
 
     def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
         """Nats of tokens start .. n − 1 from the hidden states before them; logits are computed again for gradients."""
-        import torch
         from torch.utils.checkpoint import checkpoint
 
         targets = ids.to(self.device)
@@ -82,8 +78,6 @@ class Reader:
 
     def precision(self) -> Any:
         """The precision of everything that runs within the block."""
-        import torch
-
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     @contextmanager
@@ -111,8 +105,6 @@ class Reader:
 
     def _check(self) -> None:
         """The head must do what `cost` does: models that scale their logits otherwise are refused."""
-        import torch
-
         ids = torch.arange(8, device=self.device) % self.loaded.model.config.get_text_config().vocab_size
         with torch.no_grad():
             logits = self.loaded.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError, Progress, check_number
+from limitlens.lazily import torch
 from limitlens.live.axes import Axes, Material, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
 from limitlens.live.fit import Step, fit
@@ -22,7 +23,6 @@ from limitlens.models.exponents import Factor, identity, powers
 from limitlens.models.stretch import stretched
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 LEVELS = ("head", "layer", "model")  # who has an exponent of its own
@@ -155,15 +155,11 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
 
 def _named(device: torch.device) -> str:
     """A device in words."""
-    import torch
-
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
     """Every schedule but truncation."""
-    import torch
-
     critical = powers(torch.as_tensor(made.critical), None, made.trained)
     fitted = {name: made.exponents(name).factor() for name in made.fits}
     return {**schedules(made.trained, made.to, reader.dim), "critical": critical, **fitted}

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from limitlens import results
 from limitlens.errors import Array
+from limitlens.lazily import pd
 from limitlens.live.axes import Axes, Estimate, mean
 from limitlens.live.fit import Fitted
 from limitlens.models.exponents import Exponents
 from limitlens.record import plain
 from limitlens.report.view import Block, Figure, Guide, Measured, Row, Table, View, head_map, look, points
 from limitlens.report.words import join, read_words, sentence, worded_figure, worded_view
-
-if TYPE_CHECKING:
-    import pandas as pd
+from limitlens.results import Result
 
 WORDS = read_words("live/words.json")
 AXES = ("perplexity", "far", "fact")  # log-perplexity at the end; nats of far repeated passages, of far facts
@@ -30,10 +28,11 @@ SHOWN = 12  # heads that the table of copying heads names
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Temper:
+class Temper(Result):
     """Every schedule on the same documents, and the exponents that were fitted."""
 
     kind: ClassVar[str] = "temper"
+    file: ClassVar[str] = "schedules"
     model: str
     identity: Mapping[str, Any]  # `models.exponents.identity`
     trained: int
@@ -48,7 +47,6 @@ class Temper:
     by_document: Mapping[str, Mapping[str, Axes]]  # of a text and a schedule; empty before a document was read
     seconds: float
     interrupted: bool = False
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     def estimate(self, text: str, name: str, axis: str, base: str | None = None) -> Estimate:
         """A schedule's mean over documents on one of `AXES`, or that of its differences to another; less is better."""
@@ -89,8 +87,6 @@ class Temper:
     @cached_property
     def copying(self) -> pd.DataFrame:
         """Heads by γ(far) − γ(plain) times what the loss feels of γ: the difference of two fits; empty without two."""
-        import pandas as pd
-
         pair = self._pair()
         if pair is None:
             return pd.DataFrame(columns=["layer", "head", "plain", "far", "difference", "felt"])
@@ -105,8 +101,6 @@ class Temper:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per text and schedule: each axis, and its difference to YaRN's factor on the same documents."""
-        import pandas as pd
-
         rows = []
         for text, found in self.by_document.items():
             for name in found:
@@ -144,7 +138,7 @@ class Temper:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name in self.fits:
             self.exponents(name).write(Path(folder) / f"{name}.json")
-        return results.save(self, folder)
+        return super().save(folder)
 
     def view(self) -> View:
         """What it shows."""
@@ -246,10 +240,6 @@ class Temper:
 
     def __repr__(self) -> str:
         return f"<Temper of {self.model}: {self.trained:,} to {self.to:,} tokens, {len(self.fits)} fits>"
-
-    arrays, load, report, plot = results.no_arrays, classmethod(results.load), results.report, results.draw
-    tables = results.table_as("schedules")
-    __str__, _repr_html_ = results.text, results.html
 
 
 def label(name: str) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from limitlens.errors import Array, InputError, as_array, check_number
-
-if TYPE_CHECKING:
-    import torch
+from limitlens.lazily import torch
 
 
 def check_dim(dim: int) -> int:
@@ -57,8 +54,6 @@ def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Independent N(0, 1) in float64, on the generator's device."""
-    import torch
-
     if generator.device.type == "cpu":  # NumPy's method draws twice as fast as torch's, and with whole tails
         seed = int(torch.randint(1 << 62, (), generator=generator))
         return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
@@ -67,23 +62,17 @@ def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Independent uniforms on [0, 1) in float64, on the generator's device."""
-    import torch
-
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def vector_norm(vectors: torch.Tensor) -> torch.Tensor:
     """Euclidean lengths along the last axis, which is kept: (..., d) to (..., 1)."""
-    import torch
-
     lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return lengths
 
 
 def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Independent indices drawn with the probabilities `weights`, by inversion of their distribution function."""
-    import torch
-
     steps = np.cumsum(weights)
     bounds = torch.as_tensor(steps / steps[-1], device=generator.device)
     return torch.searchsorted(bounds, uniform(shape, generator), right=True)

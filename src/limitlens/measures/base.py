@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from limitlens.errors import Array, InputError, as_array
-
-if TYPE_CHECKING:
-    import torch
+from limitlens.lazily import torch
 
 
 class Measure(ABC):

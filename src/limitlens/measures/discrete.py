@@ -7,17 +7,15 @@ blocks with a running maximum, so memory is bounded by one block of tilts times 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.lazily import torch
 from limitlens.measures._shared import by_blocks, check_weights, choose, token_shape
 from limitlens.measures.base import Measure
-
-if TYPE_CHECKING:
-    import torch
 
 _TILTS = 1024  # tilts in a block
 _ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
@@ -91,8 +89,6 @@ class Discrete(_Finite):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw points independently, with their weights."""
-        import torch
-
         points = torch.as_tensor(self.points, device=generator.device)
         return points[choose(self.weights, token_shape(shape, self.dim)[:-1], generator)]
 
@@ -125,8 +121,6 @@ class Sample(_Finite):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw with replacement, so that the tokens are independent."""
-        import torch
-
         wanted = token_shape(shape, self.dim)[:-1]
         rows = torch.randint(len(self.tokens), wanted, generator=generator, device=generator.device)
         return torch.as_tensor(np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64), device=generator.device)

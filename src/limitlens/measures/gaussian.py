@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.lazily import torch
 from limitlens.measures._shared import brief, standard_normal, token_shape
 from limitlens.measures.base import Measure
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Gaussian(Measure):
@@ -56,8 +53,6 @@ class Gaussian(Measure):
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
         """m + Σ^{1/2} z for standard normal rows z: (..., d) to (..., d)."""
-        import torch
-
         root = torch.as_tensor(self._root, device=normals.device)
         spread = normals @ root if root.ndim == 2 else normals * root
         return spread + torch.as_tensor(self.mean, device=normals.device)

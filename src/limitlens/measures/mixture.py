@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.lazily import torch
 from limitlens.measures._shared import brief, by_blocks, check_weights, choose, standard_normal, token_shape
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    import torch
 
 _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it stays in the processor's cache
 

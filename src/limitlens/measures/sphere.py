@@ -7,12 +7,13 @@ of R^d is that of the first d coordinates of the sphere of R^{d+2}; a tilted sph
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.lazily import torch
 from limitlens.measures._shared import (
     brief,
     check_dim,
@@ -24,9 +25,6 @@ from limitlens.measures._shared import (
 )
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance
-
-if TYPE_CHECKING:
-    import torch
 
 
 class _Spherical(Measure):
@@ -119,8 +117,6 @@ class VonMisesFisher(_Spherical):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Wood's rejection (1994), its beta variable and its tangent taken from one normal vector per proposal."""
-        import torch
-
         tokens = torch.empty(token_shape(shape, self.dim), dtype=torch.float64, device=generator.device)
         flat = tokens.view(-1, self.dim)
         direction = torch.as_tensor(self.direction, device=generator.device)
@@ -133,8 +129,6 @@ class VonMisesFisher(_Spherical):
 
     def _propose(self, count: int, direction: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Up to `count` accepted tokens (accepted, d); about two thirds of the proposals or more are."""
-        import torch
-
         kappa, sides = self.concentration, self.dim - 1
         if sides == 0:
             signs = torch.where(uniform((count, 1), generator) < 1 / (1 + math.exp(-2 * kappa)), 1.0, -1.0)

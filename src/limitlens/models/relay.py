@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError
+from limitlens.lazily import torch
 from limitlens.models._quiet import quiet
 from limitlens.models.projections import query_projection
 
@@ -61,8 +62,6 @@ class Captured:
 
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """True where a query of rows start to stop sees a key, broadcastable to (B, Hq, stop − start, N); None: all."""
-        import torch
-
         (length, there), device = (self.query.shape[2], self.key.shape[2]), self.query.device
         stop = length if stop is None else stop
         if self.mask is not None:
@@ -263,8 +262,6 @@ def _refusal(model: nn.Module, what: str) -> str:
 
 def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """What may be seen (boolean) and what is added to the scores, from a mask in either of the library's two forms."""
-    import torch
-
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     seen = mask > torch.finfo(mask.dtype).min / 2
@@ -274,8 +271,6 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None:
     """Where queries stand: as the model says, else the last of the keys; None where rows of the batch differ."""
-    import torch
-
     length, there = query.shape[-2], key.shape[-2]
     if given is None or given.ndim != 2 or given.shape[1] != length:
         return torch.arange(there - length, there, device=query.device)
@@ -284,8 +279,6 @@ def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None
 
 def _additive(mask: Tensor | None, call: Captured) -> Tensor | None:
     """The mask as eager attention adds it to its scores: zero where a key is seen, the lowest number elsewhere."""
-    import torch
-
     if mask is None and call.causal:
         mask = call.seen()
     if mask is None or mask.dtype != torch.bool:

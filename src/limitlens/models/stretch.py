@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from limitlens.errors import InputError, check_number
+from limitlens.lazily import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +29,6 @@ FAST, SLOW = 32, 1  # turns within the trained window at which YaRN's ramp begin
 @contextmanager
 def stretched(model: PreTrainedModel, how: str, factor: float, trained: int) -> Iterator[None]:
     """Stretch the rotary positions of `model` by `factor` within the block, and put them back afterwards."""
-    import torch
-
     if how not in STRETCHES:
         raise InputError(f"the stretch is {how!r}; expected one of {', '.join(STRETCHES)}")
     check_number("the factor of the stretch", factor, "at least 1", low=1.0)
@@ -51,8 +50,6 @@ def stretched(model: PreTrainedModel, how: str, factor: float, trained: int) -> 
 
 def stretch(theta: Tensor, how: str, factor: float, trained: int) -> Tensor:
     """The frequencies θ_j (d/2,) of a stretch; see the module's docstring."""
-    import torch
-
     count = len(theta)
     index = torch.arange(count, dtype=theta.dtype, device=theta.device)
     if how == "none":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.report.style import viridis, word_colours
-from limitlens.report.view import Figure, Row, Series, Table, View
+from limitlens.report.view import Figure, Series, Table, View
 from limitlens.report.words import cell, numeric, short
 
 ROWS = 12  # of a table that does not say how many it shows
@@ -24,12 +24,11 @@ def as_html(view: View) -> str:
         if part.only not in ("", "notebook"):
             continue
         shown = []
-        for block in part.blocks:
-            for inner in block.blocks if isinstance(block, Row) else (block,):
-                if isinstance(inner, Table):
-                    shown.append(_table(inner))
-                elif isinstance(inner, Figure):
-                    shown += [_map(inner, series) for series in inner.series if series.kind == "map"]
+        for block in part.flat:
+            if isinstance(block, Table):
+                shown.append(_table(block))
+            elif isinstance(block, Figure):
+                shown += [_map(block, series) for series in block.series if series.kind == "map"]
         if shown:
             parts += [f"<h5>{escape(part.title)}</h5>", *shown]
     return "".join(parts)

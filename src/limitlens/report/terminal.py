@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from limitlens.report.view import Block, Row, Section, Table, Text, View
+from limitlens.report.view import Section, Table, Text, View
 from limitlens.report.words import cell, numeric, sentence
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _parts(view: View) -> Iterator[RenderableType]:
 def _section(part: Section) -> Iterator[RenderableType]:
     from rich.text import Text as Words
 
-    blocks = [inner for block in part.blocks for inner in _flat(block) if isinstance(inner, (Table, Text))]
+    blocks = [block for block in part.flat if isinstance(block, (Table, Text))]
     if not blocks:
         return
     if part.title:
@@ -85,10 +85,6 @@ def _section(part: Section) -> Iterator[RenderableType]:
         else:
             for line in block.lines:
                 yield Words(f"  - {line}" if block.listed else line)
-
-
-def _flat(block: Block) -> Iterator[Block]:
-    yield from block.blocks if isinstance(block, Row) else (block,)
 
 
 def _grid(table: Table, title: str) -> RenderableType:

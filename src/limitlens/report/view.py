@@ -128,6 +128,11 @@ class Section:
     name: str = ""
     only: Literal["", "page", "terminal", "notebook"] = ""
 
+    @property
+    def flat(self) -> list[Block]:
+        """Its blocks, those side by side one by one."""
+        return [inner for block in self.blocks for inner in (block.blocks if isinstance(block, Row) else [block])]
+
 
 @dataclass(frozen=True)
 class View:
@@ -143,6 +148,11 @@ class View:
     warnings: Sequence[str] = ()
     trust: Sequence[str] = ()  # what else a reader must know before believing the numbers
     details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with how it was made
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all its sections, those side by side one by one."""
+        return [block for part in self.sections for block in part.flat]
 
 
 def cells(values: Any, stderr: Any) -> list[Measured]:

@@ -6,22 +6,19 @@ variance. It describes the tail that was seen; what an interval rests on is judg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens import results
 from limitlens.errors import Array, InputError, as_array
+from limitlens.lazily import pd
 from limitlens.outcome import Outcome
 from limitlens.record import Run
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Guide, Section, Table, View, cells, points
 from limitlens.report.words import sentence
-
-if TYPE_CHECKING:
-    import pandas as pd
+from limitlens.results import Result
 
 FALSE_ALARM = 1e-3  # chance that a Gaussian sample exceeds its own curve somewhere, were excesses normal
 
@@ -122,10 +119,11 @@ class Verdict(Outcome):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TailReport:
+class TailReport(Result):
     """Are these tokens sub-Gaussian? Their log-moment curve K̂ along whitened directions, and the tail of norms."""
 
     kind: ClassVar[str] = "tail verdict"
+    file: ClassVar[str] = "tails"
     verdict: Verdict
     tilts: Array  # (points,): lengths s of the whitened tilts
     excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, above 0 where tokens exceed the Gaussian curve
@@ -136,7 +134,6 @@ class TailReport:
     pareto_norm_stderr: float
     kurtosis: float  # Mardia's E|y|⁴ - d(d+2) of whitened tokens y in standard errors of a Gaussian sample
     needed: int  # tokens from which on one Laplace direction among as many would be found nine times in ten
-    made: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON-ready mapping."""
@@ -148,18 +145,15 @@ class TailReport:
         return {**told, **numbers, "log_moment": curves}
 
     @classmethod
-    def load(cls, run: Run) -> TailReport:
+    def load(cls, run: Run) -> Self:
         """The report that a run folder holds."""
         document, norm = run.document, run.document["pareto_norm"]
         norms = {"pareto_norm": norm["measured"], "pareto_norm_stderr": norm["stderr"]}
-        flat = replace(run, document={**document, **document["log_moment"], **norms})
-        return results.load(cls, flat)  # type: ignore[no-any-return]
+        return super().load(replace(run, document={**document, **document["log_moment"], **norms}))
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per direction and length of the tilt."""
-        import pandas as pd
-
         directions, lengths = self.excess.shape
         return pd.DataFrame(
             {
@@ -206,10 +200,6 @@ class TailReport:
             f"<TailReport: {self.verdict.value}, variance proxy {self.variance_proxy:.3g}, Pareto shape of the norms "
             f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f}>"
         )
-
-    tables, arrays, plot = results.table_as("tails"), results.no_arrays, results.draw
-    save, report = results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: int = 8) -> TailReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,18 +13,19 @@ from numpy.typing import ArrayLike
 
 from limitlens import results
 from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.lazily import pd
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import plain
 from limitlens.report.view import View
+from limitlens.results import Result
 from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
 from limitlens.theory._summary_view import curves_of, figures_of, view_of
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
     from limitlens.record import Run
@@ -34,12 +35,11 @@ REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary:
+class Summary(Result):
     """What theory says about a law, a head and a number of tokens."""
 
     # inputs, theory (numbers), rates, uniform, queries, warnings; for Gaussian tokens local_rates, constants, curve too
     predicted: Mapping[str, Any]
-    made: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "theory"
 
     @classmethod
@@ -57,8 +57,6 @@ class Summary:
     @property
     def table(self) -> pd.DataFrame:
         """The rates, one row each."""
-        import pandas as pd
-
         return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
 
     def document(self) -> dict[str, Any]:
@@ -67,8 +65,6 @@ class Summary:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The rates, and the predicted curve where there is one."""
-        import pandas as pd
-
         curves = curves_of(self.predicted)
         return {"rates": self.table, **({"curve": pd.DataFrame(curves)} if curves else {})}
 
@@ -86,9 +82,6 @@ class Summary:
     def view(self) -> View:
         """What it shows."""
         return view_of(self.predicted)
-
-    arrays, save, report = results.no_arrays, results.save, results.report
-    __str__, _repr_html_ = results.text, results.html
 
 
 def summary(
