@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from limitlens.budgets import allocate
 from limitlens.budgets.cut import BEHIND, CutCurves, measure_cut
@@ -20,13 +21,11 @@ from limitlens.budgets.effect import effects
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.keys import CHOICES, named
 from limitlens.lazily import pd
+from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.record import to_json, write_whole
-from limitlens.report.view import Block, Section, Table, Text, View, head_map
-from limitlens.report.words import read_words, sentence
+from limitlens.report.view import Block, Table, Text, View, head_map
+from limitlens.report.words import read_words, sentence, worded_view
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from limitlens.models import LoadedModel, Windows
 
 BEST = "best"
 FITTED, CHECKED = 8, 4  # windows behind the curves, and windows that check them
@@ -121,14 +120,7 @@ class CachePlan(Result):
             head_map(WORDS["map"], "share kept", places, shares, height=340),
             Table(WORDS["taken"], WORDS["taken columns"], taken),
         ]
-        return View(
-            title=f"Cache of {self.model}: {asked}",
-            subtitle=f"{self.model} on {self.corpus}: {asked} in a context of {self.context:,} tokens",
-            verdict=(WORDS["read"].format(asked=asked, **self.__dict__), said, WORDS["then"]),
-            sections=[Section(WORDS["title"], WORDS["lead"].format(fitted=self.fitted, checked=self.checked), blocks),
-                      Section(WORDS["export title"], "", [Text([WORDS["export"]])])],
-            trust=WORDS["notes"],
-        )  # fmt: skip
+        return worded_view(WORDS, blocks, [Text([WORDS["export"]])], of=self, asked=asked, said=said)
 
     def __repr__(self) -> str:
         return f"<CachePlan for {self.model}: {self.keep}, {self.total['share']:.1%} of {self.context:,} keys kept>"
@@ -136,8 +128,6 @@ class CachePlan(Result):
 
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
     """The text in windows of a context and what is read behind it."""
-    from limitlens.models import Windows, open_corpus
-
     length = context + BEHIND
     return Windows(loaded, open_corpus(corpus), length=length, tokens=MOST * length, special=special, fewer=True)
 
@@ -185,10 +175,6 @@ def plan_cache(
 
 def _entry(model: LoadedModel) -> tuple[int, int]:
     """Bytes of one cache entry, (key + value dimensions) × bytes a number, and key/value heads of the whole model."""
-    import torch
-
-    from limitlens.models import Captured, capture
-
     calls: list[Captured] = []
     stack: Any = model.model.base_model
     with torch.inference_mode(), capture(stack, calls.append):

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from limitlens.errors import Array, InputError, Progress
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models import Captured, LoadedModel, Windows
+from limitlens.keys import named
+from limitlens.models import Captured, LoadedModel, Windows, capture
+from limitlens.models.choosing import sight_of
 
 BEHIND = 128  # tokens behind the cut
 QUERIES = 16  # of them, evenly spaced, whose outputs are compared
@@ -94,10 +94,6 @@ def measure_cut(
     *, seed: int = 0, progress: Progress = lambda done, total: None,
 ) -> CutCurves:  # fmt: skip
     """The curves of every head over the windows of some indices, each of them `context` + BEHIND tokens long."""
-    import torch
-
-    from limitlens.models import capture
-
     if not loaded.causal:
         raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2")
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
@@ -124,11 +120,6 @@ def _layer(
     call: Captured, context: int, sizes: Sequence[int], choices: Sequence[str], entropy: list[int]
 ) -> tuple[Array, Array]:
     """Mean squared errors (choices, heads, sizes) of a layer's heads, and mean squares of their outputs (heads,)."""
-    import torch
-
-    from limitlens.keys import named
-    from limitlens.models.choosing import sight_of
-
     device, (heads, there), shared = call.key.device, (call.query.shape[1], call.key.shape[2]), call.key.shape[1]
     rows = torch.linspace(context, there - 1, QUERIES, device=device).long()
     end = torch.full((1,), context, device=device)

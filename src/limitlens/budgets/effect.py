@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from limitlens.errors import Array
+from limitlens.models import Captured, LoadedModel, Windows
+from limitlens.models.relay import through
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models import Captured, LoadedModel, Windows
     from limitlens.models.relay import Output
 
 SAMPLES = 4  # continuations that are drawn for each window
@@ -25,10 +26,6 @@ SAMPLES = 4  # continuations that are drawn for each window
 
 def effects(loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, *, seed: int = 0) -> Array:
     """g_h of every head, (layers, heads): divergence a token for each unit of squared error behind the cut."""
-    import torch
-
-    from limitlens.models.relay import through
-
     model, generator = loaded.model, torch.Generator().manual_seed(seed)
     total: Array | None = None
     for row in indices:

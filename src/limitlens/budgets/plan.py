@@ -11,23 +11,22 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from limitlens.attention.device import choose_device
 from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
 from limitlens.budgets.export import write_budgets
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
+from limitlens.budgets.trial import HeadTrial, run_trial
 from limitlens.budgets.view import WORDS, plan_view
 from limitlens.errors import InputError, Progress
 from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
+from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
 from limitlens.record import Run, plain, read_run, typed
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from limitlens.budgets.trial import HeadTrial
-    from limitlens.models import LoadedModel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,8 +124,6 @@ class Plan(Result):
     @classmethod
     def load(cls, run: Run) -> Plan:
         """The plan that a run folder holds."""
-        from limitlens.budgets.trial import HeadTrial
-
         trials = typed(tuple[HeadTrial, ...], (run.document["trial"] or {"heads": ()})["heads"])
         heads = typed(tuple[HeadPlan, ...], run.document["heads"])
         return cls(**run.document["inputs"], heads=heads, trials=trials)
@@ -166,41 +163,27 @@ def plan(
     if probed.factor != 1:
         told = "expected a probe of the model as it is, so probe without a factor"
         raise InputError(f"the run multiplied its scores by {probed.factor:g}; {told}")
+    draws, report = probed.seed if seed is None else seed, progress or (lambda done, total: None)
     if keep is not None or total is not None:
-        return _by_choice(probed, error, context, keep or BEST, total, model, device, seed, progress)
+        if context is None:
+            raise InputError("no context was given; a choice of keys needs one to cut, such as context=1024")
+        loaded = model or load(found_again(probed.model, probed.made), device=choose_device(device), head=True)
+        if loaded.sha256 != probed.model_sha256:
+            raise InputError(f"the model {probed.model!r} is not what was probed (its digest differs); probe it again")
+        text, special = found_again(probed.corpus, probed.made), probed.special.get("mode", "auto")
+        asked: dict[str, Any] = {"keep": keep or BEST, "error": error, "total": total, "special": special}
+        return plan_cache(loaded, text, context, **asked, seed=draws, progress=report)
     heads = tuple(plan_head(head, error, context) for head in probed.records)
     made = Plan(probed.model, probed.corpus, probed.window, error, context, heads)
     if not trial:
         return made
-    draws = probed.seed if seed is None else seed
-    return replace(made, trials=_try(made, probed, model, device, draws, progress or (lambda done, total: None)))
-
-
-def _by_choice(
-    run: ProbeRun, error: float, context: int | None, keep: str, total: float | int | None, model: LoadedModel | None,
-    device: str, seed: int | None, progress: Progress | None,
-) -> CachePlan:  # fmt: skip
-    """The plan by choices of keys, of the model that was probed."""
-    from limitlens.attention.device import choose_device
-    from limitlens.models import found_again, load
-
-    if context is None:
-        raise InputError("no context was given; a choice of keys needs one to cut, such as context=1024")
-    loaded = model or load(found_again(run.model, run.made), device=choose_device(device), head=True)
-    if loaded.sha256 != run.model_sha256:
-        raise InputError(f"the model {run.model!r} is not what was probed (its digest differs); probe it again")
-    asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "special": run.special.get("mode", "auto")}
-    asked |= {"seed": run.seed if seed is None else seed, "progress": progress or (lambda done, total: None)}
-    return plan_cache(loaded, found_again(run.corpus, run.made), context, **asked)
+    return replace(made, trials=_try(made, probed, model, device, draws, report))
 
 
 def _try(
     made: Plan, run: ProbeRun, model: LoadedModel | None, device: str, seed: int, progress: Progress
 ) -> tuple[HeadTrial, ...]:
     """The plan on the windows that the probe reserved."""
-    from limitlens.attention.device import choose_device
-    from limitlens.budgets.trial import run_trial
-    from limitlens.models import Windows, found_again, load, open_corpus
 
     @cache  # every layer asks for the same contexts
     def budgets(tokens: int) -> dict[tuple[int, int], int]:

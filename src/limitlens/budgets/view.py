@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from limitlens.budgets.trial import WAYS
 from limitlens.heads.figures import COLOURS
 from limitlens.heads.regimes import Regime
 from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, points
@@ -92,8 +93,6 @@ def _budgets(plan: Plan) -> list[Section]:
 def _trial(plan: Plan) -> list[Section]:
     if not plan.trials:
         return []
-    from limitlens.budgets.trial import WAYS
-
     rows, words = [], WORDS["trial"]
     for setting, ways in plan.trial_summary().items():
         tokens = next(trial.context for trial in plan.trials if trial.setting == setting)

@@ -264,7 +264,6 @@ def _replicate_means(
     measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int
 ) -> Array:
     """Mean hardmax output of one sample over all queries and over each half of them: (sizes, 3, v)."""
-
     from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream
 

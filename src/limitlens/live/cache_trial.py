@@ -13,29 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from limitlens.attention.device import choose_device
 from limitlens.budgets.cache_plan import BEST, CachePlan, cut_windows, order_of
 from limitlens.budgets.trial import Measured
 from limitlens.errors import Array, InputError, Progress
-from limitlens.keys import CHOICES
-from limitlens.lazily import pd, torch
+from limitlens.keys import CHOICES, Kept
+from limitlens.lazily import pd
 from limitlens.live.axes import mean
+from limitlens.models import Captured, LoadedModel, capture, found_again, intervene, load
+from limitlens.models.choosing import Choosing
 from limitlens.record import read_run
-from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
+from limitlens.report.view import Colour, Table, View, points
+from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models import Captured, LoadedModel
-    from limitlens.models.choosing import Choosing
 
 DOCUMENTS = 24
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
-TO_DO = "Share the cache out unevenly only where the difference lies beyond its error."
+WORDS = read_words("live/words.json")["trial"]
 
 
 @dataclass(frozen=True)
@@ -95,32 +95,14 @@ class CacheTrial(Result):
              cell(one.against_equal), cell(one.agreement, 3), cell(one.log_likelihood))
             for one in self.ranked
         ]  # fmt: skip
-        columns = ["keys kept", "shared out", "divergence", "against uniform", "against equal error", "same token",
-                   "log-likelihood"]  # fmt: skip
-        said = (
-            f"With {self.share:.1%} of the cache of {self.context:,} tokens kept, {self.model} predicts "
-            f"{self.behind} more tokens of {self.documents} documents; its perplexity with the whole cache is "
-            f"{self.perplexity:.2f}."
-        )
         series = []
         for way, colour in COLOURS.items():
             own = [one for one in self.settings if one.allocation == way]
             kl, same = ([getattr(one, name).measured for one in own] for name in ("divergence", "agreement"))
             spread = [one.divergence.stderr for one in own]
             series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
-        axes = Axis("share of tokens with the same likeliest successor"), Axis("divergence, nats a token", log=True)
-        figure = Figure("Divergence and agreement", *axes, series, height=360)
-        lead = (
-            "Divergence and change of log-likelihood in nats a token, and how often the likeliest token is the same: "
-            "means over documents ± standard errors; differences are taken within documents."
-        )
-        return View(
-            title=f"Cache of {self.model} cut to {self.share:.1%}",
-            subtitle=f"{self.model} on {self.corpus}",
-            verdict=(said, self._verdict(), TO_DO),
-            sections=[Section("Every choice at equal memory", lead, [figure, Table("Settings", columns, rows)])],
-            trust=["an oracle looks at the queries it serves: no cache can be cut like that"],
-        )
+        blocks = [worded_figure(WORDS["figure"], series), Table("Settings", WORDS["columns"], rows)]
+        return worded_view(WORDS, blocks, of=self, found=self._verdict())
 
     def _verdict(self) -> str:
         """What is best among choices that a cache can follow, and whether sharing out unevenly pays there."""
@@ -145,9 +127,6 @@ def trial(
 
     Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far.
     """
-    from limitlens.attention.device import choose_device
-    from limitlens.models import found_again, load
-
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
     loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)
     if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
@@ -185,14 +164,9 @@ def trial(
             _over_documents(divergence - numbers[choice, other][0]) if way in ways else None
             for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
         )
-        own = (
-            _over_documents(divergence),
-            uniform,
-            _over_documents(agreement),
-            _over_documents(likelihood - np.asarray(whole)),
-            equal,
-        )
-        settings.append(Setting(choice, way, *own))
+        rest = (divergence, agreement, likelihood - np.asarray(whole))
+        kl, same, likely = (_over_documents(each) for each in rest)
+        settings.append(Setting(choice, way, kl, uniform, same, likely, equal))
     perplexity = float(np.exp(-np.mean(whole)))
     behind = windows.length - made.context
     return CacheTrial(
@@ -208,9 +182,6 @@ def _document(
     loaded: LoadedModel, ids: Tensor, plan: CachePlan
 ) -> tuple[float, dict[tuple[str, str], tuple[float, float, float]]]:
     """Log-likelihood with the whole cache, and of each setting: divergence, agreement and log-likelihood, a token."""
-
-    from limitlens.models import capture, intervene
-
     model, context = loaded.model, plan.context
     ids = ids.to(model.device)
     settings, take = _settings(plan)
@@ -235,9 +206,6 @@ def _document(
 
 def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callable[[Captured], None]]:
     """What is tried, by choice and allocation, and what must see every layer while the context is read."""
-
-    from limitlens.keys import Kept
-    from limitlens.models.choosing import Choosing
 
     def choosing(name: str, keys: Any) -> Choosing:
         return Choosing(name, keys, plan.context, plan.seed, np.shape(plan.keys))

@@ -93,7 +93,7 @@ def worded_view(words: Mapping[str, Any], *blocks: Sequence[Block], warnings: Se
     texts = (words["title"], words["subtitle"], *words["verdict"])
     title, subtitle, read, found, do = (text.format(**known) for text in texts)
     told = zip(words["sections"], blocks, strict=True)
-    sections = [Section(heading, lead, inside) for (heading, lead), inside in told]
+    sections = [Section(heading, lead.format(**known), inside) for (heading, lead), inside in told]
     return View(title, subtitle, (read, found, do), sections, warnings=warnings, trust=words.get("trust", ()))
 
 

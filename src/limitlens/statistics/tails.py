@@ -16,10 +16,11 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.lazily import pd
 from limitlens.outcome import Outcome
 from limitlens.record import Run
-from limitlens.report.view import SHADES, Axis, Cell, Figure, Guide, Section, Table, View, cells, points
-from limitlens.report.words import sentence
+from limitlens.report.view import SHADES, Cell, Table, View, cells, points
+from limitlens.report.words import read_words, sentence, worded_figure, worded_view
 from limitlens.results import Result
 
+WORDS = read_words("statistics/words.json")
 FALSE_ALARM = 1e-3  # chance that a Gaussian sample exceeds its own curve somewhere, were excesses normal
 
 
@@ -169,31 +170,13 @@ class TailReport(Result):
         verdict, order = self.verdict, self.excess.max(axis=1).argsort()[::-1].tolist()
         rows: list[list[Cell]] = [[i, *cells(self.excess[i], self.stderr[i])] for i in order]
         columns = ["direction", *(f"s = {s:.2f}" for s in self.tilts)]
-        title = "K(s u)/(s²/2) − 1 along whitened directions u: above 0 exceeds the Gaussian curve"
-        figure = Figure(
-            "Above or below the Gaussian curve",
-            Axis("length s of the whitened tilt"),
-            Axis("K(s u)/(s²/2) − 1"),
-            [
-                points(f"direction {i}", self.tilts, self.excess[i], shade, self.stderr[i], joined=True, positive=False)
-                for i, shade in zip(order, SHADES, strict=False)
-            ],
-            [Guide("Gaussian", y=0.0)],
-        )
-        return View(
-            title=f"Tails: {verdict.value}",
-            subtitle=f"{len(rows)} directions · lengths s up to {self.tilts[-1]:.2f}",
-            verdict=(
-                f"Along {len(rows)} whitened directions the log-moment curve of the tokens was compared with the "
-                "Gaussian one, their kurtosis too, and a Pareto tail was fitted to their norms.",
-                f"The verdict is {verdict.value}: variance proxy {self.variance_proxy:.3g}, kurtosis "
-                f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape "
-                f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f} and Hill index {self.hill_norm:.2f}; "
-                f"{verdict.meaning}.",
-                f"{sentence(verdict.remedy)} One heavy direction is found from {self.needed} tokens on.",
-            ),
-            sections=[Section("Log-moment curves", "With 95% bars.", [figure, Table(title, columns, rows, shown=5)])],
-        )
+        series = [
+            points(f"direction {i}", self.tilts, self.excess[i], shade, self.stderr[i], joined=True, positive=False)
+            for i, shade in zip(order, SHADES, strict=False)
+        ]
+        blocks = [worded_figure(WORDS["figure"], series), Table(WORDS["table"], columns, rows, shown=5)]
+        known = {"directions": len(rows), "longest": self.tilts[-1], "remedy": sentence(verdict.remedy)}
+        return worded_view(WORDS, blocks, of=self, verdict=verdict, **known)
 
     def __repr__(self) -> str:
         return (
