@@ -10,16 +10,16 @@ import pytest
 from limitlens.critical.schedules import follow_schedules
 from limitlens.errors import InputError
 from limitlens.theory import LocalPower, critical_beta, uniform
-from limitlens.theory.schedules import SCHEDULES, compare_schedules
+from limitlens.theory.schedules import compare_schedules, rules
 
 SIZES = [4096.0 * 16**step for step in range(4)]
 
 
 def test_formulas() -> None:
     law, beta, first, n = uniform(5), 20.0, 4096.0, 65536.0
-    assert SCHEDULES["constant"](n, first, beta, law) == beta
-    assert SCHEDULES["log"](n, first, beta, law) == pytest.approx(beta * 16 / 12)
-    assert SCHEDULES["yarn"](n, first, beta, law) == pytest.approx(beta * (0.1 * math.log(16) + 1) ** 2)
+    assert rules(first, beta, law)["constant"](n) == beta
+    assert rules(first, beta, law)["log"](n) == pytest.approx(beta * 16 / 12)
+    assert rules(first, beta, law)["yarn"](n) == pytest.approx(beta * (0.1 * math.log(16) + 1) ** 2)
 
 
 def test_critical_schedule_keeps_theta_and_the_others_lose_it() -> None:
@@ -50,7 +50,7 @@ def test_a_head_known_by_its_exponent_alone() -> None:
     beta = 1e4
     estimated, exact = (compare_schedules([1e8, 1.6e9], beta, given) for given in (local, law))
     assert estimated["critical"][1].beta == pytest.approx(beta * 16 ** (2 / 4), rel=1e-12)
-    for name in SCHEDULES:
+    for name in exact:
         assert estimated[name][1].sharing_keys == pytest.approx(exact[name][1].sharing_keys, rel=2e-3)
     assert follow_schedules([1e8, 1.6e9], local, beta=beta).document()["status"] == "heuristic"
     assert follow_schedules([1e8, 1.6e9], law, beta=beta).document()["status"] == "verified"

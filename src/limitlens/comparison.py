@@ -16,33 +16,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from scipy import special
 
-from limitlens import results
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
 from limitlens.lazily import pd
 from limitlens.loading import load
 from limitlens.record import plain
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
-from limitlens.report.words import join, plural, short
+from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from limitlens.curves.error_curve import ErrorCurve
     from limitlens.heads.result import ProbeRun
-    from limitlens.results import Result
 
 LEVEL = 0.05
 WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called
-WORDS = {
-    "horizon": "horizon", "score_std": "score spread", "mean_tilt": "mean tilt", "sink_mass": "mass on the sink",
-    "pareto_k": "tail k̂",
-}  # fmt: skip
+WORDS = read_words("comparison.json")
 AT = " at n = "  # between a quantity and the n it was measured at
 LISTED, SHOWN = 400, 12  # differences that a page and a terminal list; the folder's table has them all
 PLACES, PICTURES = 6, 3  # places from which on a quantity is worth a picture, and pictures at most
@@ -86,8 +79,7 @@ class Difference:
 class Comparison(Result):
     """Two or more runs, each against the first."""
 
-    kind: ClassVar[str] = "comparison"
-    file: ClassVar[str] = "differences"
+    kind, file = "comparison", "differences"
     command: str  # which makes such runs
     unit: str  # what they have in common: head, error, number or model average
     runs: tuple[Mapping[str, Any], ...]  # what each run is, its `name` first
@@ -146,12 +138,12 @@ class Comparison(Result):
         """What it shows."""
         return _view(self)
 
-    def plot(self, path: str | Path | None = None) -> Drawing:
+    def figures(self) -> list[Figure]:
         """The later runs against the first, for quantities with several places and known errors."""
-        figures = _figures(self)
-        if not figures:
+        found = _figures(self)
+        if not found:
             raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
-        return results.plot(figures, path)
+        return found
 
     def __repr__(self) -> str:
         marked = sum(bool(row.exceeds) for row in self.differences)
@@ -228,7 +220,11 @@ def _probe(run: ProbeRun) -> Column:
         low, high = known.interval
         spread = None if low is None or high is None else (high - low) / (2 * 1.96)
         found[where, TOKENS] = Value() if known.document() is None else Value(known.n, spread)
-        for name, word in {"top_weight": f"largest weight{last}", "entropy": f"entropy{last}", **WORDS}.items():
+        for name, word in {
+            "top_weight": f"largest weight{last}",
+            "entropy": f"entropy{last}",
+            **WORDS["quantities"],
+        }.items():
             found[where, word] = Value(plain(getattr(head, name)))
     return found
 
@@ -318,40 +314,34 @@ def _view(found: Comparison) -> View:
     first, in_common, top = found.names[0], plural(found.matched, found.unit), found.ranked[0]
     keys = list(dict.fromkeys(key for run in found.runs for key in run if key != "name"))
     about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in found.runs])]
-    trust = [
-        f"A difference is marked when it exceeds what chance explains at the level {found.level:.0%}, shared out over "
-        "all comparisons of its quantity; quantities without a standard error are never marked."
-    ]
+    known = {"of": found, "first": first, "listed": LISTED, "count": len(found.ranked), "in_common": in_common}
     if found.regimes:
         columns = ("run", *(regime.value for regime in Regime), f"other than in {first}")
         about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
-        if not found.same_model:
-            trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
-    if len({run.get("factor") for run in found.runs}) > 1:
-        trust.append("The runs multiplied scores by different factors: what differs may be the factor's doing.")
-    if len(found.ranked) > LISTED:
-        trust.append(f"The {LISTED} clearest of {len(found.ranked):,} differences are listed; the saved table has all.")
-    verdict = "No difference exceeds its error: on these measurements the runs agree."
-    advice = "More replicates or more tokens would be needed to tell them apart."
+    cautions = {
+        "models": found.regimes is not None and not found.same_model,
+        "factors": len({run.get("factor") for run in found.runs}) > 1,
+        "listed": len(found.ranked) > LISTED,
+    }
+    trust = [WORDS["level"], *(WORDS[name] for name, applies in cautions.items() if applies)]
+    told = WORDS["agree"]
     if top.exceeds:
         marked = {row["quantity"]: (sum(row["marked"].values()), sum(row["tested"].values())) for row in found.summary}
         counts = [f"{quantity} in {some} of {tested}" for quantity, (some, tested) in marked.items() if some]
         number = sum(some for some, _ in marked.values())
-        exceed = f"{number} differences exceed their errors" if number > 1 else "One difference exceeds its error"
-        verdict, change = f"{exceed}: {join(counts)}.", f"goes from {short(top.first)} to {short(top.value)}"
-        advice = f"Look first at {top.where}: its {top.quantity} {change} in {top.run}."
-    measured = f"{join(found.names)} were laid side by side on {in_common}, and every difference to {first} was held "
-    return View(
-        title=" against ".join(found.names),
-        subtitle=f"{plural(len(found.runs), 'run')} of limitlens {found.command} · {in_common} in common",
-        verdict=(f"{measured}against its standard error.", verdict, advice),
-        sections=[
-            Section("The runs", "", about),
-            Section("Quantity by quantity", f"Each against {first}.", (_summary_table(found), Row(_figures(found)))),
-            Section("Place by place", "Differences that exceed their errors stand first.", [_differences_table(found)]),
-        ],
-        trust=trust,
+        known |= {"counts": join(counts), "top": top, "change": f"{short(top.first)} to {short(top.value)}"}
+        known["exceed"] = WORDS["many" if number > 1 else "one"].format(number=number)
+        told = WORDS["differ"]
+    parts = (WORDS["subtitle"], WORDS["read"], *told, *trust)
+    subtitle, read, verdict, advice, *notes = (
+        text.format(names=join(found.names), runs=plural(len(found.runs), "run"), **known) for text in parts
     )
+    sections = [
+        Section("The runs", "", about),
+        Section("Quantity by quantity", f"Each against {first}.", (_summary_table(found), Row(_figures(found)))),
+        Section("Place by place", WORDS["place by place"], [_differences_table(found)]),
+    ]
+    return View(" against ".join(found.names), subtitle, (read, verdict, advice), sections, trust=notes)
 
 
 def _summary_table(found: Comparison) -> Table:

@@ -68,9 +68,13 @@ class Result:
 
         return write_page(self.view(), path, self.made or provenance("", {}))
 
+    def figures(self) -> list[Figure]:
+        """What `plot` draws: the figures of its view."""
+        return [block for block in self.view().blocks if isinstance(block, Figure)]
+
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw the figures of its view side by side for print."""
-        return plot([block for block in self.view().blocks if isinstance(block, Figure)], path)
+        """Draw it for print, its figures side by side; saved to `path` where given, in the format of its ending."""
+        return plot(self.figures(), path)
 
     def __str__(self) -> str:
         from limitlens.report.terminal import as_text

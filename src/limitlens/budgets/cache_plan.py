@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ class ChoiceTotal:
 class CachePlan(Result):
     """Keys and choices of every key/value head, for every choice and allocation at one size of the cache."""
 
-    kind: ClassVar[str] = "cache plan"
-    file: ClassVar[str] = "heads"
+    kind, file = "cache plan", "heads"
     model: str
     corpus: str
     special: str  # what stands around a window, as in the probe

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +33,7 @@ from limitlens.results import Result
 class Plan(Result):
     """KV entries per head for an error, and what they gave on the reserved windows."""
 
-    kind: ClassVar[str] = "plan"
-    file: ClassVar[str] = "heads"
+    kind, file = "plan", "heads"
     model: str  # what was probed: the model and the text as they were named, and the tokens in a window
     corpus: str
     window: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -59,8 +59,7 @@ class TokenLayer:
 class HeatFlow(Result):
     """A density 1 + amplitude · cos θ on S^{dim−1} through layers of attention at β, and n tokens of it through one."""
 
-    kind: ClassVar[str] = "heat"
-    file: ClassVar[str] = "scaling"
+    kind, file = "heat", "scaling"
     inputs: Mapping[str, Any]  # the arguments of `heat_flow`
     time: float  # t = layers/β
     mode_1: Quantity  # the first mode after the last layer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,8 +62,7 @@ class QueryKeys:
 class RealKeys(Result):
     """Queries against real keys."""
 
-    kind: ClassVar[str] = "keys"
-    file: ClassVar[str] = "scaling"
+    kind, file = "keys", "scaling"
     inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and where keys were read from
     median: Mapping[str, float | None]  # of `exponent` and `critical_beta`, over queries within the keys' support
     queries: tuple[QueryKeys, ...]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy import stats
@@ -86,8 +86,7 @@ class Ambient:
 class ScalingLimits(Result):
     """Everything predicted and measured for attention over n keys of a law at one β."""
 
-    kind: ClassVar[str] = "scaling"
-    file: ClassVar[str] = "scaling"
+    kind, file = "scaling", "scaling"
     law: GapLaw  # the document names it in `inputs`
     inputs: Mapping[str, Any]  # law and its parameters, dim of the sphere around the keys, n, θ, β, replicates, seed
     local: Mapping[str, float]  # exponent, a and c of P(D ≤ s) ~ c s^a near the query

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from limitlens.lazily import pd
 from limitlens.report.view import Axis, Colour, Figure, Row, Table, View, line
@@ -25,8 +25,7 @@ DRAWN = ("beta", "sharing_keys", "entropy")
 class Schedules(Result):
     """Schedules of β side by side as the context grows, along the same context lengths."""
 
-    kind: ClassVar[str] = "schedules"
-    file: ClassVar[str] = "scaling"
+    kind, file = "schedules", "scaling"
     inputs: Mapping[str, Any]  # how keys lie near the query: `exponent`, `log_c`, and of which law, if any
     status: Status  # verified for a known law, heuristic where only the local power law is known
     predicted: Mapping[str, Mapping[str, tuple[Any, ...]]]  # the fields of `ScheduleStep` by schedule, over n

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array, InputError, Progress
@@ -83,8 +84,7 @@ class HardmaxCurve:
 class Hardmax(Result):
     """The error of hardmax attention, beside softmax on the way to it (one curve per horizon, or none)."""
 
-    kind: ClassVar[str] = "hardmax"
-    file: ClassVar[str] = "hardmax"
+    kind, file = "hardmax", "hardmax"
     measure: str
     dim: int
     softmax: tuple[HardmaxCurve, ...]
@@ -196,7 +196,6 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
     `SAMPLES_PER_REPLICATE` of them.
     """
     _check(sizes, replicates)
-    from scipy.special import ndtri
 
     def largest(rng: np.random.Generator, counts: Array) -> Array:
         # u^{1/N} is the distribution function at the maximum; half-normal tails are two-sided normal tails.

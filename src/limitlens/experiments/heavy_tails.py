@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -75,8 +75,7 @@ class HeavyCurve:
 class HeavyTails(Result):
     """Attention over tokens of one law, a curve per tilt."""
 
-    kind: ClassVar[str] = "tails"
-    file: ClassVar[str] = "tails"
+    kind, file = "tails", "tails"
     law: str
     curves: tuple[HeavyCurve, ...]
     seed: int = 0

@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from limitlens import results
 from limitlens.curves.controls import controlled
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.curves.estimators import denoised
@@ -19,12 +17,9 @@ from limitlens.curves.fit import Rate
 from limitlens.errors import Array, InputError
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
 from limitlens.lazily import pd
+from limitlens.record import Run
+from limitlens.report.view import Figure
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from limitlens.record import Run
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "interrupted", "seconds")
@@ -34,7 +29,7 @@ AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", 
 class Curve(Result):
     """Errors of attention over n tokens, for nested sizes n: what was measured, and what theory says of it."""
 
-    kind: ClassVar[str] = "study"
+    kind = "study"
     sizes: tuple[int, ...]
     replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; uniform where it was asked for
     query_noise: Mapping[str, Array]  # the same: excess in the squares because few queries stand for all tokens
@@ -228,9 +223,9 @@ class Curve(Result):
         """The study of a run folder."""
         return cls.stored(run.document, run.arrays(), made=run.made)
 
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """A log-log figure of every error with its bars and its fitted rate; saved to `path` where given."""
-        return results.plot([errors_figure(self)], path)
+    def figures(self) -> list[Figure]:
+        """Every error with its bars and its fitted rate, on logarithmic axes."""
+        return [errors_figure(self)]
 
     def __repr__(self) -> str:
         fitted = [(name, rate) for name in SHOWN if name in self.names and (rate := self.rate(name))]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
-from limitlens import results
 from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
 from limitlens.errors import Array, InputError, Progress
@@ -19,12 +17,9 @@ from limitlens.experiments.study_result import Curve
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
 from limitlens.lazily import pd
 from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.record import Run
+from limitlens.report.view import Figure
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from limitlens.record import Run
 
 FEWEST_RADII = 3  # a growth has two parameters
 
@@ -78,9 +73,9 @@ class HorizonSweep(_Swept):
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.horizons, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
-    def plot(self, path: str | Path | None = None) -> Figure:
+    def figures(self) -> list[Figure]:
         """Fitted rates against the horizon, over the drawn and sharp lines."""
-        return results.plot([rates_figure(self)], path)
+        return [rates_figure(self)]
 
     def __repr__(self) -> str:
         ends = f"{self.horizons[0]:.3g} to {self.horizons[-1]:.3g}"
@@ -148,9 +143,9 @@ class RadiusSweep(_Swept):
             "growth": {name: growth and {"law": growth.law, **asdict(growth)} for name, growth in grown.items()},
         }
 
-    def plot(self, path: str | Path | None = None) -> Figure:
+    def figures(self) -> list[Figure]:
         """Constants of the uniform and moment errors against the radius of the tokens."""
-        return results.plot([constants_figure(self)], path)
+        return [constants_figure(self)]
 
     def __repr__(self) -> str:
         laws = [f"{name} {growth.law}" for name in GROWING if (growth := self.growth(name))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +70,7 @@ class HeadPrediction(PredictedCurve):
 class Predictions(Result):
     """Every head of a model, foretold from a few tokens of a corpus."""
 
-    kind: ClassVar[str] = "prediction"
-    file: ClassVar[str] = "predictions"
+    kind, file = "prediction", "predictions"
     model: str
     model_revision: str | None
     model_sha256: str | None

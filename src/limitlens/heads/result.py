@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of i
 class ProbeRun(Result):
     """Every head of a model over a corpus."""
 
-    kind: ClassVar[str] = "probe"
+    kind = "probe"
     model: str  # what was probed; the note says what a reader must know about the model
     model_revision: str | None
     model_sha256: str | None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ class Setting:
 class CacheTrial(Result):
     """A plan of the cache, tried."""
 
-    kind: ClassVar[str] = "cache trial"
-    file: ClassVar[str] = "settings"
+    kind, file = "cache trial", "settings"
     model: str
     corpus: str
     context: int
@@ -101,8 +100,8 @@ class CacheTrial(Result):
             kl, same = ([getattr(one, name).measured for one in own] for name in ("divergence", "agreement"))
             spread = [one.divergence.stderr for one in own]
             series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
-        blocks = [worded_figure(WORDS["figure"], series), Table("Settings", WORDS["columns"], rows)]
-        return worded_view(WORDS, blocks, of=self, found=self._verdict())
+        figure, table = worded_figure(WORDS["figure"], series), Table("Settings", WORDS["columns"], rows)
+        return worded_view(WORDS, [figure, table], of=self, found=self._verdict())
 
     def _verdict(self) -> str:
         """What is best among choices that a cache can follow, and whether sharing out unevenly pays there."""

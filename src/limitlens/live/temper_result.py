@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +31,7 @@ SHOWN = 12  # heads that the table of copying heads names
 class Temper(Result):
     """Every schedule on the same documents, and the exponents that were fitted."""
 
-    kind: ClassVar[str] = "temper"
-    file: ClassVar[str] = "schedules"
+    kind, file = "temper", "schedules"
     model: str
     identity: Mapping[str, Any]  # `models.exponents.identity`
     trained: int
@@ -151,7 +150,7 @@ class Temper(Result):
         heads = [Table(WORDS["copying"], WORDS["copying columns"], rows)] if rows else []
         both: list[Block] = []
         for text in self.by_document:
-            frontier, *others = self.figures(text)
+            frontier, *others = self.figures_of(text)
             both += [frontier, self._both(text), Row(others)]
         return worded_view(
             WORDS, both, [*(Row(maps[at : at + 2]) for at in range(0, len(maps), 2)), *heads],
@@ -162,7 +161,7 @@ class Temper(Result):
             leave=WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else "",
         )  # fmt: skip
 
-    def figures(self, text: str) -> list[Figure]:
+    def figures_of(self, text: str) -> list[Figure]:
         """The frontier of a text, what plain text costs by position and what repeated passages cost by distance."""
         found, looks = self.by_document[text], {name: look(i) for i, name in enumerate(self.by_document[text])}
 
@@ -172,9 +171,7 @@ class Temper(Result):
                 (colour, dash), values, errors = looks[name], [one.value for one in each], [one.stderr for one in each]
                 more: dict[str, Any] = {"dash": dash, "joined": len(each) > 1, "positive": False}
                 series.append(points(label(name), x[name], values, colour, errors, **more))
-            return worded_figure(
-                WORDS[what] | {"title": f"{WORDS[what]['title']}: {self._where(text)}"}, series, *guides
-            )
+            return worded_figure(WORDS[what], series, *guides, where=self._where(text))
 
         ends = {axis: {name: [self.estimate(text, name, axis, "yarn")] for name in found} for axis in AXES[:2]}
         across = {name: [one.value for one in each] for name, each in ends["perplexity"].items()}

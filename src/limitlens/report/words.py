@@ -97,7 +97,7 @@ def worded_view(words: Mapping[str, Any], *blocks: Sequence[Block], warnings: Se
     return View(title, subtitle, (read, found, do), sections, warnings=warnings, trust=words.get("trust", ()))
 
 
-def worded_figure(words: Mapping[str, Any], series: Sequence[Series], *guides: Guide) -> Figure:
+def worded_figure(words: Mapping[str, Any], series: Sequence[Series], *guides: Guide, **known: Any) -> Figure:
     """A figure in these words: its title, axes and height, and guides that stand where they always do."""
     x, y, fixed = Axis(**words["x"]), Axis(**words["y"]), [Guide(**guide) for guide in words.get("guides", ())]
-    return Figure(words["title"], x, y, series, [*fixed, *guides], height=words.get("height", 320))
+    return Figure(words["title"].format(**known), x, y, series, [*fixed, *guides], height=words.get("height", 320))

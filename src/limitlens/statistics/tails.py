@@ -7,10 +7,11 @@ variance. It describes the tail that was seen; what an interval rests on is judg
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.lazily import pd
@@ -123,8 +124,7 @@ class Verdict(Outcome):
 class TailReport(Result):
     """Are these tokens sub-Gaussian? Their log-moment curve K̂ along whitened directions, and the tail of norms."""
 
-    kind: ClassVar[str] = "tail verdict"
-    file: ClassVar[str] = "tails"
+    kind, file = "tail verdict", "tails"
     verdict: Verdict
     tilts: Array  # (points,): lengths s of the whitened tilts
     excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, above 0 where tokens exceed the Gaussian curve
@@ -174,9 +174,9 @@ class TailReport(Result):
             points(f"direction {i}", self.tilts, self.excess[i], shade, self.stderr[i], joined=True, positive=False)
             for i, shade in zip(order, SHADES, strict=False)
         ]
-        blocks = [worded_figure(WORDS["figure"], series), Table(WORDS["table"], columns, rows, shown=5)]
+        figure, table = worded_figure(WORDS["figure"], series), Table(WORDS["table"], columns, rows, shown=5)
         known = {"directions": len(rows), "longest": self.tilts[-1], "remedy": sentence(verdict.remedy)}
-        return worded_view(WORDS, blocks, of=self, verdict=verdict, **known)
+        return worded_view(WORDS, [figure, table], of=self, verdict=verdict, **known)
 
     def __repr__(self) -> str:
         return (
@@ -199,8 +199,6 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
     three standard errors above zero (Gaussian norms have a slightly negative k̂, exponential ones zero), one standard
     error in the upper quarter of the tail, and values that differ: a law on few points has no power tail.
     """
-    from scipy.special import ndtri
-
     x = as_array("tokens", tokens, ndim=2)
     n, dim = x.shape
     if n < 100 or dim < 1:

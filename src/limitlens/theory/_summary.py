@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens import results
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.lazily import pd
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.own import TokenLaw, as_measure
-from limitlens.record import plain
-from limitlens.report.view import View
+from limitlens.record import Run, plain
+from limitlens.report.view import Figure, View
 from limitlens.results import Result
 from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
 from limitlens.theory._summary_view import curves_of, figures_of, view_of
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
-    from limitlens.record import Run
 
 TILTS = (0.5, 1.0, 2.0, 3.0)  # queries shown one by one: standard deviations along the direction of the horizon
 REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace")
@@ -40,7 +33,7 @@ class Summary(Result):
 
     # inputs, theory (numbers), rates, uniform, queries, warnings; for Gaussian tokens local_rates, constants, curve too
     predicted: Mapping[str, Any]
-    kind: ClassVar[str] = "theory"
+    kind = "theory"
 
     @classmethod
     def load(cls, run: Run) -> Summary:
@@ -68,9 +61,9 @@ class Summary(Result):
         curves = curves_of(self.predicted)
         return {"rates": self.table, **({"curve": pd.DataFrame(curves)} if curves else {})}
 
-    def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw the predicted errors for print."""
-        return results.plot(figures_of(self.predicted), path)
+    def figures(self) -> list[Figure]:
+        """The predicted errors."""
+        return figures_of(self.predicted)
 
     def __repr__(self) -> str:
         given, numbers = self.predicted["inputs"], self.predicted["theory"]

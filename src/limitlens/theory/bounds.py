@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import gammaln
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
@@ -76,8 +77,6 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
         ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!.
     """
-    from scipy.special import gammaln
-
     root = square_root(covariance)
     value = root if V is None else as_array("V", V, ndim=2) @ root
     gain, dim = float(np.linalg.norm(value, 2)), len(root)

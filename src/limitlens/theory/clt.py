@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import chdtri, fdtri, ndtri, stdtrit
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
@@ -101,8 +102,6 @@ def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degree
 
     q is Student's quantile of these `degrees` of freedom (..., d_out), the normal one when absent.
     """
-    from scipy.special import ndtri, stdtrit
-
     center, spread = as_array("output", output), as_array("variance", variance)
     if (spread < 0).any():
         raise InputError(f"a variance is {spread.min():.3g}; expected zero or positive numbers")
@@ -135,8 +134,6 @@ def ellipsoid(
     With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
     F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.
     """
-    from scipy.special import chdtri, fdtri
-
     center, spread = as_array("output", output), as_array("covariance", covariance)
     dim = center.shape[-1] if center.ndim else 0
     if spread.shape != (*center.shape, dim):

@@ -10,6 +10,7 @@ from math import isqrt
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.constants import mean_error_covariance
@@ -28,8 +29,6 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
     With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) below L/2 (many
     tokens average), exp(-(L-τ)²/2) up to L (few decide), τ - b_n above (frozen: the largest token is the output).
     """
-    from scipy.special import ndtri
-
     tau = as_array("tilts", tilts)
     if not n > 1 or (tau < 0).any():
         raise InputError(f"n is {n}; expected above 1, with tilts that are zero or positive")
@@ -172,8 +171,6 @@ def _excess_tilt(share: float, squares: Array, tilt: float) -> float:
 
 def _even_normal(dim: int, count: int) -> Array:
     """Points (count, dim) spread evenly over N(0, I)."""
-    from scipy.special import ndtri
-
     # Fractional parts of multiples of the square roots of primes fill the cube evenly in every projection.
     numbers = range(2, 20 + int(2 * dim * np.log(dim + 2)))
     primes = [number for number in numbers if all(number % factor for factor in range(2, isqrt(number) + 1))]

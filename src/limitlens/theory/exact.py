@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
 
@@ -119,8 +120,6 @@ def _laplace_averages(
 
 def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, float]:
     """Range of the coordinate z of the tokens that decide: below it a larger one is certain, above it none is seen."""
-    from scipy.special import ndtri
-
     low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
     extreme = np.sqrt(2 * np.log(max(largest, 2.0)))
     if tau > extreme:  # frozen: only the largest tokens count

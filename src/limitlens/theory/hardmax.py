@@ -11,6 +11,7 @@ from functools import partial
 from math import log, pi, sqrt
 
 import numpy as np
+from scipy.special import log_ndtr
 
 from limitlens.errors import check_number
 from limitlens.theory.prediction import Status
@@ -50,8 +51,6 @@ def expected_maximum(n: float) -> float:
 
 def _extremes(n: float) -> tuple[float, float]:
     """E[max] and I = ∫ Φⁿ (1 - Φⁿ) of n standard normals."""
-    from scipy.special import log_ndtr
-
     # Both integrands are analytic and decay, so the trapezoid rule is exact to rounding at this step.
     x, step = np.linspace(-10.0, sqrt(2.0 * log(n)) + 10.0, 4001, retstep=True)
     log_power = log_ndtr(x)

@@ -39,26 +39,6 @@ class ScheduleStep:
     regime: control.Regime
 
 
-def constant(n: float, first: float, beta: float, law: Law) -> float:
-    """β₀ whatever n."""
-    return beta
-
-
-def logarithmic(n: float, first: float, beta: float, law: Law) -> float:
-    """β₀ ln n / ln n₀."""
-    return beta * math.log(n) / math.log(first)
-
-
-def yarn(n: float, first: float, beta: float, law: Law) -> float:
-    """β₀ (0.1 ln s + 1)² with s = n/n₀."""
-    return beta * (0.1 * math.log(n / first) + 1) ** 2
-
-
-def critical(n: float, first: float, beta: float, law: Law) -> float:
-    """The β that keeps θ where it was at n₀: asymptotically β₀ (n/n₀)^{2/α}."""
-    return beta_at(n, law, theta_at(first, beta, law))
-
-
 def theta_at(n: float, beta: float, law: Law) -> float:
     """θ of n keys at β: exact for a known law, asymptotic where only the local power law is known."""
     return control.theta(n, beta, law) if isinstance(law, GapLaw) else control.theta_asymptotic(n, beta, law)
@@ -71,9 +51,15 @@ def beta_at(n: float, law: Law, target: float) -> float:
     return control.critical_beta_asymptotic(n, law, target)
 
 
-SCHEDULES: dict[str, Callable[[float, float, float, Law], float]] = {
-    "constant": constant, "log": logarithmic, "yarn": yarn, "critical": critical,
-}  # fmt: skip
+def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], float]]:
+    """β of n keys under each schedule, by its name, from β₀ = `beta` at n₀ = `first`: the formulas above."""
+    reached = theta_at(first, beta, law)
+    return {
+        "constant": lambda n: beta,
+        "log": lambda n: beta * math.log(n) / math.log(first),
+        "yarn": lambda n: beta * (0.1 * math.log(n / first) + 1) ** 2,
+        "critical": lambda n: beta_at(n, law, reached),
+    }
 
 
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
@@ -84,7 +70,8 @@ def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str
     control.check_beta(beta)
     if any(later < earlier for earlier, later in pairwise(sizes)):
         raise InputError(f"the context lengths {list(sizes)} go down; expected them to grow from the first")
-    return {name: [_step(n, schedule(n, first, beta, law), law) for n in sizes] for name, schedule in SCHEDULES.items()}
+    every = rules(first, beta, law)
+    return {name: [_step(n, schedule(n), law) for n in sizes] for name, schedule in every.items()}
 
 
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:
