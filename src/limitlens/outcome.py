@@ -1,7 +1,5 @@
 """Outcomes that carry their meaning and their remedy, so that a word never reaches a reader alone."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Self
 

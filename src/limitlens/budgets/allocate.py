@@ -1,7 +1,5 @@
 """How a cache of B entries is shared out among key/value heads: evenly, at one error, or at the least total cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What one head needs: the keys its error curve asks for in a context, and what its key/value head keeps then."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`scaling`: one question, whether attention over n keys averages, selects or collapses, asked in four ways."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ independent of them given the last one; their total weight is replaced by its co
 fluctuation of the right covariance. `WeightSample.remainder` says how large that fluctuation is.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

@@ -1,7 +1,5 @@
 """Numbers of tokens for many errors and contexts at once: what the sliders of a page step through."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -11,8 +11,6 @@ The expected squares of both are exact at every n and every reach, so each, less
 far beyond H = 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

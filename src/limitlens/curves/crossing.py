@@ -4,8 +4,6 @@ Between measured sizes e is a power law; outside them it is the power law of the
 largest size. Keeping n of the C tokens of a finite context has the error e(n) √(1 − n/C).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

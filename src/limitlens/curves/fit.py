@@ -6,8 +6,6 @@ The power law is e = c n^{−β}; the logarithmic law e = c (ln n)^{−γ} has a
 misfits is the difference of their information criteria.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

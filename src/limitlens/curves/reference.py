@@ -4,8 +4,6 @@ The limit is also the control variate of every moment (docs/estimators.md): what
 Γ over all n tokens, is added exactly.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -10,8 +10,6 @@ once would count it once more. Resamples of the two are added, and a linear map 
 between sizes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ candidates are two halves that know nothing of each other, so what one half miss
 expected maximum is concave in the number of starts, twice as many would add at most twice that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

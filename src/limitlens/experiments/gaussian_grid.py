@@ -5,8 +5,6 @@ t²/2 to machine precision (the sum of a Gaussian over a fine grid does not depe
 H x. A replicate of a billion tokens costs one row of counts and its share of two matrix products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

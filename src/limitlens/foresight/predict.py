@@ -4,8 +4,6 @@ The pilot's tokens are taken for the law of all tokens, and the error of n of th
 A layer's keys and values are gone when its heads are told.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import count

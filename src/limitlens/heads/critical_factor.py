@@ -6,8 +6,6 @@ of one sample. A pool of n tokens holds a special token once for each window, an
 looked at than a context has. On real heads all this is a heuristic: keys are neither independent nor of one power law.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From heads to layers and the model: medians and counts of regimes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ curves of a probe are root mean squares over replicates. On real heads no formul
 is for Gaussian tokens: H and Ψ are those of the covariance, which need not be a variance proxy of the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ L = √(2 ln n). For τ < L/2 the central limit theorem holds and n e^{−τ²} 
 for τ > L the largest score wins. With n = 4096, L is 4.08, and γ is 0.77 at τ = 2 and 0.29 at τ = 4.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Laws by name, as the command line spells them, and samples from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -16,8 +16,6 @@ The first two only add positive numbers; the third loses a factor of about d/(dâ
 docs/measures.md lists the errors measured against 60 digits: at most 1e-15 for K and A, 5e-13 for A', relative.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

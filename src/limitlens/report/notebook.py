@@ -1,7 +1,5 @@
 """A view in a notebook: its sentences, its tables and its maps as plain HTML, without scripts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from html import escape

@@ -5,8 +5,6 @@ megabyte in every page, and its charts can be reached neither by keyboard nor he
 lets exactly these scripts run and forbids every connection.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -4,8 +4,6 @@
 view is built in the room of its result; this room knows nobody.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias

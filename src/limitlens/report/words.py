@@ -1,7 +1,5 @@
 """Numbers and lists as people read them, the same everywhere, and views whose words are data (a room's words.json)."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

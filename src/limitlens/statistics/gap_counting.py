@@ -11,8 +11,6 @@ the nearest gaps are then a Poisson process of some θ, with E Z = 1 + θ for a 
 the critical one, n^{1/a}. Verified by simulation for a = 1, 2 and 4, n from 300 to 30,000; a heuristic for real keys.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from limitlens.errors import Array

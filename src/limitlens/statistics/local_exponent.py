@@ -13,8 +13,6 @@ shrink, and α̂ may exceed the dimension. Queries of real heads are such: they 
 So the query's r_k is ranked among those of keys to their own neighbours (`support`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

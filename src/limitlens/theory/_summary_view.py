@@ -1,7 +1,5 @@
 """What a summary of the theory shows, from its document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Attention converges like C(R)/√n uniformly over the ball, with C(R) exponentia
 C(R)/√n says nothing before n = C(R)², where it reaches 1: that n is part of every answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

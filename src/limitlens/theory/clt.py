@@ -11,8 +11,6 @@ for Gaussian values under equal weights, twice the number of tokens in the rare 
 regions may be believed is the business of `limitlens.theory.validity`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

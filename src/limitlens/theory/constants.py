@@ -6,8 +6,6 @@ n = 1e5 the measured variance is still 0.87 (mean) and 0.56 (covariance) of the 
 ‖B‖_F is large: there the constants are a limit that no sample reaches, and only heuristic at a given n.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

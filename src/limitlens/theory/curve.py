@@ -4,8 +4,6 @@ Three predictions, for three kinds of error: the output error (root mean square 
 any dimension; the averaged |error| by the three-piece law in d = 1; the mean output by its influence function.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 
 import numpy as np

@@ -16,8 +16,6 @@ and for every n; with a mean m it is shrunk towards m, E Γ_n(x) = Γ(x) - E Σ 
 on n. On logarithmic scales both integrals converge geometrically in the trapezoid step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

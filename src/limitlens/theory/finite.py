@@ -12,8 +12,6 @@ Asymptotically n|D|² is a weighted sum of chi-squared variables with weights th
 P(n|D|² > tr S + 2‖S‖_F √x + 2‖S‖₂ x) ≤ e^{-x} (Laurent and Massart, 2000).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

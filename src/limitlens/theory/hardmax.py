@@ -5,8 +5,6 @@ the mean output over n tokens as their own queries is (N₊ max + N₋ min)/n. I
 No formula is claimed in higher dimensions or for other laws.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from math import log, pi, sqrt
 

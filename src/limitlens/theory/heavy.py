@@ -5,8 +5,6 @@ passes through three laws as the tilt grows: central limit (α > 2), a limit app
 no limit (α ≤ 1), where finitely many tokens share the weight. For Student tokens every tilt is beyond the last.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A predicted number never travels without its standing: proved, verified, heuristic or only drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

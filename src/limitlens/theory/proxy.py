@@ -5,8 +5,6 @@ for those called strictly sub-Gaussian; for others it can be far too small: .99 
 0.995 and needs 50.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -4,8 +4,6 @@ Errors decay like n^{-β}. Two kinds of error have two exponents and must never 
 (mean and covariance over queries, `rate_sharp`) and the root mean square output error (`rate_sharp_output`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from math import log, sqrt

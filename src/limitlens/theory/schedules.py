@@ -10,8 +10,6 @@ exact at every n for a known law of the keys, those of the scaling limit when on
 a real head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ With Σ the covariance of the tokens and A the score matrix (the score of token 
 included in A), everything the rates depend on is in B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ The first part is the token as a query, the second its pull on all other outputs
 H < 1 (`limitlens.theory.constants`); E|·| is finite for every H and decays with the sharp exponent.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,7 +1,5 @@
 """When not to believe a number: intervals beyond the extremes, early slopes, tokens that win their own softmax."""
 
-from __future__ import annotations
-
 from math import log
 
 from numpy.typing import ArrayLike

@@ -5,8 +5,6 @@ towards both ends, so that the trapezoidal rule in t converges at a near-exponen
 v^p, p > −1.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

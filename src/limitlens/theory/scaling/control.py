@@ -11,8 +11,6 @@ about 2^{−a} beyond. So a regime is named by the expected participation itself
 one query at one n; that of a measured head (`limitlens.heads.regimes`) also asks how its effective tokens grow with n.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Literal

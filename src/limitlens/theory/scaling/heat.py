@@ -14,8 +14,6 @@ the circle). There everything is exact: by Funk and Hecke the kernel e^{β<x,y>}
 and a small mode grows per layer by the factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0, which for l = 1 is 1 + (d−1)/β.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -7,8 +7,6 @@ Attention from a fixed query depends on the keys through their gaps, and at larg
 From its density on [0, 2] follow E e^{−βD} = e^{K(β)−β}, the moments of D under that tilt, and the quantiles.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The two sides of the critical scale: attention that averages (θ → ∞) and attention that collapses (θ → 0)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ whence E w₁ = ∫ e^{−λ} ψ(λ) dλ and, by inverting the Laplace transform
 (d = 3) 1/w₁ − 1 follows the generalised Dickman law: E[1/w₁] = 1 + θ and P(w₁ ≥ 1/2) = e^{−γθ}/Γ(1+θ).
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import NamedTuple

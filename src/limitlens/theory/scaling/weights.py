@@ -5,8 +5,6 @@ Every function takes a point process (`points.py`): `PoissonPoints(theta, a)` gi
 gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
