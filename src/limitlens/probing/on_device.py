@@ -19,13 +19,13 @@ class DeviceCells:
 
     def __init__(self, query: Tensor, detail: Tensor, cells: int, value: Tensor) -> None:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
-        self.query, self.detail = query, detail  # (Hkv, G · m, k) and which of its rows are detail queries, (G · q,)
+        self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
 
     def take(self, hand: Hand, key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand: keys and values (n, Hkv, ·)."""
-        heads, device = len(self.query), key.device
+        heads, device = self.states.lse.shape[1], key.device
         cells = torch.as_tensor(np.array(hand.streamed)).pin_memory().to(device, non_blocking=True)
         head = torch.arange(heads, device=device)
         spans = cells[:, None, 1:].expand(-1, heads, -1)

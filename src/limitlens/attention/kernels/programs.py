@@ -6,14 +6,21 @@ import triton.language as tl
 
 
 @triton.jit
-def split(X, HI, LO, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH."""
+def split(
+    X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+):  # fmt: skip
+    """Rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH; the unit is a power of two.
+
+    SIZE is the largest |row| of each B; the unit brings it to at most 2^LARGEST.
+    """
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     inside = row[:, None] < n
     at = b * sb + row[:, None] * sn + column[None, :] * sd
     x = tl.load(X + at, mask=inside & (column[None, :] < d), other=0.0).to(tl.float32)
-    x = x * (factor / tl.load(UNIT + b))
+    unit = tl.exp2(tl.ceil(tl.log2(tl.maximum(tl.load(SIZE + b) * factor, 1e-30))) - LARGEST)
+    tl.store(UNIT + b, unit)
+    x = x * (factor / unit)
     hi = x.to(tl.float16)
     to = b * n * WIDTH + row[:, None] * WIDTH + column[None, :]
     tl.store(HI + to, hi, mask=inside)

@@ -24,6 +24,7 @@ from torch import Tensor
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
 PART = 16_384  # keys that one float32 accumulator sees
+SHORT = 1024  # keys of a set below which smaller blocks are faster
 SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
 LARGEST = 14  # inputs are scaled to at most 2¹⁴ in size
 LOG2E = math.log2(math.e)
@@ -70,14 +71,18 @@ def halves(rows: Tensor, factor: float = 1.0) -> Halves:
     batch, n, d = rows.shape
     width = max(16, 1 << (d - 1).bit_length())
     hi, lo = (torch.empty(batch, n, width, dtype=torch.float16, device=rows.device) for _ in range(2))
-    size = torch.linalg.vector_norm(rows.float() if rows.dtype != torch.float32 else rows, math.inf, (1, 2)) * factor
-    exponent = torch.floor(LARGEST - torch.log2(size.clamp_min(1e-30)))
-    unit = torch.exp2(-exponent)
+    unit = torch.ones(batch, dtype=torch.float32, device=rows.device)
     if n:
+        size = torch.linalg.vector_norm(rows, math.inf, (1, 2), dtype=torch.float32)
         block = max(1, 4096 // width)
-        grid = (-(-n // block), batch)
-        _programs().split[grid](rows, hi, lo, unit, factor, n, *rows.stride(), d, width, block)
+        programs, grid = _programs(), (-(-n // block), batch)
+        programs.split[grid](rows, hi, lo, size, unit, factor, n, *rows.stride(), d, width, block, LARGEST)
     return Halves(hi, lo, unit)
+
+
+def asked(query: Tensor) -> Halves:
+    """Queries (B, m, k) as the kernel reads them: scores in units of log 2."""
+    return halves(query, LOG2E)
 
 
 def attend(
@@ -87,7 +92,7 @@ def attend(
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     own = [_numbers(tensor.shape[:-2], batch, query.device) for tensor in (query, key)]
-    ends = torch.tensor([[0], [n]], device=query.device).expand(2, len(own[0]))
+    ends = torch.zeros_like(own[0]), torch.full_like(own[0], n)
     if value.shape[:-2] != key.shape[:-2]:
         value = value.expand(*key.shape[:-2], n, v)
     if bias is not None:
@@ -98,16 +103,18 @@ def attend(
 
 
 def attend_jobs(
-    query: Tensor, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
+    query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
     more: bool = False, precision: Precision = "accurate",
 ) -> Found:  # fmt: skip
     """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of jobs (J, 4).
 
     A job is (which queries, which keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is added
     to the scores, −inf leaves a key out. `more` fills the rest of `Found`. "fast" takes one product in place of three.
+    Queries that are asked often may be given as `asked` made them.
     """
-    v, m, wide = value.shape[-1], query.shape[1], precision == "accurate"
-    asked, keys, values = halves(query, LOG2E), halves(key), halves(value)
+    v, wide = value.shape[-1], precision == "accurate"
+    queries, keys, values = query if isinstance(query, Halves) else asked(query), halves(key), halves(value)
+    m = queries.hi.shape[1]
     parts = max(1, -(-longest // PART))
     work = jobs.long()
     if parts > 1:
@@ -116,7 +123,9 @@ def attend_jobs(
         stop = torch.minimum(start + PART, work[:, 3, None])
         pairs = work[:, None, :2].expand(-1, parts, -1)
         work = torch.cat((pairs, start[..., None], stop[..., None]), -1).flatten(0, 1)
-    found = _launch(asked, keys, values, work.contiguous(), m, bias, parts, more, wide)
+    found = _launch(queries, keys, values, work.contiguous(), m, bias, parts, more, wide, longest < SHORT)
+    if parts == 1:
+        return Found(**(found | {"output": found["output"][..., :v]}))
     found = {name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]) for name, tensor in found.items()}
     share = torch.softmax(found["lse"].masked_fill(torch.isneginf(found["lse"]).all(1, keepdim=True), 0.0), 1)
     lse = torch.logsumexp(found["lse"], 1)
@@ -130,7 +139,7 @@ def attend_jobs(
 
 def _launch(
     query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: bool,
-    wide: bool,
+    wide: bool, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The kernel over (W, 4) pieces of work: float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
@@ -141,7 +150,7 @@ def _launch(
     if bias is not None:
         bias = bias.contiguous() if bias.stride(2) != 1 else bias
         strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
-    bm, bn, warps, stages = _shape(max(dk, dv), m)
+    bm, bn, warps, stages = _shape(max(dk, dv), m, short)
     grid = (-(-m // bm) * count,)
     _programs().forward[grid](
         query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
@@ -153,12 +162,14 @@ def _launch(
     return found | ({"lse2": natural[1], "score": natural[2], "peak": natural[3], "where": where} if more else {})
 
 
-def _shape(width: int, m: int) -> tuple[int, int, int, int]:
+def _shape(width: int, m: int, short: bool) -> tuple[int, int, int, int]:
     """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
-    bm, bn, warps, stages = {16: (128, 128, 8, 3), 32: (128, 128, 8, 3), 64: (128, 128, 8, 3)}.get(
-        width, (128, 64, 8, 2) if width == 128 else (64, 32, 4, 2)
-    )
-    return (bm if m > 64 else max(16, min(bm, 1 << (m - 1).bit_length()))), bn, warps if m > 64 else 4, stages
+    if width > 128:
+        bm, bn, warps, stages = 64, 32, 4, 2
+    else:
+        bm, bn, warps, stages = 128, 64 if short or width == 128 else 128, 8, 2 if width == 128 else 3
+    few = max(16, 1 << (m - 1).bit_length())  # no more rows than there are queries
+    return (bm, bn, warps, stages) if m > 64 else (min(bm, few), bn, 4, stages)
 
 
 def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:

@@ -1,0 +1,265 @@
+"""What one GPU does: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
+
+`python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [study=CPU_SECONDS] [far]`:
+MODEL a folder or alias, TEXT a file, repeated as often as a probe asks for (fine for timing, and said). What was
+measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import limitlens as ll
+from limitlens.attention.kernels import split
+from limitlens.heads.regimes import Thresholds
+from limitlens.models import LoadedModel, load
+from limitlens.probing.opening import open_windows
+from limitlens.probing.probe import _Work
+from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.workers import workers_for
+
+RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"
+HEADS, QUERIES, KEYS, WIDTH = 12, 4096, 262_144, 64  # the case of the kernel
+CELL = 512  # and the same keys in cells of so many
+SAMPLE = 256  # queries a head that are checked in float64
+
+
+def median(work: Callable[[], object], repeats: int = 5) -> float:
+    """Median seconds of some work on the device, after one run that warms up."""
+    work()
+    found = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
+
+
+def kernel() -> dict[str, Any]:
+    """Rates count 4 m n d operations once, however many products a kernel takes; errors are against float64."""
+    torch.manual_seed(0)
+    query = 2 * torch.randn(HEADS, QUERIES, WIDTH, device="cuda") / math.sqrt(WIDTH)
+    key, value = (torch.randn(HEADS, KEYS, WIDTH, device="cuda") for _ in range(2))
+    exact = torch.stack(
+        [
+            (q[:SAMPLE].double() @ k.double().T).softmax(-1) @ v.double()
+            for q, k, v in zip(query, key, value, strict=True)
+        ]
+    )
+    flops = 4 * HEADS * QUERIES * KEYS * WIDTH
+
+    def rate(name: str, work: Callable[[], Tensor]) -> dict[str, float]:
+        found = work()[:, :SAMPLE].double()
+        error = float((found - exact).norm() / exact.norm())
+        del found
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        seconds = median(work)
+        peak = (torch.cuda.max_memory_allocated() - held) / 2**30
+        print(f"{name}: {flops / seconds / 1e12:.1f} TFLOP/s, error {error:.1e}, {peak:.2f} GiB", flush=True)
+        return {"tflops": flops / seconds / 1e12, "error": error, "gib": peak}
+
+    def library(which: Any, *rows: Tensor) -> Tensor:
+        with torch.nn.attention.sdpa_kernel(which):
+            return torch.nn.functional.scaled_dot_product_attention(*(row[None] for row in rows), scale=1.0)[0]
+
+    backend, half = torch.nn.attention.SDPBackend, [part.bfloat16() for part in (query, key, value)]
+    cells = torch.arange(0, KEYS, CELL, device="cuda")
+    heads = torch.arange(HEADS, device="cuda").repeat_interleave(len(cells))
+    jobs = torch.stack((heads, heads, cells.repeat(HEADS), cells.repeat(HEADS) + CELL), 1)
+
+    def in_cells() -> Tensor:
+        few = slice(0, QUERIES // 16)  # as a probe has them, and so that all outputs of all cells fit
+        found = split.attend_jobs(query[:, few].contiguous(), key, value, jobs, longest=CELL)
+        lse, output = found.lse.view(HEADS, len(cells), -1), found.output.view(HEADS, len(cells), -1, WIDTH)
+        return (lse.softmax(1)[..., None] * output).sum(1)
+
+    rows = {
+        "accurate": rate("limitlens, accurate", lambda: split.attend(query, key, value)[1]),
+        "fast": rate("limitlens, fast", lambda: split.attend(query, key, value, precision="fast")[1]),
+        "more": rate("limitlens, with all that may be asked", lambda: _more(query, key, value)),
+        "library float32": rate("torch, memory-efficient, float32",
+                                lambda: library(backend.EFFICIENT_ATTENTION, query, key, value)),
+        "library bf16": rate("torch, flash, bfloat16", lambda: library(backend.FLASH_ATTENTION, *half)),
+        "chunked float32": rate("torch, online softmax by chunks, float32", lambda: _chunked(query, key, value)),
+    }  # fmt: skip
+    own = split.halves(query, split.LOG2E), split.halves(key), split.halves(value)
+    whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
+    launched = median(lambda: split._launch(*own, _parts(whole), QUERIES, None, KEYS // split.PART, False, True))
+    error = float((in_cells()[:, :SAMPLE] - exact).norm() / exact.norm())
+    few = [split.halves(query[:, : QUERIES // 16].contiguous(), split.LOG2E), *own[1:]]
+    short = median(lambda: split._launch(*few, jobs, QUERIES // 16, None, 1, False, True, short=True))
+    rows["halves made before"] = {"tflops": flops / launched / 1e12}
+    rows["cells"] = {"tflops": flops / 16 / short / 1e12, "error": error, "length": CELL, "queries": QUERIES // 16}
+    print({name: rows[name] for name in ("halves made before", "cells")}, flush=True)
+    best = max(rows[name]["tflops"] for name in ("library float32", "chunked float32"))
+    found = {"tflops": rows["accurate"]["tflops"], "error": rows["accurate"]["error"], "best_library_tflops": best}
+    return found | {"case": [HEADS, QUERIES, KEYS, WIDTH], "rows": rows}
+
+
+def _parts(work: Tensor) -> Tensor:
+    start = work[:, None, 2:3] + torch.arange(0, KEYS, split.PART, device="cuda")[None, :, None]
+    return torch.cat((work[:, None, :2].expand(-1, start.shape[1], -1), start, start + split.PART), -1).flatten(0, 1)
+
+
+def _more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
+    return split.attend_jobs(query, key, value, whole, longest=KEYS, more=True).output
+
+
+def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Tensor:
+    """Online softmax with float32 matrix products: what a careful person writes without a fused kernel."""
+    peak = query.new_full(query.shape[:-1], -math.inf)
+    mass, moment = torch.zeros_like(peak), torch.zeros_like(query)
+    for start in range(0, key.shape[1], chunk):
+        scores = query @ key[:, start : start + chunk].mT
+        higher = torch.maximum(peak, scores.amax(-1))
+        weights = torch.exp_(scores.sub_(higher[..., None]))
+        old = torch.exp(peak - higher)
+        mass = mass * old + weights.sum(-1)
+        moment = moment * old[..., None] + weights @ value[:, start : start + chunk]
+        peak = higher
+    return moment / mass[..., None]
+
+
+def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9", repeats: int = 3) -> dict[str, Any]:
+    """A probe between bare forwards of the windows it runs, both from tokens that are read already."""
+    from limitlens.probing import probe as module
+
+    windows = open_windows(loaded, text, tokens, window=256, special="auto", device="cuda")[1]
+    batch = max(1, module.BLOCK // windows.length)
+
+    def work() -> _Work:
+        return _Work(loaded, windows, Cells(parse_sizes(sizes)), 24, 256, 1.0, 0, None, None, workers)
+
+    def bare() -> float:
+        used = np.concatenate((made.pilot_windows, made.pool.indices))
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            for ids in windows.batches(batch, used):
+                loaded.model(input_ids=ids.cuda(non_blocking=True))
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    with workers_for(torch.device("cuda")) as workers:
+        made = work()
+        bare()
+        forwards, probes, parts = [bare()], [], []
+        for _ in range(repeats):
+            made, begun = work(), time.perf_counter()
+            made.run()
+            torch.cuda.synchronize()
+            streamed = time.perf_counter() - begun
+            made.result(begun, text, tokens, Thresholds())
+            probes.append(time.perf_counter() - begun)
+            parts.append(streamed)
+            forwards.append(bare())
+            gc.collect()
+    ratios = [2 * p / (a + b) for p, a, b in zip(probes, forwards, forwards[1:], strict=False)]
+    streams = [2 * p / (a + b) for p, a, b in zip(parts, forwards, forwards[1:], strict=False)]
+    found = {
+        "tokens": tokens, "sizes": sizes, "forward_seconds": forwards, "probe_seconds": probes,
+        "streamed_seconds": parts, "ratio": statistics.median(ratios), "stream_ratio": statistics.median(streams),
+    }  # fmt: skip
+    print(f"probe of {tokens:,} tokens: {found}", flush=True)
+    return found
+
+
+def repeated(text: str, tokens: int) -> str:
+    """A file with the text as often as so many tokens need, at three letters a token."""
+    words = Path(text).read_text(encoding="utf-8")
+    file = Path(tempfile.gettempdir()) / f"repeated-{tokens}.txt"
+    with file.open("w", encoding="utf-8") as out:
+        for _ in range(1 + 6 * tokens // len(words)):
+            out.write(words + "\n\n")
+    return str(file)
+
+
+def wide_encoder(like: LoadedModel) -> LoadedModel:
+    """A BERT of 12 layers and 768 numbers with random weights, that reads the other's tokens."""
+    from dataclasses import replace
+
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=like.model.config.vocab_size, attn_implementation="sdpa")
+    model = BertModel(config, add_pooling_layer=False).eval().cuda()
+    return replace(like, model=model, name="bert of 12 layers, random")
+
+
+def study(cpu: float | None = None) -> dict[str, Any]:
+    """One scale of the published sweep at 4,096 queries, d = 50, 200 replicates; seconds on two cores may be given."""
+    law, sizes = ll.Gaussian(np.zeros(50), 0.1 * np.eye(50)), "1000:30000:12"
+    head = ll.designed_head(law, 1.0)
+
+    def once(device: str, replicates: int) -> float:
+        begun = time.perf_counter()
+        ll.study(law, head, sizes, replicates=replicates, queries=4096, device=device)
+        return time.perf_counter() - begun
+
+    once("cuda", 4)
+    here = statistics.median(once("cuda", 200) for _ in range(3))
+    found = {"gpu_seconds": here, "cpu_seconds": cpu, "speedup": None if cpu is None else cpu / here}
+    print(f"study: {found}", flush=True)
+    return found
+
+
+def far() -> dict[str, Any]:
+    """A thousand million tokens in d = 64, 256 queries, 50 replicates."""
+    law = ll.Gaussian(np.zeros(64), 0.1 * np.eye(64))
+    begun = time.perf_counter()
+    curve = ll.study(law, ll.designed_head(law, 1.0), "1000000:1000000000:4", replicates=50, queries=256, device="cuda")
+    seconds = time.perf_counter() - begun
+    rate = curve.rate("mean")
+    found = {"seconds": seconds, "tokens": 50 * 10**9, "mean_rate": [rate.slope, rate.stderr]}
+    print(f"far: {found}", flush=True)
+    return found
+
+
+def main(model: str, text: str, *parts: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    kept["host"] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "tf32": False}
+    for part in parts:
+        name, _, given = part.partition("=")
+        if name == "kernel":
+            kept["kernel"] = kernel()
+        elif name == "study":
+            kept["study"] = study(float(given) if given else None)
+        elif name == "far":
+            kept["far"] = far()
+        else:
+            loaded = load(model, device=torch.device("cuda"))
+            loaded.model.float()
+            if name == "wide":
+                loaded = wide_encoder(loaded)
+            elif name == "bf16":
+                loaded.model.bfloat16()
+            for tokens in map(int, given.split(",")):
+                label = f"ratio_{tokens // 10**6}m"
+                found = probe(loaded, repeated(text, tokens), tokens, repeats=3 if tokens < 5_000_000 else 1)
+                where = kept.setdefault(name, {})
+                where |= {label: found["ratio"], f"{label}_streamed": found["stream_ratio"], f"{label}_run": found}
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
