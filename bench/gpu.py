@@ -81,8 +81,8 @@ def kernel() -> dict[str, Any]:
 
     backend, half = torch.nn.attention.SDPBackend, [part.bfloat16() for part in (query, key, value)]
     cells = torch.arange(0, KEYS, CELL, device="cuda")
-    heads = torch.arange(HEADS, device="cuda").repeat_interleave(len(cells))
-    jobs = torch.stack((heads, heads, cells.repeat(HEADS), cells.repeat(HEADS) + CELL), 1)
+    each = torch.arange(HEADS, device="cuda").repeat_interleave(len(cells))
+    jobs = torch.stack((each, each, cells.repeat(HEADS), cells.repeat(HEADS) + CELL), 1)
 
     def in_cells() -> Tensor:
         few = slice(0, QUERIES // 16)  # as a probe has them, and so that all outputs of all cells fit

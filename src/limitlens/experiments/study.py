@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from limitlens.curves.estimators import TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import UniformErrors, uniform_errors
 from limitlens.errors import Array, InputError, Progress
-from limitlens.experiments.study_result import MOMENT, Curve
+from limitlens.experiments.study_result import MOMENT, Curve, Later
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
 from limitlens.measures.own import TokenLaw, as_measure
@@ -132,7 +133,7 @@ def study(
         measure=repr(measure),
         theory=_in_theory(reached, proxy_reach(measure, head.A)),
         asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
-        predicted=_predicted(measure, head, reached, cells.sizes, mask_self),
+        predicted=Later(partial(_predicted, measure, head, reached, cells.sizes, mask_self)),
         mask_self=mask_self,
         queries=queries,
         seed=seed,

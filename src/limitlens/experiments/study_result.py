@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,26 @@ from limitlens.results import Result
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "interrupted", "seconds")
+
+
+class Later(Mapping[str, Array]):
+    """Arrays by name that are computed when first looked at: on a GPU they would take longer than the study."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Array]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, Array]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Array:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

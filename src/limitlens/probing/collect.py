@@ -33,6 +33,7 @@ class Collector:
         # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell
         self.states: list[State] = []
         self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
+        self.marked: list[tuple[Tensor, Tensor]] = []  # keys and values of those that wait for the rest of their block
         self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
         self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
@@ -55,11 +56,14 @@ class Collector:
             lambda: self._put(1, value, part),
             lambda: self.moments["key"].add(key),
             lambda: self.moments["query"].add(query),
-            lambda: self._add_special(key[special], value[special]),
         ]
+        self.marked.append((key[special], value[special]))
         if hidden is not None:
             work.append(lambda: self._add_hidden(hidden, part))
         list(self.workers(lambda piece: piece(), work))
+        if part.complete is not None:
+            marked = (torch.cat(tokens) for tokens in zip(*self.marked, strict=True))
+            self.special, self.marked = self.special.merge(self._attend(*marked)), []
         if part.complete is not None and self.on_device is not None:
             self.on_device.take(part.complete, *self.waiting)
         elif part.complete is not None:
@@ -84,9 +88,6 @@ class Collector:
         self.moments["hidden"].add(hidden[part.some, None].float())
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
-
-    def _add_special(self, key: Tensor, value: Tensor) -> None:
-        self.special = self.special.merge(self._attend(key, value))
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
         """Attention over tokens (n, Hkv, ·)."""

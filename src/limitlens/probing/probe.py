@@ -34,6 +34,7 @@ from limitlens.sampling.placement import Deck
 from limitlens.sampling.workers import Workers, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
+DEVICE_BLOCK = 1 << 17  # the same on a GPU, where the pool has many of them: states are merged once a block
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 # Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
 # where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
@@ -122,9 +123,11 @@ class _Work:
         # A random order, so that a run cut short has read a random part of the corpus.
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
         per_forward = self.batch or max(1, FORWARD // windows.length)
-        if self.batch is None and self.loaded.model.device.type != "cpu":  # a GPU takes the same block at once
-            per_forward *= max(1, BLOCK // (per_forward * windows.length))
-        self.pool = Pool(windows, order, per_forward, per_forward * max(1, BLOCK // (per_forward * windows.length)))
+        block = BLOCK
+        if self.loaded.model.device.type != "cpu":  # a GPU takes as much at once as a CPU deals, and deals more
+            per_forward = self.batch or max(1, BLOCK // windows.length)
+            block = min(DEVICE_BLOCK, BLOCK * max(1, len(order) * windows.length // (16 * BLOCK)))
+        self.pool = Pool(windows, order, per_forward, per_forward * max(1, block // (per_forward * windows.length)))
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
         self.done = 0
 
