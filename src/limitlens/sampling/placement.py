@@ -65,7 +65,7 @@ class Hand:
             some = np.concatenate((kept[slots % SOME == 0], others[places % SOME == 0]))
             early = slots < first
             indices = (kept, slots, others, places, some, kept[early], slots[early])
-            yield Part(*map(there, indices), self if start + length >= len(place) else None)  # type: ignore[call-arg]
+            yield Part(*map(there, indices), self if start + length >= len(place) else None)  # type: ignore[call-arg, arg-type]
 
 
 class Deck:
