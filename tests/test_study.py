@@ -318,7 +318,7 @@ def test_results_print_themselves(tmp_path):
     assert len(curve.replicate_table) == 4 * 10 * 4
     curve.plot(str(tmp_path / "curve.pdf"))
     assert (tmp_path / "curve.pdf").stat().st_size > 1000
-    for ask in (curve.rate, curve.error, curve.stderr, curve.local_slopes, curve.asymptotic_rate):
+    for ask in (curve.rate, curve.error, curve.stderr, curve.local_slopes):
         with pytest.raises(ll.InputError, match="no error 'median'"):
             ask("median")
 
@@ -392,9 +392,9 @@ def test_bounded_tokens_tend_to_one_half_on_page_and_terminal_alike():
     assert [guide.y for guide in slopes.guides] == [0.5]
     assert "the exponents tend to 0.5 for the moments and 0.5 for the output" in curve.view().verdict[1]
     free = ll.study(LINE, ll.Head(2.0), [50, 100, 200], replicates=10, queries=32, radius=1.0)
-    assert free.asymptotic_rate("mean") == pytest.approx(0.2)
-    assert free.asymptotic_rate() == pytest.approx(free.theory["rate_rms_output"])
-    assert free.asymptotic_rate("uniform") == 0.5
+    assert free.asymptotic["mean"] == pytest.approx(0.2)
+    assert free.asymptotic["output"] == pytest.approx(free.theory["rate_rms_output"])
+    assert free.asymptotic["uniform"] == 0.5
 
 
 def results():

@@ -16,22 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scipy import special
 
+from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
+from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.loading import load
 from limitlens.record import plain
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from limitlens.curves.error_curve import ErrorCurve
-    from limitlens.heads.result import ProbeRun
 
 LEVEL = 0.05
 WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called

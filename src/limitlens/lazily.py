@@ -15,7 +15,9 @@ class _Lazy(ModuleType):
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from torch import Tensor
 else:
     pd, torch = _Lazy("pandas"), _Lazy("torch")
+    Tensor = Any  # of annotations alone
 
-__all__ = ["pd", "torch"]
+__all__ = ["Tensor", "pd", "torch"]

@@ -1,23 +1,26 @@
 """Outcomes that carry their meaning and their remedy, so that a word never reaches a reader alone."""
 
 from enum import Enum
-from typing import Self
+from functools import cache
+from typing import Any
+
+from limitlens.report.words import read_words
 
 
 class Outcome(Enum):
-    """An enumeration whose members are written (word, meaning, remedy); the value is the word documents show."""
+    """An enumeration of the words that documents show; what they mean and what to do is in outcomes.json."""
 
-    meaning: str
-    remedy: str
+    @property
+    def meaning(self) -> str:
+        """What the word means."""
+        return str(_told()[type(self).__name__][self.value][0])
 
-    def __new__(cls, word: str, meaning: str, remedy: str = "nothing to do") -> Self:
-        """A member: its value is the word."""
-        member = object.__new__(cls)
-        member._value_ = word
-        member.meaning, member.remedy = meaning, remedy
-        return member
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return str(_told()[type(self).__name__][self.value][1])
 
-    @classmethod
-    def of(cls, word: str) -> Self:
-        """The member of a word."""
-        return next(member for member in cls if member.value == word)
+
+@cache
+def _told() -> dict[str, Any]:
+    return read_words("outcomes.json")

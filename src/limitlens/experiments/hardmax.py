@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
+from limitlens.attention.design import designed_head
+from limitlens.attention.head import Head
 from limitlens.curves.error_curve import ErrorCurve
+from limitlens.curves.fit import Rate
 from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
+from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, plain, typed
 from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
@@ -28,10 +32,6 @@ from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
-
-if TYPE_CHECKING:
-    from limitlens.attention.head import Head
-    from limitlens.curves.fit import Rate
 
 SAMPLES_PER_REPLICATE = 1000  # on the line, where a sample of any n costs two random numbers
 WORDS = read_words("experiments/words.json")["hardmax"]
@@ -179,9 +179,6 @@ def hardmax(
             if progress is not None:
                 progress(done + 1, len(grid) + 1)
         return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
-    from limitlens.attention.design import designed_head
-    from limitlens.measures.named import named_measure
-
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
     head = designed_head(law.covariance, 1.0, seed=seed)
     curve = hardmax_study(law, head, counts, replicates=replicates, queries=queries, seed=seed, progress=progress)

@@ -100,7 +100,7 @@ class HeavyTails(Result):
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         for i, row in enumerate(run.document["tilts"]):
             told = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
-            theory = HeavyLaw(Existence.of(row["existence"]), typed(tuple[Prediction, ...], told))
+            theory = HeavyLaw(Existence(row["existence"]), typed(tuple[Prediction, ...], told))
             found = {name: stored[i] for name, stored in arrays.items()}
             known = {"sizes": tuple(row["n"]), "limit": row["limit"], "theory": theory}
             curves.append(HeavyCurve(row["law"], row["tilt"], **known, **found))

@@ -22,6 +22,7 @@ from limitlens.report.view import Figure
 from limitlens.results import Result
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
+BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
 AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "interrupted", "seconds")
 
 
@@ -116,11 +117,6 @@ class Curve(Result):
         """Slopes between neighbouring sizes and their standard errors."""
         return self._curve(name).local_slopes
 
-    def asymptotic_rate(self, name: str = "output") -> float:
-        """The rate this error tends to."""
-        self._curve(name)
-        return self.asymptotic[name]
-
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
         """Token sample complexity: the smallest n whose relative output error is at most `error`."""
         return self.relative.tokens_for(error, context)
@@ -210,23 +206,19 @@ class Curve(Result):
 
     def arrays(self) -> dict[str, Array]:
         """What was measured; `Curve.stored` turns it back."""
-        return {
-            **{f"errors.{name}": rows for name, rows in self.replicate_errors.items()},
-            **{f"noise.{name}": rows for name, rows in self.query_noise.items()},
-            **{f"fewer.{name}": rows for name, rows in self.fewer_queries.items()},
-            "controls": self.controls,
-            "reference_factor": self.reference_factor,
-        }
+        rows = {f"{of}.{name}": rows for of, part in BY_NAME.items() for name, rows in getattr(self, part).items()}
+        return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
 
     @classmethod
     def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array], **known: Any) -> Curve:
         """The curve with this document and these arrays."""
         names = tuple(document["errors"])
+        rows: dict[str, Any] = {
+            part: {name: arrays[key] for name in names if (key := f"{of}.{name}") in arrays}
+            for of, part in BY_NAME.items()
+        }
         return cls(
             sizes=tuple(document["n"]),
-            replicate_errors={name: arrays[f"errors.{name}"] for name in names},
-            query_noise={name: arrays[f"noise.{name}"] for name in names if f"noise.{name}" in arrays},
-            fewer_queries={name: arrays[f"fewer.{name}"] for name in names if f"fewer.{name}" in arrays},
             controls=arrays["controls"],
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),
@@ -235,6 +227,7 @@ class Curve(Result):
             warnings=tuple(document["warnings"]),
             notes=tuple(document["notes"]),
             **{key: document[key] for key in AS_STORED},
+            **rows,
             **known,
         )
 

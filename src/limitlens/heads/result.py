@@ -20,13 +20,12 @@ from limitlens.heads.predictors import rate_skills
 from limitlens.heads.record import MOMENTS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
-from limitlens.lazily import pd
+from limitlens.lazily import Tensor, pd
 from limitlens.record import Run, open_folder, plain, typed, write_whole
 from limitlens.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
-    from torch import Tensor
 
 STATES = "states.safetensors"
 CURVE = ("powers", "outputs", "unseen", "floor")  # the arrays of an error curve

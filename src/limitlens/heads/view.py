@@ -172,8 +172,8 @@ def _cells(head: HeadRecord) -> list[Cell]:
 
     rate = head.curve.rate
     return [
-        f"{head.layer}.{head.head}", rate and round(rate.slope, 2),
-        rate and f"{rate.interval[0]:.2f} to {rate.interval[1]:.2f}",
+        f"{head.layer}.{head.head}", None if rate is None else round(rate.slope, 2),
+        None if rate is None else f"{rate.interval[0]:.2f} to {rate.interval[1]:.2f}",
         Measured(round(float(head.curve.error[-1]), 3), round(float(head.curve.stderr[-1]), 3)),
         tokens(0.1), tokens(0.05), float(f"{head.effective_tokens[-1]:.3g}"), float(f"{head.top_weight:.2g}"),
         head.sink_mass and round(head.sink_mass, 2), head.pareto_k and round(head.pareto_k, 2),

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from limitlens.errors import Array
+from limitlens.lazily import Tensor
 from limitlens.live.planting import Planted, plant
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.live.reader import Reader
+from limitlens.live.reader import Reader
 
 PARTS = 3  # of the positions beyond the trained window
 

@@ -9,19 +9,14 @@ the slope of ln β_n in ln n, the median over rows. A heuristic: real keys are n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from limitlens.errors import Array
-from limitlens.lazily import torch
+from limitlens.lazily import Tensor, torch
+from limitlens.live.reader import Reader
 from limitlens.models import Captured, capture
 from limitlens.statistics.gap_counting import critical_inverse_temperature
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.live.reader import Reader
 
 QUERIES = 12  # of a document
 SIZES = 4  # samples of each row, each half the next

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from limitlens.errors import Array
-from limitlens.lazily import torch
+from limitlens.lazily import Tensor, torch
 from limitlens.live.planting import repeat
+from limitlens.live.reader import Reader
 from limitlens.live.schedules import yarn_exponent
 from limitlens.models.exponents import powers
 from limitlens.sampling.interrupt import held_interrupt
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.live.reader import Reader
 
 PATIENCE = 2  # rounds without gain that end a fit
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.lazily import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from limitlens.lazily import Tensor, torch
 
 DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # of far passages, as parts of the document; one more lies within the trained window
 NAMES = ("Alice", "Bruno", "Clara", "David")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.errors import InputError
-from limitlens.lazily import torch
+from limitlens.lazily import Tensor, torch
 from limitlens.models import LoadedModel, intervene
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models.exponents import Factor
+from limitlens.models.exponents import Factor
 
 ROWS = 2048  # tokens whose logits are held at once
 STRIDE = 8  # a truncated context is moved by this part of the window at a time

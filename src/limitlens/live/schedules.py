@@ -12,12 +12,9 @@ and e^{c_h} s^{γ_h} of `models.exponents.powers`: one exponent a head, layer or
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models.exponents import Factor
+from limitlens.lazily import Tensor
+from limitlens.models.exponents import Factor
 
 
 def schedules(trained: int, to: int, dim: int) -> dict[str, Factor]:

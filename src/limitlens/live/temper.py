@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.errors import InputError, Progress, check_number
-from limitlens.lazily import torch
+from limitlens.lazily import Tensor, torch
 from limitlens.live.axes import Axes, Material, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
 from limitlens.live.fit import Step, fit
@@ -21,9 +21,6 @@ from limitlens.live.temper_result import Temper
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.exponents import Factor, identity, powers
 from limitlens.models.stretch import stretched
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LEVELS = ("head", "layer", "model")  # who has an exponent of its own
 FITTED, CHECKED, LEAST = 3, 1, 2  # documents that steps read, that end a fit, and that both axes are read on at least

@@ -111,7 +111,7 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
     if (axis.low, axis.high) != (None, None):
         getattr(axes, f"set_{name}lim")(axis.low, axis.high)
     if axis.log:
-        plain_log(axes, name)
+        plain_log(getattr(axes, f"{name}axis"))
     elif axis.whole:
         getattr(axes, f"{name}axis").get_major_locator().set_params(integer=True)
 

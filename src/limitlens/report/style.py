@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from limitlens.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
@@ -56,20 +55,17 @@ def saved(figure: Figure, path: str | Path | None) -> Figure:
     return figure
 
 
-def plain_log(axes: Axes, *which: str) -> None:
-    """Logarithmic axes with ticks people read: 0.2, 0.5, 1 or 0.3, 1 over two decades, powers of ten beyond."""
+def plain_log(axis: Any) -> None:
+    """Ticks that people read on a logarithmic axis: 0.2, 0.5, 1 or 0.3, 1 over two decades, powers of ten beyond."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    for name in which:
-        getattr(axes, f"set_{name}scale")("log")
-        axis = getattr(axes, f"{name}axis")
-        low, high = axis.get_view_interval()
-        if 0 < low < high < 100 * low:
-            narrow = high < 5 * low  # there might be one mark of 1, 2, 5 or none
-            fronts = (1.0, 2.0, 5.0) if high < 30 * low else (1.0, 3.0)
-            axis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=fronts))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-            axis.set_minor_formatter(NullFormatter())
+    low, high = axis.get_view_interval()
+    if 0 < low < high < 100 * low:
+        narrow = high < 5 * low  # there might be one mark of 1, 2, 5 or none
+        fronts = (1.0, 2.0, 5.0) if high < 30 * low else (1.0, 3.0)
+        axis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=fronts))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def word_colours(count: int) -> list[str]:

@@ -57,14 +57,20 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
 
 def plug_in_covariance(weights: ArrayLike, values: ArrayLike) -> Array:
     """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: weights (..., n), normalised here, values (n, d_out) to (..., d_out, d_out)."""
+    u = _contributions(weights, values)[1]
+    return np.asarray(np.swapaxes(u, -1, -2) @ u)
+
+
+def _contributions(weights: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
+    """Γ_n (..., d_out) and the u_i = w_i (v_i - Γ_n) (..., n, d_out), the weights normalised."""
     w, v = as_array("weights", weights), as_array("values", values, ndim=2)
     if w.ndim == 0 or w.shape[-1] != v.shape[0]:
         raise InputError(f"weights have shape {w.shape} and values {v.shape}; expected (..., n) and (n, d_out)")
     if (w < 0).any() or (w.sum(-1) <= 0).any():
         raise InputError("weights hold a negative number or sum to zero; expected attention weights")
     w = w / w.sum(-1, keepdims=True)
-    residual = w[..., None] * (v - (w @ v)[..., None, :])
-    return np.asarray(np.swapaxes(residual, -1, -2) @ residual)
+    output = w @ v
+    return output, w[..., None] * (v - output[..., None, :])
 
 
 def plug_in_from_moments(
@@ -170,17 +176,14 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     Degrees are 2/(κ - 1/n), at most n - 1: of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), where
     y are the u whitened by it.
     """
-    w, v = as_array("weights", weights), as_array("values", values, ndim=2)
-    covariance = plug_in_covariance(w, v)
-    w = w / w.sum(-1, keepdims=True)
-    output = w @ v
-    u = w[..., None] * (v - output[..., None, :])
+    output, u = _contributions(weights, values)
+    covariance = np.asarray(np.swapaxes(u, -1, -2) @ u)
     square = np.diagonal(covariance, axis1=-2, axis2=-1)
     lengths = np.einsum("...ni,...ij,...nj->...n", u, np.linalg.pinv(covariance, hermitian=True), u, optimize=True)
     rank = lengths.sum(-1)  # d_out, or less where values lie in a subspace
     one = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
     whole = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
-    count = w.shape[-1]
+    count = u.shape[-2]
     degrees, joint = (2 / np.maximum(kurtosis - 1 / count, 2 / max(count - 1, 1)) for kurtosis in (one, whole))
     return PlugIn(output, covariance, degrees, joint)
 
