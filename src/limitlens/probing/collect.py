@@ -65,11 +65,16 @@ class Collector:
         if part.complete is not None:
             list(self.workers(self._stream, part.complete.streamed))
 
+    def kept(self, slots: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (n, ·) of one key/value head in these slots (n,)."""
+        return self.key[:, head].index_select(0, slots), self.value[:, head].index_select(0, slots)
+
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
         kept, waiting = (self.key, self.value)[which], self.waiting[which]
         for store, chosen, places in ((kept, part.kept, part.slots), (waiting, part.streamed, part.places)):
-            store[torch.as_tensor(places, device=tokens.device)] = tokens[torch.as_tensor(chosen, device=tokens.device)]
+            found = tokens.index_select(0, torch.as_tensor(chosen, device=tokens.device))
+            store.index_copy_(0, torch.as_tensor(places, device=tokens.device), found)
 
     def _stream(self, cell: tuple[int, int, int]) -> None:
         """Attend to what has waited for one cell."""
