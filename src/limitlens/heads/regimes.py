@@ -79,9 +79,10 @@ def classify(
     count, largest = float(tokens[-1]), int(n[-1])
     shared = f"{count:.3g} of {largest:,} tokens share the mass"
     grows = "" if growth is None else f", a number that grows like n^{growth:.2f}"
-    if count >= largest**limits.averaging_power and (growth is None or growth >= limits.averaging_growth):
+    averaging, frozen = _regimes(tokens, n, np.asarray(top_weight), limits)
+    if averaging:
         return RegimeVerdict(Regime.AVERAGING, shared + grows, growth)
-    if top_weight >= limits.frozen_weight and (growth is None or growth <= limits.frozen_growth):
+    if frozen:
         held = f"one token holds {top_weight:.0%} of the mass at n = {largest:,}"
         return RegimeVerdict(Regime.FROZEN, f"{held}, and {shared}{grows}", growth)
     return RegimeVerdict(Regime.SELECTIVE, f"{shared}{grows}, and the largest weight is {top_weight:.2g}", growth)
@@ -107,24 +108,38 @@ def resampled(
     of = columns @ members
     tokens = np.einsum("bw,bc,wcj->bj", rows, columns, effective) / of[:, None]
     weights = np.einsum("bw,bc,wc->b", rows, columns, top) / of
-    drawn = [
-        classify(one, sizes, min(float(weight), 1.0), thresholds).regime
-        for one, weight in zip(tokens, weights, strict=True)
-    ]
-    agreement = drawn.count(verdict.regime) / RESAMPLES
+    averaging, frozen = (int(own.sum()) for own in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
+    shares = (count / RESAMPLES for count in (averaging, RESAMPLES - averaging - frozen, frozen))
+    drawn = dict(zip(Regime, shares, strict=True))
+    agreement = drawn[verdict.regime]
     if agreement >= SURE:
         return replace(verdict, agreement=agreement)
-    other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.count)
-    doubt = f"{agreement:.0%} of the resamples agree, {drawn.count(other) / RESAMPLES:.0%} say {other.value}"
+    other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.__getitem__)
+    doubt = f"{agreement:.0%} of the resamples agree, {drawn[other]:.0%} say {other.value}"
     return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; not sure: {doubt}")
+
+
+def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tuple[Array, Array]:
+    """Whether heads of effective tokens (..., J) and largest weights (...) average, and whether they are frozen."""
+    growth = _growths(tokens, sizes)
+    unknown = np.isnan(growth)
+    many = tokens[..., -1] >= int(sizes[-1]) ** limits.averaging_power
+    averaging = many & (unknown | (growth >= limits.averaging_growth))
+    return averaging, ~averaging & (top >= limits.frozen_weight) & (unknown | (growth <= limits.frozen_growth))
+
+
+def _growths(tokens: Array, sizes: Array) -> Array:
+    """γ (...) of effective tokens (..., J); NaN where there is none."""
+    part = slice(-GROWTH_SIZES, None)
+    x, y = np.log(sizes[part]), np.log(tokens[..., part])
+    if len(x) < 2:
+        return np.full(tokens.shape[:-1], np.nan)
+    x = x - x.mean()
+    slope = np.asarray(y @ x / (x @ x))
+    return np.where(np.isfinite(slope), slope, np.nan)
 
 
 def effective_growth(effective_tokens: Array, sizes: Array) -> float | None:
     """γ of effective tokens ~ n^γ, by least squares over the last three sizes; None with one size."""
-    part = slice(-GROWTH_SIZES, None)
-    x, y = np.log(sizes[part]), np.log(effective_tokens[part])
-    if len(x) < 2:
-        return None
-    x = x - x.mean()
-    slope = float(y @ x / (x @ x))
-    return slope if math.isfinite(slope) else None
+    growth = float(_growths(effective_tokens, sizes))
+    return growth if math.isfinite(growth) else None

@@ -51,7 +51,8 @@ def measure(collector: Collector, window: int) -> Measured:
         deck, layer = collector.deck, collector.layer
         some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
         sizes = np.rint(curves.counts.mean(0)).tolist()
-        told = foretell(layer, collector.key[some], collector.value[some], sizes, seed=deck.seed)
+        kept = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
+        told = foretell(layer, *kept, sizes, seed=deck.seed)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 

@@ -69,6 +69,10 @@ class Collector:
         elif part.complete is not None:
             list(self.workers(self._stream, part.complete.streamed))
 
+    def kept(self, slots: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (n, ·) of one key/value head in these slots (n,)."""
+        return self.key[:, head].index_select(0, slots), self.value[:, head].index_select(0, slots)
+
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
         kept, waiting = (self.key, self.value)[which], self.waiting[which]

@@ -22,6 +22,7 @@ from limitlens.heads.critical_factor import CriticalFactor, critical_factors
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import scores_of
 from limitlens.probing.plug_in import plug_in_errors
+from limitlens.sampling.workers import product
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, local_exponent, support
 from limitlens.statistics.tails import pareto_shape, tail_length
 
@@ -83,7 +84,7 @@ def _shared_detail(collector: Collector, head: int, context: int) -> LayerDetail
     found: list[tuple[Tensor, ...]] = []
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
         chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)  # nested sizes in order
-        key, value, sizes = collector.key[chosen, head], collector.value[chosen, head], deck.filled[r].cumsum().tolist()
+        (key, value), sizes = collector.kept(chosen, head), deck.filled[r].cumsum().tolist()
         scores = scores_of(query, key, layer.traits.softcap)
         samples = _nested(scores, value, sizes)
         effective, last = torch.stack([sample.effective_sample_size for sample in samples], -1), samples[-1]
@@ -146,12 +147,12 @@ def _local_dimension(query: Tensor, key: Tensor) -> tuple[Array, Array]:
 
     All are normalised. Only queries within the keys' support count; with fewer than half of them there is none.
     """
-    keys = np.asarray(normalize(key.double(), dim=-1).cpu())
-    cosine = np.asarray(normalize(query.double(), dim=-1).cpu()) @ keys.T
+    unit = normalize(key.double(), dim=-1)
+    keys, cosine = (np.asarray(part.cpu()) for part in (unit, normalize(query.double(), dim=-1) @ unit.T))
     found, share = np.full((2, len(cosine)), np.nan)
     for head, rows in enumerate(np.sqrt(np.maximum(2 - 2 * cosine, 0))):
         if fits := [local_exponent(row) for row in rows if _spread(row)]:
-            outside = support([fit.radius for fit in fits], keys) < OUTSIDE
+            outside = support([fit.radius for fit in fits], keys, matmul=product) < OUTSIDE
             share[head] = outside.mean()
             if share[head] < 0.5:
                 found[head] = np.median([fit.exponent for fit, out in zip(fits, outside, strict=True) if not out])

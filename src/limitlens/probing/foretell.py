@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.curves.foresight import Foresight
 from limitlens.probing.pilot import Layer, scores_of
-from limitlens.sampling.workers import Workers, one_after_another
-from limitlens.theory.pilot_law import Half, pilot_errors
+from limitlens.sampling.workers import Workers, one_after_another, product
+from limitlens.theory.pilot_law import pilot_errors
 
 TOKENS = 8192  # of the pilot within a probe
 QUERIES = 64  # of a head, spread over the windows that gave queries
@@ -49,12 +48,7 @@ def foretell(
             own = layer.atom[pair]
             atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
         values = np.asarray(value[:, pair].double().cpu())
-        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, parts=parts, matmul=_product)  # type: ignore[arg-type]
+        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, parts=parts, matmul=product)  # type: ignore[arg-type]
         return tuple(Foresight.of(wanted, one, clusters, len(key), seed, parts is not None) for one in told)
 
     return list(workers(of, range(shared * groups)))
-
-
-def _product(a: Half, b: Half) -> Half:
-    """By torch, whose workers have one thread each: NumPy's own threads would contend with them."""
-    return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import state_of
-from limitlens.attention.state import State, merge_all
+from limitlens.attention.state import Peak, State, merge_all
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
 from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares
-from limitlens.probing.peaks import hardmax_errors
+from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB
@@ -67,13 +67,12 @@ def layer_curves(collector: Collector) -> LayerCurves:
     deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
     references: list[State] = []
-    moments: list[tuple[Squares, ...]] = []
+    others: list[tuple[Squares, ...]] = []
     views: dict[str, list[SampleErrors]] = {"bare": [], "atomic": []}
-    keys, values = (tokens.transpose(0, 1).contiguous() for tokens in (collector.key, collector.value))
     for head in range(collector.query.shape[0]):
-        steps = [_step(collector, head, j, keys[head], values[head]) for j in range(counts.shape[1])]
-        left_over = [state[head] for state in collector.states[-LEFT_OVER:]]
-        reference = merge_all([*map(State.union, steps), *left_over])
+        found = [_step(collector, head, j) for j in range(counts.shape[1])]
+        steps, peaks = [state for state, _ in found], [peak for _, peak in found]
+        reference = merge_all([*map(State.union, steps), *(state[head] for state in collector.states[-LEFT_OVER:])])
         references.append(reference)
         seen: list[tuple[State | None, list[State]]] = [(None, [reference[None]] * len(steps))]
         if atom is not None:
@@ -85,24 +84,31 @@ def layer_curves(collector: Collector) -> LayerCurves:
         own = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
         for name, view in zip(views, _views(collector, steps, seen, own), strict=False):
             views[name].append(view)
-        moments.append(own.squares())
+        left_over = [peak[head] for peak in collector.peaks[-LEFT_OVER:]]
+        others.append((*own.squares(), hardmax_errors(collector.layer, peaks, left_over)))
     joined = {name: SampleErrors.joined(parts) for name, parts in views.items() if parts}
-    others = {name: Squares.joined(parts) for name, parts in zip(MOMENTS, zip(*moments, strict=True), strict=True)}
-    others["hardmax"] = hardmax_errors(collector)
-    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"), others)
+    parts_of = zip((*MOMENTS, "hardmax"), zip(*others, strict=True), strict=True)
+    together = {name: Squares.joined(parts) for name, parts in parts_of}
+    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"), together)
 
 
-def _step(collector: Collector, head: int, j: int, keys: Tensor, values: Tensor) -> State:
-    """The states of step j of every replicate, (R, G · m), for one key/value head and what it kept, (slots, ·)."""
-    deck = collector.deck
+def _step(collector: Collector, head: int, j: int) -> tuple[State, Peak]:
+    """States (R, G · m) and peaks (R, G · q) of step j of every replicate, for one key/value head."""
+    deck, query = collector.deck, collector.detail_query[head]
     kept, streamed = np.flatnonzero(deck.kept[:, j]), np.flatnonzero(~deck.kept[:, j])
-    found: dict[int, State] = {int(r): collector.states[deck.number[r, j]][head] for r in streamed}
+    numbers = {int(r): deck.number[r, j] for r in streamed}
+    found = {r: (collector.states[number][head], collector.peaks[number][head]) for r, number in numbers.items()}
     for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
         alike = kept[deck.filled[kept, j] == length]
-        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=keys.device)
-        states = state_of(collector.query[head], keys[slots], values[slots], kernel=collector.layer.kernel)
-        found |= {int(r): states[place] for place, r in enumerate(alike)}
-    return State.stack([found[r] for r in range(deck.replicates)])
+        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=query.device)
+        key, value = (rows.unflatten(0, slots.shape) for rows in collector.kept(slots.flatten(), head))
+        states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
+        peaks = peak_over(query, key, value, collector.layer.traits.softcap)
+        if len(alike) == deck.replicates:
+            return states, peaks
+        found |= {int(r): (states[place], peaks[place]) for place, r in enumerate(alike)}
+    both = [found[r] for r in range(deck.replicates)]
+    return State.stack([state for state, _ in both]), Peak.stack([peak for _, peak in both])
 
 
 def _views(
@@ -120,7 +126,7 @@ def _views(
 
     def squares(vectors: Tensor) -> Tensor:
         """Squared norms, (r, G · m, v) to (r, G, m)."""
-        return vectors.square().sum(-1).reshape(len(vectors), groups, m)
+        return torch.linalg.vecdot(vectors, vectors).reshape(len(vectors), groups, m)
 
     errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
     at_once = max(1, FLOATS_AT_ONCE // (groups * m * width))
@@ -130,10 +136,10 @@ def _views(
         for j, sample in enumerate(samples):
             for way, (atom, limits) in enumerate(seen):
                 limit = limits[j].output if len(limits[j].output) == 1 else limits[j].output[part]
-                output = sample.output if atom is None else sample.merge(atom).output
-                errors[way, :, :, part, j] = (squares(output - limit) @ member).permute(1, 2, 0).cpu()
+                difference = (sample if atom is None else sample.merge(atom)).output - limit
+                errors[way, :, :, part, j] = (squares(difference) @ member).permute(1, 2, 0).cpu()
                 if atom is None:
-                    moments.add(part, j, output - limit)
+                    moments.add(part, j, difference)
     found = []
     for way, (_, limits) in enumerate(seen):
         scale, centred = np.empty((2, groups, sizes))

@@ -65,12 +65,14 @@ class OutputMoments:
         counts = np.bincount(clusters)
         self.found = np.empty((2, len(self.limit), len(counts), replicates, sizes))  # as in `Squares`, of `MOMENTS`
         self.pairs = m**2 - int(np.square(counts).sum())
-        # (C, s): the queries of each cluster, filled up with some whose weight is 0
-        place = np.arange(counts.max()) + (np.cumsum(counts) - counts)[:, None]
-        there = np.arange(counts.max()) < counts[:, None]
-        order = np.argsort(clusters, kind="stable")
-        self.member = torch.as_tensor(order[np.where(there, place, 0)], device=limit.device)
-        self.there = torch.as_tensor(there, device=limit.device, dtype=torch.float32)[..., None]
+        self.member = torch.nn.functional.one_hot(torch.as_tensor(clusters, device=limit.device)).float()  # (m, C)
+        # (m,): the row of each query's D where every cluster has s rows, as many as the largest, and then s of H
+        self.most = int(counts.max())
+        order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
+        rows = np.empty(m, np.int64)
+        rows[order] = 2 * self.most * clusters[order] + np.arange(m) - first[clusters[order]]
+        self.rows = torch.as_tensor(rows, device=limit.device)
+        self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C · 2 s, v): what is not written stays 0
 
     def add(self, replicates: slice, j: int, difference: Tensor) -> None:
         """Take in Γ_n − Γ (r, G · m, v) of these replicates at one size."""
@@ -90,21 +92,22 @@ class OutputMoments:
         The share of each cluster is twice what its pairs say less once the whole, so that leaving it out moves the mean
         over clusters as it moves the squared error, to first order.
         """
-        errors = difference.reshape(len(difference), *self.limit.shape).float()
-        D = self._clustered(errors)
-        total = D.sum((-3, -2), keepdim=True)
-        own = D.sum(-2, keepdim=True)
-        mean = (own * (total - own)).sum((-1, -2))
-        D = self._clustered(errors - errors.mean(-2, keepdim=True))
-        H = self._clustered(self.centred.expand_as(errors)) + D / 2
-        product = D.flatten(-3, -2).mT @ H.flatten(-3, -2)
-        whole = 2 * ((D.flatten(-3, -2) @ (product + product.mT)).reshape(D.shape) * H).sum((-1, -2))
-        cross = D @ H.mT
-        inner = 2 * ((D @ D.mT) * (H @ H.mT) + cross * cross.mT).sum((-1, -2))
-        found = torch.stack((mean, whole - inner)).double()
+        errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
+        own = self.member.T @ errors  # (r · G, C, v)
+        total = own.sum(1, keepdim=True)
+        mean = torch.linalg.vecdot(own, total - own)
+        D = errors - total / errors.shape[1]
+        H = (self.centred + D.unflatten(0, (-1, len(self.limit))) / 2).flatten(0, 1)
+        product = D.mT @ H
+        whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
+        clusters = self.member.shape[1]
+        if len(self.stacked) < len(D):
+            self.stacked = D.new_zeros(len(D), clusters * 2 * self.most, D.shape[-1])
+        stacked = self.stacked[: len(D)].index_copy_(1, self.rows, D).index_copy_(1, self.rows + self.most, H)
+        rows = stacked.unflatten(1, (clusters, -1))  # (r · G, C, 2 s, v)
+        gram = (rows @ rows.mT).unflatten(2, (2, -1)).unflatten(-1, (2, -1))  # (r · G, C, 2, s, 2, s)
+        (DD, DH), HH = gram[:, :, 0].unbind(3), gram[:, :, 1, :, 1]
+        inner = (DD * HH + DH * DH.mT).sum((-1, -2))
+        found = torch.stack((mean, 2 * (whole - inner))).double().unflatten(1, (-1, len(self.limit)))
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
         return 2 * shares - shares.mean(-1, keepdim=True)
-
-    def _clustered(self, vectors: Tensor) -> Tensor:
-        """Vectors (r, G, m, v) by cluster, (r, G, C, s, v), 0 where a cluster has fewer."""
-        return vectors[:, :, self.member] * self.there

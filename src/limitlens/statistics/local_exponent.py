@@ -14,6 +14,7 @@ So the query's r_k is ranked among those of keys to their own neighbours (`suppo
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,15 +87,18 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
 
 
-def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
+def support(
+    radii: ArrayLike, keys: Array, neighbours: int | None = None, matmul: Callable[[Array, Array], Array] = np.matmul
+) -> Array:
     """How usual it is for keys (n, d) to have their k-th neighbour at least so far away: radii (q,) to (q,).
 
     (1 + #{reference keys whose r_k is at least r})/(1 + their number): were the query one more key, this would be at
     most p with probability p. Below `OUTSIDE` the query lies outside the keys' support, as far as n keys can tell.
+    `matmul` may multiply matrices elsewhere.
     """
     count, n = _count(len(keys)) if neighbours is None else neighbours, len(keys)
     chosen = keys[np.random.default_rng(0).permutation(n)[:REFERENCES]]
-    square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * chosen @ keys.T
+    square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * matmul(chosen, keys.T)
     own = np.sqrt(np.maximum(np.partition(square, min(count, n - 1), axis=1)[:, min(count, n - 1)], 0))  # 0: itself
     return np.asarray((1 + (own >= np.asarray(radii)[:, None]).sum(1)) / (1 + len(own)))
 

@@ -79,30 +79,33 @@ def pilot_errors(
     if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < PARTS:
         raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 4")
     top = raw.max(1, keepdims=True)
-    if not np.isfinite(top).all() or np.isnan(raw).any():
+    if not np.isfinite(top).all():
         raise InputError("a query sees no token of the pilot, or a score is not a number; expected finite scores")
-    seen = np.isfinite(raw)
-    weights = np.where(seen, np.exp(np.maximum(raw - top, -LIGHTEST)), 0.0)
-    mean, middle = weights.mean(1), v.mean(0)
+    unseen = np.isneginf(raw)
+    logs = np.maximum(raw - top, -LIGHTEST)
+    if unseen.any():
+        logs[unseen] = -np.inf
+    mean, middle = np.array([np.exp(log).mean() for log in logs]), v.mean(0)
+    logs -= np.log(mean)[:, None]
     quarter = np.arange(len(v)) * PARTS // len(v) if parts is None else parts
-    pilot = _Gathered.of(weights / mean[:, None], v - middle, quarter, n, matmul)
+    pilot = _Gathered.of(logs, v - middle, quarter, n, matmul)
     ways = [(np.zeros(len(raw)), np.zeros_like(pilot.limit))]
     if atom is not None:  # beyond e^60 an atom is all there is
         weight = np.exp(np.minimum(atom[0] - top[:, 0] - np.log(mean), 60.0))
         ways.append((weight, atom[1] - middle - pilot.limit))
     repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * len(v)) & (n < len(v)))
+    drawn = [pilot.with_replacement(n, parts, ways) for parts in (range(PARTS), *HALVES[:3], *HALVES[:2:-1])]
     found = []
-    for weight, away in ways:
-        whole, centre = pilot.with_replacement(n, range(PARTS), weight, away)
-        halves, centres = zip(
-            *(pilot.with_replacement(n, half, weight, away) for half in (*HALVES[:3], *HALVES[:2:-1])), strict=True
-        )
+    for way, (weight, away) in enumerate(ways):
+        (whole, centre), *halves = (each[way] for each in drawn)
         error = whole.copy()
         for j in repeated:
             error[:, j] = pilot.without_replacement(n[j], weight, away) / (1 - n[j] / len(v))
-        output, *outputs = (np.square(pilot.limit + middle + about).sum(-1).T for about in (centre, *centres))
+        centres = (centre, *(about for _, about in halves))
+        output, *outputs = (np.square(pilot.limit + middle + about).sum(-1).T for about in centres)
         shape = (2, 3, *error.shape)
-        found.append(PilotErrors(error, output, whole, *(np.reshape(part, shape) for part in (halves, outputs))))
+        told = (np.reshape(part, shape) for part in ([half for half, _ in halves], outputs))
+        found.append(PilotErrors(error, output, whole, *told))
     return tuple(found)
 
 
@@ -123,79 +126,91 @@ class _Gathered:
     matmul: Product
 
     @classmethod
-    def of(cls, weights: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> _Gathered:
-        """Split each of M tokens between the two nodes around its weight (m, M), which have mean 1 at each query."""
-        queries, tokens = weights.shape
-        low, high = np.log(weights[weights > 0].min()), np.log(weights.max())
-        node = np.concatenate(([0.0], np.exp(low + GAP * np.arange(int((high - low) / GAP) + 3))))
-        limit = weights @ values / tokens
-        carried = np.concatenate((values, np.ones((tokens, 1)), np.square(values).sum(1, keepdims=True)), 1)
-        places = [np.flatnonzero(quarter == part) for part in range(PARTS)]
-        own = [carried[place] for place in places]
-        width, size = carried.shape[1], len(node)
-        count, gathered = np.empty((PARTS, size, queries)), np.empty((PARTS, size, queries, width))
+    def of(cls, logs: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> _Gathered:
+        """Split each of M tokens between the two nodes around its weight, of which logs (m, M) are given and mean 1."""
+        queries, tokens = logs.shape
+        low, high = logs.min(), logs.max()
+        low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
         # 0 is a node of its own, for tokens that a query does not see.
-        above = ((np.log(np.maximum(weights, node[1])) - low) / GAP + 1 + 1e-9).astype(np.int32)
-        below = np.where(weights > 0, above, 0)
-        right = (weights - node[below]) / (node[below + 1] - node[below])
-        for part, place in enumerate(places):
-            ends = np.arange(0, 2 * len(place) + 1, 2)
-            for i in range(queries):
-                at, upper = below[i, place], right[i, place]
-                share, where = np.stack((1 - upper, upper), 1), np.stack((at, at + 1), 1)
-                count[part, :, i] = np.bincount(where.ravel(), share.ravel(), minlength=size)
-                share *= weights[i, place, None]
-                spread = sparse.csc_array((share.ravel(), where.ravel(), ends), shape=(size, len(place)))
-                gathered[part, :, i] = spread @ own[part]
-        # About each query's own limit: |d|² = |c|² − 2 c·Γ + |Γ|².
-        inner = np.einsum("pkmv,mv->pkm", gathered[..., :-2], limit)
-        gathered[..., -1] += np.square(limit).sum(1) * gathered[..., -2] - 2 * inner
-        gathered[..., :-2] -= limit * gathered[..., -2:-1]
+        node = np.concatenate(([0.0], np.exp(low + GAP * np.arange(int((high - low) / GAP) + 3))))
+        over = np.concatenate(([0.0], 1 / node[1:]))
+        carried = np.concatenate((values, np.ones((tokens, 1)), np.square(values).sum(1, keepdims=True)), 1)
+        width, size = carried.shape[1], len(node)
+        limit, pull = np.empty((queries, width - 2)), np.empty((PARTS, queries, width - 1))
+        count, tables = np.empty((PARTS, size, queries)), np.empty((PARTS, size, queries, width), np.float32)
+        rows = PARTS * size
+        ends = np.arange(0, 2 * tokens + 1, 2, dtype=np.int32)
+        spread = sparse.csc_array((np.empty(2 * tokens), np.zeros(2 * tokens, np.int32), ends), shape=(rows, tokens))
+        place, share = spread.indices.reshape(-1, 2), spread.data.reshape(-1, 2)  # filled anew for every query
+        first = (quarter * size).astype(np.int32)
+        for i, log in enumerate(logs):  # one query at a time: what it needs stays in cache
+            weight, at = np.exp(log), np.maximum((log - (low - (1 + 1e-9) * GAP)) * (1 / GAP), 0).astype(np.int32)
+            upper = np.maximum(weight * over[at] - 1, 0) * (1 / np.expm1(GAP))
+            at += first
+            shared = np.bincount(at, upper, rows)
+            there = np.bincount(at, minlength=rows) - shared
+            there[1:] += shared[:-1]
+            count[..., i] = there.reshape(PARTS, size)
+            place[:, 0] = at
+            np.add(at, 1, out=place[:, 1])
+            np.multiply(weight, upper, out=share[:, 1])
+            np.subtract(weight, share[:, 1], out=share[:, 0])
+            sums = spread @ carried
+            own = sums.reshape(PARTS, size, width).sum(1)
+            limit[i] = own[:, :-2].sum(0) / tokens
+            pull[:, i] = own[:, :-1]
+            pull[:, i, :-1] -= own[:, -2:-1] * limit[i]
+            # About the query's own limit: |d|² = |c|² − 2 c·Γ + |Γ|².
+            sums[:, -1] += limit[i] @ limit[i] * sums[:, -2] - 2 * np.einsum("kv,v->k", sums[:, :-2], limit[i])
+            sums[:, :-2] -= sums[:, -2:-1] * limit[i]
+            tables[:, :, i] = sums.reshape(PARTS, size, width)
         lightest = node[
             np.minimum((count.sum(0).cumsum(0) < (1 - min(SURVIVING / n.min(), 0.9)) * tokens).sum(0), size - 1)
         ]
         start = np.log(NEAR / n.max())
         s = np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest.min(), 1e-30))) + STEP, STEP))
         e = np.exp(-s[:, None] * node)
-        both = np.concatenate((e, e * node)).astype(np.float32)
-        tables = gathered.reshape(PARTS, size, -1).astype(np.float32)
-        sums = np.stack([matmul(both, table) for table in tables]).astype(np.float64)
-        sums = sums.reshape(PARTS, 2, len(s), queries, width)
-        left, pull = np.stack([e @ part for part in count]), gathered[..., :-1].sum(1)
-        once, twice = sums[:, 0, ..., :-1], sums[:, 1]
-        return cls(s, node, count, tables.sum(0), limit, left, once, twice, pull, matmul)
+        both, flat = np.concatenate((e, e * node)).astype(np.float32), tables.reshape(PARTS, size, -1)
+        products = np.stack([matmul(both, table) for table in flat]).astype(np.float64)
+        products = products.reshape(PARTS, 2, len(s), queries, width)
+        left, once, twice = e @ count, products[:, 0, ..., :-1], products[:, 1]
+        return cls(s, node, count, flat.sum(0), limit, left, once, twice, pull, matmul)
 
-    def with_replacement(self, n: Array, which: Sequence[int], weight: Array, away: Array) -> tuple[Array, Array]:
+    def with_replacement(
+        self, n: Array, which: Sequence[int], ways: Sequence[tuple[Array, Array]]
+    ) -> list[tuple[Array, Array]]:
         """The integral for draws from some parts, (m, sizes), and their g about the limit of all, (sizes, m, v).
 
-        The atom has these weights (m,) and lies `away` (m, v) from the limit.
+        In each way the atom has weights (m,) and lies so far (m, v) from the limit.
         """
-        parts = list(which)
-        tokens = float(self.count[parts].sum((0, 1))[0])
+        tokens = float(self.count[list(which)].sum((0, 1))[0])
         left, once, twice, pull = (
-            sums[parts].sum(0) / tokens for sums in (self.left, self.once, self.twice, self.pull)
+            sum(sums[part] for part in which) / tokens for sums in (self.left, self.once, self.twice, self.pull)
         )
         mass = np.maximum(pull[:, -1], 1e-300)
         centre = pull[:, :-1] / mass[:, None]  # their own limit: all that follows is about it
         a1, b1, c2, b2 = once[..., :-1] - centre * once[..., -1:], once[..., -1], twice[..., :-2], twice[..., -2]
         a2 = twice[..., -1] - 2 * np.einsum("smv,mv->sm", c2, centre) + np.square(centre).sum(1) * b2
-        c2 = c2 - centre * b2[..., None]
-        own = away - centre
-        near, far = np.square(a1).sum(-1), np.square(own).sum(1)
-        along, across = (np.einsum("smv,mv->sm", sums, own) for sums in (a1, c2))
+        near = np.einsum("smv,smv->sm", a1, a1)
         size = n[:, None, None]
-        lam = (weight / (weight + n[:, None] * mass))[:, None]  # g is so far from the centre to the atom
-        log_left = np.log(np.maximum(left, 1e-300))
-        gone = self.s[:, None] * weight
-        twice_left = np.exp((size - 2) * log_left - gone)
-        once_left = twice_left * left
-        inside = size * (a2 - 2 * lam * across + lam**2 * far * b2) * once_left
-        inside += size * (size - 1) * (near - 2 * lam * b1 * along + (lam * b1) ** 2 * far) * twice_left
-        if weight.any():
-            inside += (weight * (1 - lam)) ** 2 * far * once_left * left
-            inside += 2 * size * weight * (1 - lam) * (along - lam * b1 * far) * once_left
-        error = np.maximum(np.einsum("s,nsm->mn", self.s**2, inside) * STEP, 0.0)
-        return error, centre + lam[:, 0, :, None] * own
+        # (1 − q)^{n−2}, for every size
+        kept = np.exp((size - 2) * np.log(np.maximum(left, 1e-300)))
+        found = []
+        for weight, away in ways:
+            own, lam, inside = away - centre, np.zeros((1, 1, len(weight))), size * (a2 * left + (size - 1) * near)
+            if weight.any():
+                lam = (weight / (weight + n[:, None] * mass))[:, None]  # g is so far from the centre to the atom
+                far, along = np.square(own).sum(1), np.einsum("smv,mv->sm", a1, own)
+                across = np.einsum("smv,mv->sm", c2, own) - np.einsum("mv,mv->m", centre, own) * b2
+                inside += size * (lam**2 * far * b2 - 2 * lam * across) * left
+                inside += size * (size - 1) * ((lam * b1) ** 2 * far - 2 * lam * b1 * along)
+                inside += (weight * (1 - lam)) ** 2 * far * left**2
+                inside += 2 * size * weight * (1 - lam) * (along - lam * b1 * far) * left
+                inside *= np.exp(-self.s[:, None] * weight)
+            error = np.einsum("s,nsm->mn", self.s**2, inside * kept) * STEP
+            about = np.broadcast_to(centre + lam[:, 0, :, None] * own, (len(n), *centre.shape))
+            found.append((np.maximum(error, 0.0), about))
+        return found
 
     def without_replacement(self, n: float, weight: Array, away: Array) -> Array:
         """The integral for draws without replacement from all of it, beside the atom, (m,)."""
