@@ -21,6 +21,7 @@ from limitlens.probing.moment_errors import above_noise
 from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
+from limitlens.sampling.workers import Workers, one_after_another
 
 # What a head's record takes from its layer's as it is, by the same name.
 GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
@@ -42,8 +43,8 @@ class Measured:
     foresight: list[tuple[Foresight, ...]]  # of each head: of the pooled law, and beside the atom where there is one
 
 
-def measure(collector: Collector, window: int) -> Measured:
-    """All measurements of a layer that has seen the pool, in windows of so many tokens."""
+def measure(collector: Collector, window: int, workers: Workers = one_after_another) -> Measured:
+    """All measurements of a layer that has seen the pool, in windows of so many tokens; heads may be foretold apart."""
     with torch.inference_mode():
         curves = layer_curves(collector)
         share = torch.exp(collector.special.lse - curves.reference.lse)
@@ -52,7 +53,7 @@ def measure(collector: Collector, window: int) -> Measured:
         some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
         sizes = np.rint(curves.counts.mean(0)).tolist()
         kept = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, *kept, sizes, seed=deck.seed)
+        told = foretell(layer, *kept, sizes, seed=deck.seed, workers=workers)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 

@@ -29,6 +29,7 @@ from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB
+DEVICE_TIMES = 256  # as many on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,8 @@ def _views(
         return torch.linalg.vecdot(vectors, vectors).reshape(len(vectors), groups, m)
 
     errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
-    at_once = max(1, FLOATS_AT_ONCE // (groups * m * width))
+    floats = FLOATS_AT_ONCE * (1 if steps[0].lse.device.type == "cpu" else DEVICE_TIMES)
+    at_once = max(1, floats // (groups * m * width))
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
         samples = accumulate((step[part] for step in steps), State.merge)

@@ -8,7 +8,8 @@ reference, come from the one forward.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
 from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
-from limitlens.probing.build import head_records, measure
+from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector
 from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, run_pilot
@@ -31,7 +32,7 @@ from limitlens.probing.stream import Clock, Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.placement import Deck
-from limitlens.sampling.workers import Workers, workers_for
+from limitlens.sampling.workers import Workers, one_after_another, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
 DEVICE_BLOCK = 1 << 17  # the same on a GPU, where the pool has many of them: states are merged once a block
@@ -171,6 +172,15 @@ class _Work:
             )
         return min(self.replicates, pool // largest)
 
+    def _measured(self, window: int) -> Iterator[Measured]:
+        """The measurements of every layer, in order. On a GPU most of what is left is the CPU's: layers and heads."""
+        with ExitStack() as stack:
+            layers: Workers = self.workers
+            heads: Workers = one_after_another
+            if self.loaded.model.device.type != "cpu":
+                layers, heads = (stack.enter_context(workers_for(torch.device("cpu"))) for _ in range(2))
+            yield from layers(lambda index: measure(self.collectors.pop(index), window, heads), list(self.collectors))
+
     def _report(self, tokens: int) -> None:
         self.done += tokens
         if self.progress is not None:
@@ -196,7 +206,7 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        for measured in self.workers(lambda index: measure(self.collectors.pop(index), window), list(self.collectors)):
+        for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
             if (tails := geometry.tails) is not None:
