@@ -9,6 +9,7 @@ norm itself is measured with all queries, halves and quarters of them, and follo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -40,7 +41,7 @@ class TokenSums:
 
     def add(self, vectors: Tensor) -> TokenSums:
         """The sums after a block of these (r, b, f)."""
-        first, second = vectors.sum(1), vectors.mT @ vectors
+        first, second = vectors.sum(1), _products(vectors)
         return TokenSums(self.count + vectors.shape[1], self.first + first, self.second + second)
 
     def mapped(self, slope: Tensor, offset: Tensor) -> TokenSums:
@@ -49,6 +50,13 @@ class TokenSums:
         cross = moved[:, :, None] * offset
         second = slope @ self.second @ slope.T + cross + cross.mT + self.count * torch.outer(offset, offset)
         return TokenSums(self.count, moved + self.count * offset, second)
+
+
+def _products(vectors: Tensor) -> Tensor:
+    """Σ zzᵀ of vectors (r, b, f). On a GPU a long sum is cut into parts, without which few of its cores would work."""
+    parts = math.gcd(vectors.shape[1], 1 if vectors.device.type == "cpu" else 32)
+    pieces = vectors.reshape(len(vectors), parts, -1, vectors.shape[-1])
+    return (pieces.mT @ pieces).sum(1) if parts > 1 else vectors.mT @ vectors
 
 
 def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
-DEVICE_TIMES = 128  # as many on a GPU, which many replicates fill
+DEVICE_TIMES = 512  # as many on a GPU, which many replicates fill: some 20 GB
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
 # Queries at least: with as many a dimension, tokens cost as much to draw as to attend, and fewer save no time. Among

@@ -178,6 +178,7 @@ class _Work:
             layers: Workers = self.workers
             heads: Workers = one_after_another
             if self.loaded.model.device.type != "cpu":
+                torch.linalg.eigh(torch.eye(1, device=self.loaded.model.device))  # its first call must be in one thread
                 layers, heads = (stack.enter_context(workers_for(torch.device("cpu"))) for _ in range(2))
             yield from layers(lambda index: measure(self.collectors.pop(index), window, heads), list(self.collectors))
 
