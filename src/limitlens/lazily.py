@@ -1,4 +1,4 @@
-"""pandas and torch, imported when first used: a question to the theory has no time for them."""
+"""pandas and torch, imported when first used, and types that annotations name: a question to the theory cannot wait."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ class _Lazy(ModuleType):
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
     from torch import Tensor
+    from transformers import PreTrainedModel
 else:
     pd, torch = _Lazy("pandas"), _Lazy("torch")
-    Tensor = Any  # of annotations alone
+    Axes = Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
-__all__ = ["Tensor", "pd", "torch"]
+__all__ = ["Axes", "Drawing", "PreTrainedModel", "Tensor", "pd", "torch"]

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from limitlens.lazily import pd
+from limitlens.lazily import Drawing, pd
 from limitlens.record import Run, plain, provenance, typed, write_run
 from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from limitlens.budgets.cache_plan import CachePlan
     from limitlens.budgets.plan import Plan as Plan
     from limitlens.heads.result import ProbeRun

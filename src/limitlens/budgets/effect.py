@@ -8,7 +8,6 @@ that is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim), a heuristic: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,10 +15,7 @@ from torch import Tensor
 
 from limitlens.errors import Array
 from limitlens.models import Captured, LoadedModel, Windows
-from limitlens.models.relay import through
-
-if TYPE_CHECKING:
-    from limitlens.models.relay import Output
+from limitlens.models.relay import Output, through
 
 SAMPLES = 4  # continuations that are drawn for each window
 

@@ -170,40 +170,30 @@ def _query(
     estimate: LocalExponent, distances: Array, usual: float, beta: float | None, theta: float, rng: np.random.Generator
 ) -> QueryKeys:
     gaps = np.square(distances) / 2
-    five = _sharing_beta(gaps, 5.0)
-    if usual < OUTSIDE:
-        at = five or 1.0 if beta is None else check_beta(beta)
-        shared, top = _shares(gaps, at)
-        numbers = {"theta": float(np.exp(-at * gaps).sum()), "participation": shared, "top_weight": top}
-        return QueryKeys(
-            exponent=Quantity(), radius=estimate.radius, support=usual, critical_beta=Quantity(),
-            five_key_beta=Quantity(measured=five), beta=at, regime=regime(shared),
-            **{name: Quantity(measured=number) for name, number in numbers.items()},
-        )  # fmt: skip
-    beta = check_beta(beta) if beta is not None else estimate.critical_beta(theta=theta)[0]
-    critical, relative = estimate.critical_beta()
-    theta = theta_asymptotic(estimate.n, beta, estimate.local)
-    limit = PoissonPoints(theta, estimate.local.a)
-    drawn = sample_weights(limit, _REPLICATES, rng)
-    shared, top = _shares(gaps, beta)
-
-    def beside(expected: float, measured: float, draws: Array | None = None) -> Quantity:
-        below = None if draws is None else float(np.mean(draws <= measured))
-        # the power law is assumed to reach from r_k down to the nearest keys
-        return Quantity(expected, Status.HEURISTIC, measured=measured, quantile_in_limit=below)
-
+    five, inside = _sharing_beta(gaps, 5.0), usual >= OUTSIDE
+    critical_beta = estimate.critical_beta(theta=theta)[0] if inside else five or 1.0
+    at = critical_beta if beta is None else check_beta(beta)
+    shared, top = _shares(gaps, at)
+    numbers = {"theta": float(np.exp(-at * gaps).sum()), "participation": shared, "top_weight": top}
+    found = {name: Quantity(measured=number) for name, number in numbers.items()}
+    exponent = critical = Quantity()
+    if inside:
+        reached = theta_asymptotic(estimate.n, at, estimate.local)
+        limit = PoissonPoints(reached, estimate.local.a)
+        drawn = sample_weights(limit, _REPLICATES, rng)
+        expected = {"theta": reached, "participation": participation(limit), "top_weight": mean_top(limit)}
+        below = {"participation": float(np.mean(drawn.participation <= shared))}
+        below["top_weight"] = float(np.mean(drawn.top <= top))
+        for name, value in expected.items():  # the power law is assumed to reach from r_k down to the nearest keys
+            share = below.get(name)
+            found[name] = Quantity(value, Status.HEURISTIC, measured=numbers[name], quantile_in_limit=share)
+        exponent = Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval)
+        middle, relative = estimate.critical_beta()
+        critical = Quantity(measured=middle, stderr=middle * relative)
     return QueryKeys(
-        exponent=Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval),
-        radius=estimate.radius,
-        support=usual,
-        critical_beta=Quantity(measured=critical, stderr=critical * relative),
-        five_key_beta=Quantity(measured=five),
-        beta=beta,
-        theta=beside(theta, float(np.exp(-beta * gaps).sum())),
-        participation=beside(participation(limit), shared, drawn.participation),
-        top_weight=beside(mean_top(limit), top, drawn.top),
-        regime=regime(shared),
-    )
+        exponent=exponent, radius=estimate.radius, support=usual, critical_beta=critical,
+        five_key_beta=Quantity(measured=five), beta=at, regime=regime(shared), **found,
+    )  # fmt: skip
 
 
 def _shares(gaps: Array, beta: float) -> tuple[float, float]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.critical.weight_samples import sample_ordered, sample_weights
 from limitlens.errors import Array, InputError
+from limitlens.lazily import Axes, Drawing
 from limitlens.report.style import BLUE, GREEN, GREY, RED, figure_style, saved
 from limitlens.theory import GapLaw, KeyPoints, PoissonPoints, beta_sharing, critical_beta, participation, regime, theta
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHARING = (400.0, 5.0, 1.05)  # keys that share the mass at the three temperatures
 SHOWN = (("averages", BLUE), ("selects", GREEN), ("collapses", RED))
@@ -28,7 +25,7 @@ _RANKS = 64
 _REPLICATES = 1000
 
 
-def draw_regimes(law: GapLaw, n: float, seed: int = 0, path: str | Path | None = None) -> Figure:
+def draw_regimes(law: GapLaw, n: float, seed: int = 0, path: str | Path | None = None) -> Drawing:
     """Simulate and draw n keys where 400, 5 and 1.05 of them share the mass, and Σw² in between.
 
     Above, each disc is a key at its true distance from the query and at a random angle; its area is its weight. Below,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy import stats
@@ -22,7 +22,7 @@ from limitlens.critical.regimes_picture import draw_regimes
 from limitlens.critical.scaling_view import scaling_view
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
-from limitlens.lazily import pd
+from limitlens.lazily import Drawing, pd
 from limitlens.record import Run, plain
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
@@ -31,9 +31,6 @@ from limitlens.theory.scaling.control import Regime
 from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law, uniform
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
 from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force before the nearest keys alone are drawn instead
 _COLLAPSED_TOP = 0.9  # of E w₁: the formulas of the collapse are its first order, good to some percent from here on

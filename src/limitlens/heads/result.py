@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,9 @@ from limitlens.heads.predictors import rate_skills
 from limitlens.heads.record import MOMENTS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
-from limitlens.lazily import Tensor, pd
+from limitlens.lazily import Drawing, Tensor, pd
 from limitlens.record import Run, open_folder, plain, typed, write_whole
 from limitlens.results import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 STATES = "states.safetensors"
 CURVE = ("powers", "outputs", "unseen", "floor")  # the arrays of an error curve

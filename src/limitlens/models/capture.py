@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from limitlens.models.relay import Captured, through
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from limitlens.models.relay import Output
+from limitlens.lazily import PreTrainedModel, Tensor
+from limitlens.models.relay import Captured, Output, through
 
 
 @contextmanager

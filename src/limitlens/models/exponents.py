@@ -10,18 +10,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from limitlens.errors import Array, InputError
+from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.record import to_json, typed, write_whole
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-Factor: TypeAlias = Callable[[int, "Tensor"], "Tensor"]  # of the layer and of queries' positions: (heads, queries)
+Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +38,6 @@ class Exponents:
 
     def factor(self) -> Factor:
         """The factors, as `intervene` takes them."""
-        import torch
-
         return powers(
             torch.as_tensor(self.exponents),
             None if self.constants is None else torch.as_tensor(self.constants),

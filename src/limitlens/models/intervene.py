@@ -12,21 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from limitlens.errors import InputError, as_array
+from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.exponents import read_exponents
-from limitlens.models.relay import Captured, through
+from limitlens.models.relay import Captured, Output, through
 from limitlens.models.stretch import stretched
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from limitlens.models.relay import Output
 
 Change = Callable[[Captured], Captured]
 SCORES = 1 << 24  # scores that are held at once
@@ -106,7 +101,6 @@ def intervene(
 
 def attend(call: Captured) -> Tensor:
     """Outputs (B, Hq, L, v) of a layer by the formula of `Captured`, in blocks of queries."""
-    import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     query, groups = call.query, call.query.shape[1] // call.key.shape[1]
@@ -139,8 +133,6 @@ def attend(call: Captured) -> Tensor:
 
 def _scaling(factor: Any, layers: int, heads: int) -> Change:
     """The change that multiplies queries by a factor, which multiplies their scores."""
-    import torch
-
     if not callable(factor):
         shape = np.shape(factor)
         if shape not in ((), (layers, heads)):

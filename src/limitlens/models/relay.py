@@ -13,19 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.errors import InputError
-from limitlens.lazily import torch
+from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.models._quiet import quiet
 from limitlens.models.projections import query_projection
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel
-
-    Output = tuple[Tensor, Tensor | None]  # of a layer, (B, L, Hq, v), and its weights where the model gives them
-    Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # told a call, and how to go on with a query
+Output = tuple[Tensor, Tensor | None]  # of a layer, (B, L, Hq, v), and its weights where the model gives them
+Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # told a call, and how to go on with a query
 
 _PREFIX = "limitlens_"
 _serial = count()
@@ -154,7 +150,7 @@ class _Relay:
     def watch_inputs(self) -> Iterator[Any]:
         """Hooks that keep what each query projection reads until its layer is captured."""
 
-        def keep(key: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def keep(key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
             return lambda _, args: self.inputs.__setitem__(key, args[0])
 
         for module in self.model.modules():
@@ -164,7 +160,7 @@ class _Relay:
 
     def attention(
         self,
-        module: nn.Module,
+        module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -205,7 +201,7 @@ class _Relay:
 
         return self.handle(seen, go_on)
 
-    def _layer(self, module: nn.Module, query: Tensor, key: Tensor) -> int:
+    def _layer(self, module: torch.nn.Module, query: Tensor, key: Tensor) -> int:
         """The index of the layer now called: its own, or for modules that do not know it the number of calls so far."""
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
@@ -227,7 +223,7 @@ class _Relay:
         return layer
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def _configs(model: torch.nn.Module) -> list[Any]:
     """Every configuration that may name an attention implementation: the modules' own and those nested in them."""
     found: dict[int, Any] = {}
     pending: list[Any] = [
@@ -253,7 +249,7 @@ def _expected_layers(config: Any) -> set[int]:
     return set(range(config.num_hidden_layers)) - {i for i, kind in enumerate(types) if kind in _WITHOUT_SOFTMAX}
 
 
-def _refusal(model: nn.Module, what: str) -> str:
+def _refusal(model: torch.nn.Module, what: str) -> str:
     return (
         f"{type(model).__name__} computes the attention of {what} without the attention interface of transformers, "
         "through which alone heads can be read; choose another model or a newer version of transformers"

@@ -13,14 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.errors import InputError, check_number
-from limitlens.lazily import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
+from limitlens.lazily import PreTrainedModel, Tensor, torch
 
 STRETCHES = ("none", "linear", "ntk", "yarn")
 FAST, SLOW = 32, 1  # turns within the trained window at which YaRN's ramp begins and ends

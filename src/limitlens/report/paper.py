@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from limitlens.lazily import Axes, Drawing
 from limitlens.report.style import GREY, PALETTE, figure_style, plain_log, saved, word_colours
 from limitlens.report.view import Axis, Figure, Guide, Series
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 SIZE = (5.2, 3.6)  # inches, of one figure alone
 PANEL = (3.6, 3.2)  # of one among several
@@ -29,13 +26,13 @@ _MARKS = {"": ("o", "full"), "dashed": ("o", "none"), "dotted": ("s", "full")}
 
 def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side; saved to `path` where given, in the format of its ending."""
-    from matplotlib.figure import Figure as Drawing
+    from matplotlib.figure import Figure as Sheet
 
     columns = min(len(figures), ACROSS)
     rows = ceil(len(figures) / columns)
     size = (columns * PANEL[0], rows * PANEL[1]) if len(figures) > 1 else _size(figures[0])
     with figure_style():
-        drawing = Drawing(figsize=size, layout="constrained")
+        drawing = Sheet(figsize=size, layout="constrained")
         panels = drawing.subplots(rows, columns, squeeze=False).ravel()
         for axes, figure in zip(panels, figures, strict=False):
             _draw(axes, figure)

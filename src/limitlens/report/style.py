@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from limitlens.lazily import Drawing
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
@@ -38,7 +36,7 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def saved(figure: Figure, path: str | Path | None) -> Figure:
+def saved(figure: Drawing, path: str | Path | None) -> Drawing:
     """The figure, written to `path` where one is given: its ending says in which format."""
     if path is None:
         return figure
