@@ -30,6 +30,7 @@ from limitlens.models import LoadedModel, load
 from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import _Work
 from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.workers import workers_for
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"
@@ -146,7 +147,8 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     batch = max(1, module.BLOCK // windows.length)
 
     def work() -> _Work:
-        return _Work(loaded, windows, Cells(parse_sizes(sizes)), 24, 256, 1.0, 0, None, None, workers)
+        own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None}
+        return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers)
 
     def bare() -> float:
         used = np.concatenate((made.pilot_windows, made.pool.indices))
@@ -164,7 +166,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
         forwards, probes, parts = [bare()], [], []
         for _ in range(repeats):
             made, begun = work(), time.perf_counter()
-            made.run()
+            made.run(Checkpoint())
             torch.cuda.synchronize()
             streamed = time.perf_counter() - begun
             made.result(begun, text, tokens, Thresholds())

@@ -180,6 +180,10 @@ class Peak:
         score = like.new_full((*batch, queries), float("-inf"))
         return cls(score, like.new_zeros(*batch, queries, value_dim))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """A flat dictionary, like that of a state."""
+        return {"score": self.score, "value": self.value}
+
     @classmethod
     def of(cls, scores: Tensor, value: Tensor) -> Peak:
         """The peak of scores (..., m, n ≥ 1) over values (..., n, v); the first token wins a tie."""

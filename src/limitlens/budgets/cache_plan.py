@@ -26,6 +26,7 @@ from limitlens.record import to_json, write_whole
 from limitlens.report.view import Block, Table, Text, View, head_map
 from limitlens.report.words import read_words, sentence, worded_view
 from limitlens.results import Result
+from limitlens.sampling.checkpoint import Checkpoint
 
 BEST = "best"
 FITTED, CHECKED = 8, 4  # windows behind the curves, and windows that check them
@@ -139,7 +140,7 @@ def order_of(windows: Windows, seed: int) -> list[int]:
 def plan_cache(
     model: LoadedModel, corpus: str, context: int, *, keep: str = BEST, error: float = 0.05,
     total: float | int | None = None, special: str = "auto", seed: int = 0,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CachePlan:  # fmt: skip
     """Keys of every key/value head under a choice, for an error or a `total`: a share of the cache, or bytes (int)."""
     entry, heads = _entry(model)  # first, since a model outside the attention interface may be no encoder either
@@ -165,7 +166,9 @@ def plan_cache(
             f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens; a plan by choices "
             f"needs {needed}, so give more text or a shorter context"
         )
-    curves = measure_cut(model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress)
+    curves = measure_cut(
+        model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress, checkpoint=checkpoint
+    )
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
     asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "seed": seed, "fitted": FITTED}
     made = make_plan(model.name, corpus, special, curves, gains, **asked)

@@ -24,6 +24,7 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import named
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.choosing import sight_of
+from limitlens.sampling.checkpoint import Checkpoint
 
 BEHIND = 128  # tokens behind the cut
 QUERIES = 16  # of them, evenly spaced, whose outputs are compared
@@ -91,29 +92,32 @@ def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.
 
 def measure_cut(
     loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, choices: Sequence[str],
-    *, seed: int = 0, progress: Progress = lambda done, total: None,
+    *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
     """The curves of every head over the windows of some indices, each of them `context` + BEHIND tokens long."""
     if not loaded.causal:
         raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2")
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
-    wrong, full, shared = [], [], 1
     stack: Any = loaded.model.base_model  # logits are not asked for
-    for row in indices:
+
+    def window(k: int) -> dict[str, Any]:
         found: list[tuple[Array, Array]] = []
+        shared: list[int] = []
 
-        def take(call: Captured, row: int = row, found: list[tuple[Array, Array]] = found) -> None:
-            nonlocal shared
-            shared = call.key.shape[1]
-            found.append(_layer(call, context, sizes, choices, [seed, int(row), call.layer]))
+        def take(call: Captured) -> None:
+            shared.append(call.key.shape[1])
+            found.append(_layer(call, context, sizes, choices, [seed, int(indices[k]), call.layer]))
 
-        (ids,) = windows.batches(1, [row])
+        (ids,) = windows.batches(1, [indices[k]])
         with torch.inference_mode(), capture(stack, take):
             stack(input_ids=ids.to(loaded.model.device), use_cache=False)
-        wrong.append(np.stack([part[0] for part in found], 1))
-        full.append(np.stack([part[1] for part in found]))
-        progress(len(full), len(indices))
-    return CutCurves(tuple(choices), sizes, np.stack(wrong), np.stack(full), shared)
+        wrong, full = zip(*found, strict=True)
+        return {"wrong": np.stack(wrong, 1), "full": np.stack(full), "shared": np.array(shared[-1])}
+
+    asked: dict[str, Any] = {"job": "cut", "weights": loaded.digest, "text": windows.sha256, "windows": list(indices)}
+    asked |= {"context": context, "choices": choices, "seed": seed, "device": loaded.model.device}
+    rows = (checkpoint or Checkpoint()).each(asked, len(indices), window, tokens=windows.length, progress=progress)
+    return CutCurves(tuple(choices), sizes, rows["wrong"], rows["full"], int(rows["shared"][-1]))
 
 
 def _layer(

@@ -25,8 +25,9 @@ from limitlens.errors import InputError, Progress
 from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
-from limitlens.record import Run, plain, read_run, typed
+from limitlens.record import Run, plain, read_run, to_json, typed
 from limitlens.results import Result
+from limitlens.sampling.checkpoint import Checkpoint, digest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,12 +146,13 @@ def plan(
     run: ProbeRun | str | Path, error: float = 0.05, context: int | None = None,
     *, keep: str | None = None, total: float | int | None = None, trial: bool = True, model: LoadedModel | None = None,
     device: str = "auto", seed: int | None = None, progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Plan | CachePlan:  # fmt: skip
     """KV entries per head of a probe (or of its folder) for a relative output error.
 
     A context that is not given is endless, and then no ratios are. A trial runs the model that the probe names, or
     `model` where that is loaded already, on the windows that the probe reserved; `seed` is that of its draws, the
-    probe's when left out.
+    probe's when left out. What is measured is kept in a `checkpoint` where one is given, for the same call to go on.
 
     `keep`, the name of a choice of keys or "best", and `total`, a share of the cache (a float such as 0.25) or its size
     in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
@@ -171,17 +173,18 @@ def plan(
             raise InputError(f"the model {probed.model!r} is not what was probed (its digest differs); probe it again")
         text, special = found_again(probed.corpus, probed.made), probed.special.get("mode", "auto")
         asked: dict[str, Any] = {"keep": keep or BEST, "error": error, "total": total, "special": special}
-        return plan_cache(loaded, text, context, **asked, seed=draws, progress=report)
+        return plan_cache(loaded, text, context, **asked, seed=draws, progress=report, checkpoint=checkpoint)
     heads = tuple(plan_head(head, error, context) for head in probed.records)
     made = Plan(probed.model, probed.corpus, probed.window, error, context, heads)
     if not trial:
         return made
-    return replace(made, trials=_try(made, probed, model, device, draws, report))
+    return replace(made, trials=_try(made, probed, model, device, draws, report, checkpoint))
 
 
 def _try(
-    made: Plan, run: ProbeRun, model: LoadedModel | None, device: str, seed: int, progress: Progress
-) -> tuple[HeadTrial, ...]:
+    made: Plan, run: ProbeRun, model: LoadedModel | None, device: str, seed: int, progress: Progress,
+    checkpoint: Checkpoint | None,
+) -> tuple[HeadTrial, ...]:  # fmt: skip
     """The plan on the windows that the probe reserved."""
 
     @cache  # every layer asks for the same contexts
@@ -205,7 +208,11 @@ def _try(
                 "probe it again, or plan without a trial"
             )
     reserved = np.asarray(run.windows["reserved"], dtype=np.intp)
-    return tuple(run_trial(loaded, windows, reserved, budgets, context=made.context, seed=seed, report=progress))
+    asked = {"job": "plan", "weights": loaded.digest, "text": windows.sha256, "error": made.error, "seed": seed}
+    asked |= {"context": made.context, "heads": digest(to_json(made.heads)), "device": loaded.model.device}
+    job = (checkpoint or Checkpoint()).begin(asked)
+    options: dict[str, Any] = {"context": made.context, "seed": seed, "report": progress, "job": job}
+    return tuple(run_trial(loaded, windows, reserved, budgets, **options))
 
 
 def _total(shared: Sequence[SharedPlan]) -> dict[str, Any]:

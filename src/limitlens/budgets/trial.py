@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES, Sight
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
+from limitlens.record import plain, typed
+from limitlens.sampling.checkpoint import Checkpoint, Job, Saved
+from limitlens.sampling.interrupt import held_interrupt
 
 DRAWS = 8  # random choices of the kept keys
 QUERIES = 128  # queries of a head
@@ -67,9 +71,12 @@ class HeadTrial:
 
 def run_trial(
     loaded: LoadedModel, windows: Windows, reserved: NDArray[np.intp], budgets: Budgets,
-    *, context: int | None = None, seed: int = 0, report: Progress = lambda done, total: None,
+    *, context: int | None = None, seed: int = 0, report: Progress = lambda done, total: None, job: Job | None = None,
 ) -> list[HeadTrial]:  # fmt: skip
-    """Try budgets on the windows `reserved` by a probe; the pooled context has `context` tokens, or all there are."""
+    """Try budgets on the windows `reserved` by a probe; the pooled context has `context` tokens, or all there are.
+
+    Layers that a `job` was done with before it was killed are run, but not tried again.
+    """
     if len(reserved) < 3:
         raise InputError(
             f"the probe reserved {len(reserved)} windows; a trial needs at least 3, so probe more tokens or skip it"
@@ -79,9 +86,19 @@ def run_trial(
     asking = chosen[:: min(ASKING, len(chosen) - 1)]
     pilot = run_pilot(loaded, windows, asking, queries=QUERIES, batch=BATCH, seed=seed, report=lambda tokens: None)
     trial = _Trial(pilot, chosen, asking, budgets, context, seed, report)
-    with torch.inference_mode(), capture(loaded.model, trial.take):
-        (ids,) = windows.batches(len(chosen), chosen)
-        loaded.model(input_ids=ids.to(loaded.model.device))
+    kept = job or Checkpoint().begin({})
+    if kept.saved is not None:
+        trial.restore(kept.saved)
+    (ids,) = windows.batches(len(chosen), chosen)
+    with held_interrupt() as interrupt:
+
+        def take(captured: Captured) -> None:
+            if captured.layer not in {found.layer for found in trial.found}:
+                trial.take(captured)
+                kept.passed(ids.numel(), trial.state, interrupt)
+
+        with torch.inference_mode(), capture(loaded.model, take):
+            loaded.model(input_ids=ids.to(loaded.model.device))
     return trial.found
 
 
@@ -109,6 +126,17 @@ class _Trial:
         self._pool(layer, captured)
         self._window(layer, captured)
         self.report(len({trial.layer for trial in self.found}), len(self.pilot.layers))
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the layers so far gave, and where the random numbers are."""
+        drawn = {"contexts": self.generator.get_state(), "choices": self.choosing.get_state()}
+        return {"found": plain(self.found)}, drawn
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to where the `state` was taken."""
+        self.found = list(typed(tuple[HeadTrial, ...], saved.position["found"]))
+        self.generator.set_state(saved.tensors["contexts"])
+        self.choosing.set_state(saved.tensors["choices"])
 
     def _pool(self, layer: Layer, captured: Captured) -> None:
         """The pooled tokens of the answering windows as the context of every query."""

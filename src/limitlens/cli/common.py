@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens import record
-from limitlens.errors import Progress
+from limitlens.errors import InputError, Progress
 
 if TYPE_CHECKING:
     from limitlens.results import Result
+    from limitlens.sampling.checkpoint import Checkpoint
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
+Every = Annotated[
+    str | None,
+    typer.Option("--checkpoint-every", metavar="TOKENS|60s", help="Keep the work in --out, each so many tokens or s."),
+]
+Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Hold no more than so much: 4GB.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, if there is one.")]
 
 
 @contextmanager
@@ -57,6 +64,26 @@ def begin(out: str | None) -> datetime:
     return datetime.now(UTC)
 
 
+def kept(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
+    """The checkpoint of a run folder: written where asked for, and in any case when the work is interrupted."""
+    if out is None:
+        if every is not None or resume:
+            given = "--resume" if resume else "--checkpoint-every"
+            raise InputError(f"{given} was given without --out; expected the folder that keeps the work, --out DIR")
+        return None
+    from limitlens.sampling.checkpoint import Checkpoint
+
+    return Checkpoint(out, every, resume=resume)
+
+
+def size(option: str, given: str | None, expected: str = "a size such as 16MB or 4GiB") -> int | None:
+    """Bytes from "4GB" or "512MiB": kB, MB and GB are thousands, KiB, MiB and GiB 1,024s."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", given or "", re.IGNORECASE)
+    if given is not None and found is None:
+        raise InputError(f"{option} is {given!r}; expected {expected}")
+    return found and int(float(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " "))
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     print(record.to_json(document))
@@ -72,8 +99,12 @@ def show(
     json: bool = False,
     quiet: bool = False,
     plot: str | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short."""
+    """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short.
+
+    The checkpoint of a result that is saved whole is taken away.
+    """
     from limitlens.report import terminal
 
     done: Result = replace(result, made=record.provenance(command, context.params, started))
@@ -90,6 +121,8 @@ def show(
     warn(getattr(done, "warnings", ()), quiet)
     if getattr(done, "interrupted", False):
         raise typer.Exit(130)
+    if checkpoint is not None:
+        checkpoint.remove()
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Quiet, Seed, begin, progress, show
+from limitlens.cli.common import Every, Json, Out, Quiet, Resume, Seed, begin, kept, progress, show
 
 
 def hardmax(
@@ -20,6 +20,8 @@ def hardmax(
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or hardmax.png here).")] = False,
     seed: Seed = 0,
     out: Out = None,
+    checkpoint_every: Every = None,
+    resume: Resume = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -29,10 +31,13 @@ def hardmax(
     """
     from limitlens.experiments import hardmax as experiment
 
-    started = begin(out)
+    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
     with progress("attending", quiet) as report:
         result = experiment.hardmax(
             sizes, measure=measure, dim=dim, horizons=horizons, replicates=replicates, queries=queries, seed=seed,
-            progress=report,
+            progress=report, checkpoint=checkpoint,
         )  # fmt: skip
-    show(context, "hardmax", result, started=started, out=out, json=json, quiet=quiet, plot="hardmax" if plot else None)
+    show(
+        context, "hardmax", result, started=started, out=out, json=json, quiet=quiet,
+        plot="hardmax" if plot else None, checkpoint=checkpoint,
+    )  # fmt: skip

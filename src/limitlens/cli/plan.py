@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, begin, progress, show
-from limitlens.errors import InputError
+from limitlens.cli.common import Device, Every, Json, Out, Quiet, Resume, begin, kept, progress, show, size
 
 
 def plan(
@@ -30,6 +29,8 @@ def plan(
     ] = None,
     device: Device = "auto",
     out: Out = None,
+    checkpoint_every: Every = None,
+    resume: Resume = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -40,20 +41,17 @@ def plan(
     """
     from limitlens.budgets.plan import plan as make_plan
 
-    started = begin(out)
+    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
     with progress("trying the plan", quiet) as report:
         made = make_plan(
             run, error, length, keep=keep, total=_total(total), trial=trial, device=device, seed=seed,
-            progress=report,
+            progress=report, checkpoint=checkpoint,
         )  # fmt: skip
-    show(context, "plan", made, started=started, out=out, json=json, quiet=quiet)
+    show(context, "plan", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)
 
 
 def _total(given: str | None) -> float | int | None:
-    """A share of the cache, or whole bytes where a unit follows: kB, MB and GB are thousands, KiB, MiB, GiB 1,024s."""
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([kmg]?)(i?)b)?\s*", given or "", re.IGNORECASE)
-    if given is not None and found is None:
-        raise InputError(f"--total is {given!r}; expected a share such as 0.25, or a size such as 16MB")
-    if found is None or found[2] is None:
-        return None if found is None else float(found[1])
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " "))
+    """A share of the cache, or whole bytes where a unit follows."""
+    if given is not None and re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", given):
+        return float(given)
+    return size("--total", given, "a share such as 0.25, or a size such as 16MB")

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, progress, show
+from limitlens.cli import common
+from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Resume, Seed, begin, kept, progress, show
 
 # What only a run that measures needs.
 MEASURING = (
     "replicates", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
+    "checkpoint_every", "resume", "memory",
 )  # fmt: skip
 
 
@@ -47,7 +49,10 @@ def probe(
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
     seed: Seed = 0,
     device: Device = "auto",
+    memory: Memory = None,
     out: Out = None,
+    checkpoint_every: Every = None,
+    resume: Resume = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -77,10 +82,11 @@ def probe(
             )  # fmt: skip
         show(context, "probe", told, started=started, out=out, json=json, quiet=quiet)
         return
+    checkpoint = kept(out, checkpoint_every, resume)
     with progress(f"probing {model}", quiet, unit="tokens") as report:
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
-            progress=report,
+            progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory),
         )  # fmt: skip
-    show(context, "probe", run, started=started, out=out, json=json, quiet=quiet)
+    show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

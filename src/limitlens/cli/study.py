@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, progress, show
+from limitlens.cli import common
+from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Resume, Seed, begin, kept, progress, show
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve
@@ -36,7 +37,10 @@ def study(
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or study.png here).")] = False,
     seed: Seed = 0,
     device: Device = "auto",
+    memory: Memory = None,
     out: Out = None,
+    checkpoint_every: Every = None,
+    resume: Resume = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -66,9 +70,10 @@ def study(
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    started = begin(out)
+    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
-    options |= {"seed": seed, "device": device, "radius": radii[0] if len(radii) == 1 else None}
+    options |= {"seed": seed, "device": device, "checkpoint": checkpoint}
+    options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
     with progress("attending", quiet) as options["progress"]:
         if horizons is not None:
@@ -78,4 +83,4 @@ def study(
         else:
             result = run_study(law, designed_head(law.covariance, horizon, spectrum=shape, seed=seed), **options)
     drawn = "study" if plot else None
-    show(context, "study", result, started=started, out=out, json=json, quiet=quiet, plot=drawn)
+    show(context, "study", result, started=started, out=out, json=json, quiet=quiet, plot=drawn, checkpoint=checkpoint)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, begin, progress, show
+from limitlens.cli.common import Device, Every, Json, Out, Quiet, Resume, begin, kept, progress, show
 
 
 def trial(
@@ -16,6 +16,8 @@ def trial(
     corpus: Annotated[str | None, typer.Option(metavar="TEXT", help="Another text than the plan's.")] = None,
     device: Device = "auto",
     out: Out = None,
+    checkpoint_every: Every = None,
+    resume: Resume = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -25,7 +27,9 @@ def trial(
     """
     from limitlens.live.cache_trial import trial as run_trial
 
-    started = begin(out)
+    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
     with progress("reading documents", quiet, "documents") as report:
-        made = run_trial(plan, documents=documents, corpus=corpus, device=device, progress=report)
-    show(context, "trial", made, started=started, out=out, json=json, quiet=quiet)
+        made = run_trial(
+            plan, documents=documents, corpus=corpus, device=device, progress=report, checkpoint=checkpoint
+        )
+    show(context, "trial", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -69,7 +69,8 @@ class _Ascent:
     def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
         self.measure, self.head, self.reference = measure, head, reference
         self.replicates, self.radius = replicates, radius
-        self.generator = np.random.default_rng(np.random.SeedSequence([replicates.start, 0xA5CE]))
+        # One for each replicate, so that its starts do not depend on which others are climbed beside it.
+        self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
 
     def halves(self, size: int) -> tuple[Array, Array]:
         """Two independent sets of starts (r, STARTS, d): the candidates of each with the largest errors."""
@@ -84,7 +85,7 @@ class _Ascent:
     def _spread(self) -> Array:
         """Points spread over the ball, half of them on its surface, where the farthest tilts are."""
         count = CANDIDATES - int(AIMED * CANDIDATES)
-        direction = self.generator.standard_normal((len(self.replicates), count, self.head.dim))
+        direction = np.stack([own.standard_normal((count, self.head.dim)) for own in self.generators])
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
         distance, inner = np.ones((1, count, 1)), count // 2
         distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim)

@@ -29,6 +29,7 @@ from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View,
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
+from limitlens.sampling.checkpoint import Checkpoint, identity
 from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
@@ -164,12 +165,13 @@ def hardmax(
     queries: int = 2048,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Hardmax:
     """E|mean output| with softmax replaced by argmax, and which law it follows: power or logarithm.
 
     `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences; softmax at these horizons stands beside hardmax for
     "gaussian" tokens in dimension 1, where a formula is known. Other laws, by name and `dim` or as a `Measure`, are
-    measured with `queries` queries per sample. `progress` is told (done, total).
+    measured with `queries` queries per sample, kept in a `checkpoint` as they are. `progress` is told (done, total).
     """
     counts, grid = parse_sizes(sizes), parse_grid(horizons, "horizons")
     if measure == "gaussian" and dim == 1:
@@ -181,7 +183,8 @@ def hardmax(
         return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
     head = designed_head(law.covariance, 1.0, seed=seed)
-    curve = hardmax_study(law, head, counts, replicates=replicates, queries=queries, seed=seed, progress=progress)
+    options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
+    curve = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     return Hardmax(measure if isinstance(measure, str) else repr(law), law.dim, (), curve, seed)
 
 
@@ -233,6 +236,7 @@ def hardmax_study(
     queries: int = 2048,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> HardmaxCurve:
     """Scatter of the mean hardmax output around its expectation, for any law and dimension: measured, no formula.
 
@@ -241,12 +245,12 @@ def hardmax_study(
     """
     _check(sizes, replicates)
     used = min(queries, sizes[-1])
-    rows = []
-    for replicate in range(replicates):
-        rows.append(_replicate_means(measure, head, sizes, used, seed, replicate))
-        if progress is not None:
-            progress(replicate + 1, replicates)
-    found = np.stack(rows)
+    asked = {"job": "hardmax", **identity(measure, head), "sizes": sizes, "replicates": replicates, "queries": queries}
+    found = (checkpoint or Checkpoint()).each(
+        asked | {"seed": seed}, replicates,
+        lambda r: {"means": _replicate_means(measure, head, sizes, used, seed, r)},
+        tokens=sizes[-1], progress=progress,
+    )["means"]  # fmt: skip
     mean, gap = found[:, :, 0], found[:, :, 1] - found[:, :, 2]
     errors = np.linalg.norm(mean - mean.mean(axis=0), axis=-1) * np.sqrt(replicates / (replicates - 1))
     left_out = np.clip(1 - used / np.asarray(sizes, dtype=np.float64), 0.0, None) / 4

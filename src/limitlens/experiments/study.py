@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.checkpoint import Checkpoint, Saved, identity, under
+from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.memory import halved, room
 from limitlens.sampling.streams import PAGE
 from limitlens.theory import curve, rates, validity
 from limitlens.theory.proxy import proxy_reach
@@ -39,6 +43,7 @@ from limitlens.theory.spectrum import Reach, reach
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 DEVICE_TIMES = 512  # as many on a GPU, which many replicates fill: some 20 GB
+FLOAT_BYTES = 10  # that each of them costs at most, with all that is made of it on the way
 FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
 PILOT_REPLICATES, PILOT_QUERIES = 16, 256
 # Queries at least: with as many a dimension, tokens cost as much to draw as to attend, and fewer save no time. Among
@@ -68,6 +73,8 @@ def study(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+    memory: int | None = None,
 ) -> Curve:
     """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
 
@@ -75,7 +82,8 @@ def study(
     per replicate as a pilot asks for: 3% of bias in an error that scatters as much as itself, up to 16% in one that
     hardly scatters; what bias there is, is measured and removed. `mask_self` leaves each query's own token out of its
     softmax; with a `radius` the uniform error over the ball of this radius is measured too. `progress` is called with
-    (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far.
+    (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far, and leaves a `checkpoint`
+    where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds.
     """
     started = time.perf_counter()
     measure, cells = as_measure(measure), Cells(parse_sizes(sizes))
@@ -89,37 +97,43 @@ def study(
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
     reference = reference_for(measure, head, cells.sizes[-1], seed, where)
-    work = _Work(reference, head, cells, mask_self, where)
+    work = _Work(measure, reference, head, cells, replicates, mask_self, radius, where, memory)
+    asked: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
+    asked |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory}
+    job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **asked})
     warnings = list(reference.warnings)
     if queries is None:
-        queries = choose_queries(work, min(PILOT_REPLICATES, replicates))
+        at = None if job.saved is None else job.saved.position
+        queries = choose_queries(work, min(PILOT_REPLICATES, replicates)) if at is None else int(at["queries"])
         if queries >= min(MOST_QUERIES, cells.sizes[-1]) and queries < cells.sizes[-1]:
             warnings.append(
                 f"the pilot asked for more than {MOST_QUERIES} queries; the noise of these is corrected for"
             )
     queries = min(queries, cells.sizes[-1])
-    parts: list[Rows] = []
-    done, interrupted = 0, False
-    try:
-        for chunk in work.chunks(range(replicates), queries):
-            rows = work.run(chunk, queries, floor=chunk.start == 0)
-            if radius is not None:
-                uniform = uniform_errors(measure, head, reference, cells, chunk, radius)
-                rows |= {"errors.uniform": uniform.largest, "missed": uniform.missed}
-            parts.append(rows)
-            done = chunk.stop
-            if progress is not None:
-                progress(done, replicates)
-    except KeyboardInterrupt:
-        if done < 2:
-            raise
-        interrupted = True
-        warnings.append(f"interrupted: {done} of {replicates} replicates were finished")
+    going = _Going(work, queries, job.saved)
+    interrupted = False
+    with held_interrupt() as interrupt:
+        try:
+            while going.start < replicates:
+                try:
+                    for tokens in going.on():
+                        job.passed(tokens, going.state, interrupt)
+                except torch.cuda.OutOfMemoryError:
+                    going.group, going.passing = halved(min(going.group, replicates), "replicates", warnings), None
+                    continue
+                interrupt.during(progress, going.start, replicates)
+                job.passed(0, going.state, interrupt)
+        except KeyboardInterrupt:
+            if going.start < 2:
+                raise
+            interrupted = True
+            warnings.append(f"interrupted: {going.start} of {replicates} replicates were finished")
+    job.keep(going.state())
     reached = reach(measure.covariance, head.A)
     warnings += validity.warnings(reached, cells.sizes[-1], mask_self=mask_self)
-    found = _joined(parts)
+    found = going.rows
     notes = [] if radius is None else [UniformErrors(found["errors.uniform"], found["missed"]).sentence()]
-    errors, noise, fewer = (_under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
+    errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
     spread = float(reference.covariance.trace().clamp_min(0))
     return Curve(
         sizes=cells.sizes,
@@ -181,10 +195,6 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _under(prefix: str, rows: Rows) -> Rows:
-    return {name.removeprefix(prefix): part for name, part in rows.items() if name.startswith(prefix)}
-
-
 def choose_queries(work: _Work, replicates: int) -> int:
     """Queries per replicate so that their noise is a small share of every squared error, from a pilot.
 
@@ -192,10 +202,11 @@ def choose_queries(work: _Work, replicates: int) -> int:
     """
     largest = work.cells.sizes[-1]
     first = min(PILOT_QUERIES, largest)
-    chunks = work.chunks(range(1 << 30, (1 << 30) + replicates), first)
-    pilot = _joined([work.run(chunk, first, floor=False) for chunk in chunks])
+    own, group = range(1 << 30, (1 << 30) + replicates), work.group(first)
+    chunks = [own[start : start + group] for start in range(0, replicates, group)]
+    pilot = _joined([_Pass(work, chunk, first, floor=False).rows() for chunk in chunks])
     wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
-    for name, excess in _under("noise.", pilot).items():
+    for name, excess in under("noise.", pilot).items():
         errors = pilot[f"errors.{name}"]
         squared, tiny = (errors**2).mean(0), np.finfo(float).tiny
         ratio = excess.mean(0) / np.maximum(np.maximum(squared - excess.mean(0), squared / 50), tiny)
@@ -207,63 +218,147 @@ def choose_queries(work: _Work, replicates: int) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """One pass over the tokens of a chunk of replicates."""
+    """What every chunk of replicates is measured with."""
 
+    measure: Measure
     reference: Reference
     head: Head
     cells: Cells
+    replicates: int
     mask_self: bool
+    radius: float | None
     device: torch.device
+    memory: int | None
 
-    def chunks(self, replicates: range, queries: int) -> list[range]:
-        """Replicates in groups whose tokens and queries fit the memory bound."""
+    def group(self, queries: int) -> int:
+        """Replicates that are taken at a time, so that their tokens and queries fit the memory bound."""
         head, width = self.head, self.head.dim + self.head.key_dim + 2 * self.head.value_dim
         floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
         bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else DEVICE_TIMES)
-        group = max(1, bound // floats)
-        return [replicates[start : start + group] for start in range(0, len(replicates), group)]
+        left = room(self.memory, self.device, FLOAT_BYTES * floats, "a study of one replicate at a time")
+        return max(1, min(bound // floats, 1 + int(min(left / FLOAT_BYTES, bound)) // floats))
 
-    def run(self, replicates: range, queries: int, *, floor: bool) -> Rows:
-        """What these replicates give."""
-        tokens, vectors = self.reference.draw(replicates, 0, queries)
-        at_queries = self.reference.limits(vectors)
-        query = self.head.queries(tokens).float()
-        precise = self.head.queries(tokens[:1, :FLOOR_QUERIES])
-        state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
-        exact = State.empty((1,), precise.shape[1], self.head.value_dim, device=self.device)
-        sums = TokenSums.zero(len(replicates), vectors)
-        steps: list[dict[str, Tensor]] = []
-        floors = np.zeros((1, len(self.cells.sizes)))
-        blocks = list(self.cells.blocks(self.reference.page))
-        for index, (step, start, stop) in enumerate(blocks):
-            tokens, vectors = self.reference.draw(replicates, start, stop)
-            sums = sums.add(vectors)
-            bias = self._bias(queries, start, stop)
-            state = state.merge(self._attend(query, tokens.float(), bias))
-            if floor:
-                seen = None if bias is None else bias[: precise.shape[1]].double()
-                exact = exact.merge(self._attend(precise, tokens[:1], seen, plain_kernel))
-            if index + 1 < len(blocks) and blocks[index + 1][0] == step:
-                continue
-            used = min(queries, self.cells.sizes[step])
-            outputs, law = state.output[:, :used], (self.reference.mean, self.reference.covariance)
-            found = replicate_errors(outputs, at_queries[:, :used], self.reference.limit_sums(sums), *law)
-            steps.append({"controls": self.reference.controls(sums)})
-            for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
-                steps[-1] |= {f"{kind}.{name}": row for name, row in rows.items()}
-            if floor:
-                same = min(exact.output.shape[1], used)
-                gap = exact.output[0, :same] - state.output[0, :same]
-                floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
-        stacked = {name: torch.stack([step[name] for step in steps], 1).cpu().numpy() for name in steps[0]}
-        return {**stacked, "floor": floors}
-
-    def _attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
+    def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)
 
-    def _bias(self, queries: int, start: int, stop: int) -> Tensor | None:
+    def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
         """−inf where a query meets itself; None for blocks without queries."""
         if not self.mask_self or start >= queries:
             return None
         same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
         return torch.zeros(same.shape, dtype=torch.float32).masked_fill(same, float("-inf")).to(self.device)
+
+
+class _Going:
+    """The replicates of a study, a chunk at a time: what those that are finished gave, and where the others stand."""
+
+    def __init__(self, work: _Work, queries: int, saved: Saved | None) -> None:
+        self.work, self.queries = work, queries
+        self.start, self.group = 0, work.group(queries)
+        self.rows: Rows = {}
+        self.passing: _Pass | None = None
+        if saved is not None:
+            self.start, self.group, blocks = (saved.position[name] for name in ("start", "group", "blocks"))
+            self.rows = {name: part.numpy() for name, part in under("rows.", saved.tensors).items()}
+            if blocks:
+                self._begin().restore(under("pass.", saved.tensors), blocks)
+
+    def on(self) -> Iterator[int]:
+        """Go on with the chunk at hand, or begin the next: tokens of each block."""
+        yield from (self.passing or self._begin()).blocks()
+        assert self.passing is not None
+        rows, work = self.passing.rows(), self.work
+        if work.radius is not None:
+            uniform = uniform_errors(
+                work.measure, work.head, work.reference, work.cells, self.passing.replicates, work.radius
+            )
+            rows |= {"errors.uniform": uniform.largest, "missed": uniform.missed}
+        self.rows = _joined([self.rows, rows]) if self.rows else rows
+        self.start, self.passing = self.passing.replicates.stop, None
+
+    def _begin(self) -> _Pass:
+        chunk = range(self.start, min(self.start + self.group, self.work.replicates))
+        self.passing = _Pass(self.work, chunk, self.queries, floor=self.start == 0)
+        return self.passing
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """How far it is, and what is known by then."""
+        at = {"start": self.start, "group": self.group, "queries": self.queries, "blocks": 0}
+        tensors = {f"rows.{name}": torch.from_numpy(part) for name, part in self.rows.items()}
+        if self.passing is not None:
+            at["blocks"] = self.passing.done
+            tensors |= {f"pass.{name}": part for name, part in self.passing.tensors().items()}
+        return at, tensors
+
+
+class _Pass:
+    """A chunk of replicates on its way through its tokens, block by block."""
+
+    def __init__(self, work: _Work, replicates: range, queries: int, *, floor: bool) -> None:
+        self.work, self.replicates, self.queries, self.floor = work, replicates, queries, floor
+        head, device = work.head, work.device
+        tokens, vectors = work.reference.draw(replicates, 0, queries)
+        self.at_queries = work.reference.limits(vectors)
+        self.query = head.queries(tokens).float()
+        self.precise = head.queries(tokens[:1, :FLOOR_QUERIES])
+        self.state = State.empty((len(replicates),), queries, head.value_dim, device=device)
+        self.exact = State.empty((1,), self.precise.shape[1], head.value_dim, device=device)
+        self.sums = TokenSums.zero(len(replicates), vectors)
+        self.steps: list[dict[str, Tensor]] = []
+        self.floors = np.zeros((1, len(work.cells.sizes)))
+        self.done = 0  # blocks
+
+    def blocks(self) -> Iterator[int]:
+        """Go on; after each block, how many tokens it had."""
+        blocks = list(self.work.cells.blocks(self.work.reference.page))
+        for step, start, stop in blocks[self.done :]:
+            self._add(start, stop)
+            self.done += 1
+            if self.done == len(blocks) or blocks[self.done][0] != step:
+                self._measure(step)
+            yield len(self.replicates) * (stop - start)
+
+    def rows(self) -> Rows:
+        """What the replicates give, once all blocks are done."""
+        deque(self.blocks(), maxlen=0)
+        stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
+        return {**stacked, "floor": self.floors}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is known after some blocks."""
+        held = {"first": self.sums.first, "second": self.sums.second, "floors": torch.from_numpy(self.floors)}
+        held |= {f"state.{name}": part for name, part in self.state.tensors().items()}
+        held |= {f"exact.{name}": part for name, part in self.exact.tensors().items()}
+        return held | {f"step{j}.{name}": part for j, step in enumerate(self.steps) for name, part in step.items()}
+
+    def restore(self, saved: dict[str, Tensor], done: int) -> None:
+        """Go back to where `tensors` were taken, after `done` blocks."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(saved[name])
+        blocks = list(self.work.cells.blocks(self.work.reference.page))
+        self.sums, self.done = replace(self.sums, count=blocks[done - 1][2]), done
+        self.steps = [found for j in range(len(self.work.cells.sizes)) if (found := under(f"step{j}.", saved))]
+
+    def _add(self, start: int, stop: int) -> None:
+        work = self.work
+        tokens, vectors = work.reference.draw(self.replicates, start, stop)
+        self.sums = self.sums.add(vectors)
+        bias = work.bias(self.queries, start, stop)
+        self.state = self.state.merge(work.attend(self.query, tokens.float(), bias))
+        if self.floor:
+            seen = None if bias is None else bias[: self.precise.shape[1]].double()
+            self.exact = self.exact.merge(work.attend(self.precise, tokens[:1], seen, plain_kernel))
+
+    def _measure(self, step: int) -> None:
+        """The errors of the size that was just reached."""
+        reference, used = self.work.reference, min(self.queries, self.work.cells.sizes[step])
+        outputs, law = self.state.output[:, :used], (reference.mean, reference.covariance)
+        found = replicate_errors(outputs, self.at_queries[:, :used], reference.limit_sums(self.sums), *law)
+        step_rows = {"controls": reference.controls(self.sums)}
+        for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
+            step_rows |= {f"{kind}.{name}": row for name, row in rows.items()}
+        self.steps.append({name: row.cpu() for name, row in step_rows.items()})
+        if self.floor:
+            same = min(self.exact.output.shape[1], used)
+            gap = self.exact.output[0, :same] - self.state.output[0, :same]
+            self.floors[0, step] = float(gap.square().sum(-1).mean().sqrt())

@@ -20,6 +20,7 @@ from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
+from limitlens.sampling.checkpoint import Checkpoint
 
 FEWEST_RADII = 3  # a growth has two parameters
 
@@ -170,6 +171,8 @@ def sweep(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+    memory: int | None = None,
 ) -> HorizonSweep | RadiusSweep:
     """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
 
@@ -181,7 +184,7 @@ def sweep(
         given = "neither horizons nor radii" if radii is None else "both horizons and radii"
         raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
-    options |= {"mask_self": mask_self, "seed": seed, "device": device}
+    options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint, "memory": memory}
     if radii is not None:
         if radius is not None:
             raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
@@ -207,6 +210,8 @@ def radius_sweep(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+    memory: int | None = None,
 ) -> RadiusSweep:
     """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
 
@@ -220,8 +225,9 @@ def radius_sweep(
     if len(radii) < FEWEST_RADII:
         raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     common = partial(
-        study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device
-    )
+        study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device,
+        checkpoint=checkpoint, memory=memory,
+    )  # fmt: skip
     values = [float(radius) for radius in radii]
     studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
     return RadiusSweep(*_each(values, studies, progress))

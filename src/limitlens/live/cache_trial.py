@@ -28,10 +28,11 @@ from limitlens.lazily import pd
 from limitlens.live.axes import mean
 from limitlens.models import Captured, LoadedModel, capture, found_again, intervene, load
 from limitlens.models.choosing import Choosing
-from limitlens.record import read_run
+from limitlens.record import read_run, to_json
 from limitlens.report.view import Colour, Table, View, points
 from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.results import Result
+from limitlens.sampling.checkpoint import Checkpoint, digest
 
 DOCUMENTS = 24
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
@@ -121,10 +122,12 @@ class CacheTrial(Result):
 def trial(
     plan: CachePlan | str | Path, *, documents: int = DOCUMENTS, corpus: str | None = None,
     model: LoadedModel | None = None, device: str = "auto", progress: Progress = lambda done, total: None,
+    checkpoint: Checkpoint | None = None,
 ) -> CacheTrial:  # fmt: skip
     """Run the model of a plan with its cache cut, on documents that the plan has not seen (or on another text).
 
-    Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far.
+    Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far, a
+    `checkpoint` all that is needed for the same call to go on.
     """
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
     loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)
@@ -142,35 +145,33 @@ def trial(
     order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
-    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    whole, interrupted = [], False
-    try:
-        for done, row in enumerate(order):
-            (ids,) = windows.batches(1, [row])
-            likelihood, outcomes = _document(loaded, ids, made)
-            whole.append(likelihood)
-            for name, outcome in outcomes.items():
-                found.setdefault(name, []).append(outcome)
-            progress(done + 1, len(order))
-    except KeyboardInterrupt:
-        if len(whole) < 2:
-            raise
-        interrupted = True
-    numbers = {name: np.asarray(rows).T for name, rows in found.items()}
+    asked: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
+    asked |= {"plan": digest(to_json(made.document())), "device": loaded.model.device}
+
+    def document(k: int) -> dict[str, Any]:
+        (ids,) = windows.batches(1, [order[k]])
+        likelihood, outcomes = _document(loaded, ids, made)
+        return {"whole": np.array(likelihood), "cut": np.array(list(outcomes.values()))}
+
+    options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
+    rows = (checkpoint or Checkpoint()).each(asked, len(order), document, **options)
+    whole, names = rows["whole"], _settings(made)[0]
+    numbers = {name: rows["cut"][:, place].T for place, name in enumerate(names)}
     settings = []
     for (choice, way), (divergence, agreement, likelihood) in numbers.items():
         uniform, equal = (
             _over_documents(divergence - numbers[choice, other][0]) if way in ways else None
             for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
         )
-        rest = (divergence, agreement, likelihood - np.asarray(whole))
+        rest = (divergence, agreement, likelihood - whole)
         kl, same, likely = (_over_documents(each) for each in rest)
         settings.append(Setting(choice, way, kl, uniform, same, likely, equal))
     perplexity = float(np.exp(-np.mean(whole)))
     behind = windows.length - made.context
     return CacheTrial(
-        loaded.name, text, made.context, behind, len(whole), made.share, perplexity, tuple(settings), interrupted
-    )
+        loaded.name, text, made.context, behind, len(whole), made.share, perplexity, tuple(settings),
+        len(whole) < len(order),
+    )  # fmt: skip
 
 
 def _words(choice: str) -> str:

@@ -91,6 +91,15 @@ class LoadedModel:
     opening: tuple[int, ...] | None = None  # with which every text began in training, where its file says so
 
     @cached_property
+    def digest(self) -> str:
+        """Of the weights: of their file, where there is one, and of some numbers of every tensor."""
+        found = hashlib.sha256((self.sha256 or self.revision or "").encode())
+        for name, tensor in self.model.named_parameters():
+            some = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + some.numpy().tobytes())
+        return found.hexdigest()
+
+    @cached_property
     def causal(self) -> bool:
         """Whether its tokens see only those before them."""
         return any(getattr(module, "is_causal", False) for module in self.model.modules())

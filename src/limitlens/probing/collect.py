@@ -5,7 +5,8 @@ Everything a layer needs later is gathered from each block as it passes; nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,34 +41,62 @@ class Collector:
         self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
         self.on_device: DeviceCells | None = None  # what holds both on a GPU
 
-    def add(self, captured: Captured, part: Part, positions: slice, special: Tensor) -> None:
+    def add(
+        self, captured: Captured, part: Part, positions: slice, special: Tensor, done: set[tuple[int, str]]
+    ) -> None:
         """Take in what the layer captured in one forward.
 
         `part` says where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end;
-        `special` (s,) are those of them that are special tokens.
+        `special` (s,) are those of them that are special tokens. What is `done` by layer and name was done with these
+        tokens before memory ran out in the middle; each is done whole or not at all.
         """
         seen = (captured.query, captured.key, captured.value)
         query, key, value = (tokens_of(tensor[:, :, positions]) for tensor in seen)
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
             self._prepare(key, value, hidden)
-        work: list[Callable[[], None]] = [
-            lambda: self._put(0, key, part),
-            lambda: self._put(1, value, part),
-            lambda: self.moments["key"].add(key),
-            lambda: self.moments["query"].add(query),
-        ]
-        self.marked.append((key[special], value[special]))
+        work: dict[str, Callable[[], None]] = {
+            "put keys": lambda: self._put(0, key, part),
+            "put values": lambda: self._put(1, value, part),
+            "keys": lambda: self.moments["key"].add(key),
+            "queries": lambda: self.moments["query"].add(query),
+            "special": lambda: self.marked.append((key[special], value[special])),
+        }
         if hidden is not None:
-            work.append(lambda: self._add_hidden(hidden, part))
-        list(self.workers(lambda piece: piece(), work))
-        if part.complete is not None:
-            marked = (torch.cat(tokens) for tokens in zip(*self.marked, strict=True))
-            self.special, self.marked = self.special.merge(self._attend(*marked)), []
-        if part.complete is not None and self.on_device is not None:
-            self.on_device.take(part.complete, *self.waiting)
-        elif part.complete is not None:
-            list(self.workers(self._stream, part.complete.streamed))
+            work["hidden"] = lambda: self._add_hidden(hidden, part)
+        self._do(work, done)
+        hand, device = part.complete, self.on_device
+        if hand is not None:
+            self._do({"marked": self._attend_marked}, done)
+        if hand is not None and device is not None:
+            self._do({"cells": lambda: device.take(hand, *self.waiting)}, done)
+        elif hand is not None:
+            self._do({f"cell {cell[0]}": partial(self._stream, *cell) for cell in hand.streamed}, done)
+
+    def _do(self, work: Mapping[str, Callable[[], None]], done: set[tuple[int, str]]) -> None:
+        def once(name: str) -> None:
+            if (self.layer.index, name) not in done:
+                work[name]()
+                done.add((self.layer.index, name))
+
+        list(self.workers(once, work))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that was gathered, between two blocks, as it lies in memory."""
+        found = {"key": self.key, "value": self.value}
+        if self.hidden is not None:
+            found["hidden"] = self.hidden
+        held: dict[str, State | Peak | Moments] = {f"state{k}": state for k, state in enumerate(self.states)}
+        held |= {"special": self.special, **{f"peak{k}": peak for k, peak in enumerate(self.peaks)}, **self.moments}
+        return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go back to where the `tensors` were taken; there are none before the first block."""
+        if saved:
+            key, value = (saved[name].to(self.query.device) for name in ("key", "value"))
+            self._prepare(key, value, saved.get("hidden"))
+            for name, tensor in self.tensors().items():
+                tensor.copy_(saved[name])
 
     def kept(self, slots: Tensor, head: int) -> tuple[Tensor, Tensor]:
         """Keys and values (n, ·) of one key/value head in these slots (n,)."""
@@ -79,19 +108,22 @@ class Collector:
         for store, chosen, places in ((kept, part.kept, part.slots), (waiting, part.streamed, part.places)):
             store.index_copy_(0, places, tokens.index_select(0, chosen))
 
-    def _stream(self, cell: tuple[int, int, int]) -> None:
+    def _stream(self, number: int, start: int, stop: int) -> None:
         """Attend to what has waited for one cell."""
-        number, start, stop = cell
         key, value = (tokens[start:stop] for tokens in self.waiting)
-        self.states[number] = self.states[number].merge(self._attend(key, value))
+        state = self.states[number].merge(self._attend(key, value))
         tokens = (key.transpose(0, 1), value.transpose(0, 1))
         peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
-        self.peaks[number] = self.peaks[number].merge(peak)
+        self.states[number], self.peaks[number] = state, self.peaks[number].merge(peak)
 
     def _add_hidden(self, hidden: Tensor, part: Part) -> None:
-        self.moments["hidden"].add(hidden[part.some, None].float())
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
+        self.moments["hidden"].add(hidden[part.some, None].float())
+
+    def _attend_marked(self) -> None:
+        marked = (torch.cat(tokens) for tokens in zip(*self.marked, strict=True))
+        self.special, self.marked = self.special.merge(self._attend(*marked)), []
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
         """Attention over tokens (n, Hkv, ·)."""
@@ -104,7 +136,7 @@ class Collector:
         self.special = State.empty((shared,), m, v, device=device)
         self.key = key.new_zeros(deck.slots, *key.shape[1:])
         self.value = value.new_zeros(deck.slots, *value.shape[1:])
-        self.waiting = tuple(tokens.new_zeros(max(deck.blocks), *tokens.shape[1:]) for tokens in (key, value))
+        self.waiting = tuple(tokens.new_zeros(deck.wait, *tokens.shape[1:]) for tokens in (key, value))
         q = self.detail_query.shape[1]
         self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
         if device.type != "cpu" and self.layer.kernel is None and not split.unable(self.query, value):

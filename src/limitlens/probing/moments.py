@@ -16,16 +16,21 @@ class Moments:
     def __init__(self, rough_mean: Tensor) -> None:
         heads, dim = rough_mean.shape
         self.shift = rough_mean
-        self.count = 0
+        self.count = torch.zeros((), dtype=torch.int64)
         self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
         self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
 
     def add(self, rows: Tensor) -> None:
         """Take in rows (n, heads, d)."""
         centred = (rows - self.shift).transpose(0, 1)
+        total, products = centred.sum(1), centred.mT @ centred  # before anything is changed: memory may run out here
         self.count += rows.shape[0]
-        self.total += centred.sum(1)
-        self.products += centred.mT @ centred
+        self.total += total
+        self.products += products
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What was gathered so far."""
+        return {"count": self.count, "total": self.total, "products": self.products}
 
     @property
     def mean(self) -> Tensor:

@@ -41,10 +41,10 @@ class DeviceCells:
             found.lse.view(*shape, -1), found.output.view(*shape, *found.output.shape[1:]),
         )  # fmt: skip
         merged = self.states[which].merge(state)
-        for name, tensor in self.states.tensors().items():
-            tensor.index_copy_(0, which, getattr(merged, name))
         score, place = (part.view(*shape, -1)[..., self.detail] for part in (found.peak, found.where))
         best = Peak(score.to(value.dtype), value[place, head[None, :, None]])
         better = Peak(self.peaks.score[which], self.peaks.value[which]).merge(best)
+        for name, tensor in self.states.tensors().items():  # once nothing is left to do that memory may not suffice for
+            tensor.index_copy_(0, which, getattr(merged, name))
         self.peaks.score.index_copy_(0, which, better.score)
         self.peaks.value.index_copy_(0, which, better.value)

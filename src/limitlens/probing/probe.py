@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +27,14 @@ from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector
+from limitlens.probing.fitting import waiting, window_bytes, windows_at_once
 from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.stream import Clock, Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck
 from limitlens.sampling.workers import Workers, one_after_another, workers_for
 
@@ -59,6 +63,8 @@ def probe(
     batch: int | None = None,
     thresholds: Thresholds | None = None,
     progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+    memory: int | None = None,
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
 
@@ -77,6 +83,8 @@ def probe(
     batch : windows a forward; about 4,000 tokens when left out
     thresholds : where one regime ends and the next begins
     progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with what it has
+    checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
+    memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
     """
     begun = time.perf_counter()
     cells = Cells(parse_sizes(sizes))
@@ -87,8 +95,8 @@ def probe(
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
-        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, progress, workers)
-        work.run()
+        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers)
+        work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
 
@@ -104,6 +112,7 @@ class _Work:
     factor: float
     seed: int
     batch: int | None
+    memory: int | None
     progress: Progress | None
     workers: Workers
     warnings: list[str] = field(default_factory=list)
@@ -128,18 +137,27 @@ class _Work:
         if self.loaded.model.device.type != "cpu":  # a GPU takes as much at once as a CPU deals, and deals more
             per_forward = self.batch or max(1, BLOCK // windows.length)
             block = min(DEVICE_BLOCK, BLOCK * max(1, len(order) * windows.length // (16 * BLOCK)))
-        self.pool = Pool(windows, order, per_forward, per_forward * max(1, block // (per_forward * windows.length)))
+        per_block = per_forward * max(1, block // (per_forward * windows.length))
+        self.pool = Pool(windows, order, per_forward, per_block, per_forward)
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
         self.done = 0
 
-    def run(self) -> None:
+    def run(self, checkpoint: Checkpoint) -> None:
         self._check_size(self.windows.length)
-        begun = time.perf_counter()
-        self.pilot = run_pilot(
-            self.loaded, self.windows, self.pilot_windows,
-            queries=self.queries, batch=self.pool.per_forward, seed=self.seed, report=self._report,
-            factor=self.factor,
-        )  # fmt: skip
+        begun, job = time.perf_counter(), checkpoint.begin(self._asked())
+        at = None if job.saved is None else job.saved.position
+        window, device = window_bytes(self.loaded, self.windows.length), self.loaded.model.device
+        fits = windows_at_once(window, self.pool.per_forward, device, self.memory)
+        self.pool = replace(self.pool, at_once=fits if at is None else at["at_once"])
+        while not hasattr(self, "pilot"):
+            try:
+                self.pilot = run_pilot(
+                    self.loaded, self.windows, self.pilot_windows,
+                    queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
+                    factor=self.factor,
+                )  # fmt: skip
+            except torch.cuda.OutOfMemoryError:
+                self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
         self.replicates = self._check_size(positions)
@@ -149,16 +167,27 @@ class _Work:
                 f"{self.queries}; more tokens give more"
             )
         self.deck = Deck(self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        part, forward = self.pool.at_once * positions, self.pool.at_once * window
+        self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
         layers = self.pilot.layers.items()
         self.collectors = {index: Collector(layer, self.deck, self.workers) for index, layer in layers}
         with held_interrupt() as interrupt:
             try:
                 stream(
                     self.loaded, self.pool, self.pilot, self.deck, self.collectors,
-                    clock=self.clock, interrupt=interrupt, report=self._report,
+                    clock=self.clock, interrupt=interrupt, report=self._report, job=job,
+                    warnings=self.warnings,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 self._cut_short()
+
+    def _asked(self) -> dict[str, Any]:
+        """What the measurements depend on."""
+        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory")
+        text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
+        own = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
+        given = {name: getattr(self, name) for name in names}
+        return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **own, **given}
 
     def _check_size(self, positions: int) -> int:
         """How many replicates the pool holds with so many pooled positions a window."""
@@ -207,6 +236,8 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
+        for collector in self.collectors.values():
+            collector.waiting = ()
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,9 @@ from torch import Tensor
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
+from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.interrupt import Interrupt
+from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck, Part
 
 
@@ -35,6 +39,7 @@ class Pool:
     indices: NDArray[np.intp]  # (pool,): those of them that make the pool, in the order in which they are run
     per_forward: int  # windows of a forward, and of a block, a multiple of it, over which tokens are dealt at once
     per_block: int
+    at_once: int  # windows that memory has room for: the same as those of a forward, or a whole part of them
 
     def blocks(self, positions: int) -> list[int]:
         """Pooled tokens of each block, with so many pooled positions a window."""
@@ -44,34 +49,68 @@ class Pool:
 
 def stream(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Deck, collectors: dict[int, Collector],
-    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None],
+    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
 ) -> None:  # fmt: skip
-    """Run the model once over the pool; `report` is told of tokens, interrupts are heeded between blocks."""
+    """Run the model once over the pool, from where the job stood; `report` is told of tokens.
+
+    Interrupts are heeded between blocks, and checkpoints written there. The deal of the blocks that were done before is
+    dealt again: it costs nothing beside them.
+    """
     device = loaded.model.device
     positions = slice(pilot.positions.start, pilot.positions.stop)
     windows = pool.windows
     ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
     special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
-    parts = chain.from_iterable(
-        hand.parts(pool.per_forward * len(special), deck.first, device) for hand in deck.hands()
-    )
+    hands, done = deck.hands(), 0
+    if job.saved is not None:
+        done = int(job.saved.position["blocks"])
+        deque(islice(hands, done), maxlen=0)
+        for index, collector in collectors.items():
+            collector.restore(under(f"layer{index}.", job.saved.tensors))
+        report(done * pool.per_block * windows.length)
+    length = pool.at_once * len(special)
+    parts = chain.from_iterable(hand.parts(length, deck.first, deck.wait, device) for hand in hands)
     part: Part
     marked: Tensor
+    taken: set[tuple[int, str]]
+    limit = pool.at_once
+
+    def state() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        held = {index: collector.tensors() for index, collector in collectors.items()}
+        tensors = {f"layer{index}.{name}": tensor for index, own in held.items() for name, tensor in own.items()}
+        return {"blocks": done, "at_once": pool.at_once, "wait": deck.wait}, tensors
 
     def take(captured: Captured) -> None:
         begun = time.perf_counter()
-        collectors[captured.layer].add(captured, part, positions, marked)
+        collectors[captured.layer].add(captured, part, positions, marked, taken)
         clock.attention += time.perf_counter() - begun
 
-    with torch.inference_mode(), capture(loaded.model, take, hidden=True):
-        for ids, part in zip(windows.batches(pool.per_forward, pool.indices), parts, strict=True):
-            marked = torch.as_tensor(np.flatnonzero(np.tile(special, len(ids))), device=device)
-            begun, before = time.perf_counter(), clock.attention
+    def forward(ids: Tensor, own: Part, before: frozenset[tuple[int, str]] = frozenset()) -> None:
+        """Run windows, in halves where they are more than a forward may take; `before` is what was done with them."""
+        nonlocal part, marked, taken, limit
+        if len(ids) > limit:
+            half = len(ids) // 2
+            for few, piece in zip((ids[:half], ids[half:]), own.cut(half * len(special)), strict=True):
+                forward(few, piece, before)
+            return
+        part, taken = own, set(before)
+        marked = torch.as_tensor(np.flatnonzero(np.tile(special, len(ids))), device=device)
+        try:
             loaded.model(input_ids=ids.to(device))
+        except torch.cuda.OutOfMemoryError:
+            limit = halved(len(ids), "windows", warnings)
+            forward(ids, own, frozenset(taken))
+
+    with torch.inference_mode(), capture(loaded.model, take, hidden=True):
+        batches = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
+        for ids, whole in zip(batches, parts, strict=True):
+            begun, before = time.perf_counter(), clock.attention
+            forward(ids, whole)
             clock.model += time.perf_counter() - begun - (clock.attention - before)
             try:
                 report(ids.numel())
             except KeyboardInterrupt:  # half a block is no deal: it must be ended first
                 interrupt.asked = True
-            if part.complete is not None:
-                interrupt.check()
+            if whole.ends:
+                done += 1
+                job.passed(deck.blocks[done - 1], state, interrupt)

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, not within them: the first one waits until the work at hand is whole."""
+"""Ctrl-C and SIGTERM between steps, not within them: the first one waits until the work at hand is whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from limitlens.errors import Progress
 
 
 class Interrupt:
@@ -20,10 +22,18 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
 
+    def during(self, progress: Progress | None, done: float, total: float) -> None:
+        """Tell of progress; an interrupt meanwhile is only noted."""
+        try:
+            if progress is not None:
+                progress(done, total)
+        except KeyboardInterrupt:
+            self.asked = True
+
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Within the block the first Ctrl-C is only noted, for `Interrupt.check`; the second interrupts at once.
+    """Within the block the first Ctrl-C or SIGTERM is only noted, for `Interrupt.check`; the second interrupts at once.
 
     Signals reach the main thread alone; elsewhere nothing is held.
     """
@@ -39,8 +49,9 @@ def held_interrupt() -> Iterator[Interrupt]:
         told = "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing"
         print(told, file=sys.stderr)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

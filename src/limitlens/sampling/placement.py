@@ -9,7 +9,7 @@ stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,6 +39,19 @@ class Part:
     first: Tensor  # (f,), (f,): those of the kept tokens that are among the first ones, and where
     first_slots: Tensor
     complete: Hand | None  # the hand whose last tokens these are
+    ends: bool  # whether they are the last of their block too
+
+    def cut(self, at: int) -> tuple[Part, Part]:
+        """The part of the first `at` tokens of the forward, and that of the others."""
+        early = [index < at for index in (self.kept, self.streamed, self.some, self.first)]
+
+        def half(kept: Tensor, streamed: Tensor, some: Tensor, first: Tensor, less: int) -> tuple[Tensor, ...]:
+            return (
+                self.kept[kept] - less, self.slots[kept], self.streamed[streamed] - less, self.places[streamed],
+                self.some[some] - less, self.first[first] - less, self.first_slots[first],
+            )  # fmt: skip
+
+        return Part(*half(*early, 0), None, False), Part(*half(*(~one for one in early), at), self.complete, self.ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +62,11 @@ class Hand:
     slots: NDArray[np.int64]  # (kept,): where the first of these are put among the kept tokens
     streamed: list[tuple[int, int, int]]  # (number of a state, start, stop) among the others; those of no cell are last
 
-    def parts(self, length: int, first: int, device: torch.device | str = "cpu") -> Iterator[Part]:
-        """The hand as forwards of `length` pooled tokens each bring it, the last one perhaps of fewer."""
+    def parts(self, length: int, first: int, wait: int, device: torch.device | str = "cpu") -> Iterator[Part]:
+        """The hand as forwards of `length` pooled tokens each bring it, the last one perhaps of fewer.
+
+        After `wait` tokens, a multiple of that, those that wait are attended to: a hand of its own is complete.
+        """
 
         def there(index: NDArray[np.int64]) -> Tensor:
             moved = torch.from_numpy(index)
@@ -59,13 +75,21 @@ class Hand:
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self.order))
         for start in range(0, len(place), length):
-            mine = place[start : start + length]
+            mine, begin = place[start : start + length], start - start % wait
+            if start == begin:
+                there_wait = np.sort(place[begin : begin + wait])
+                there_wait = there_wait[there_wait >= len(self.slots)] - len(self.slots)
+                spans = [(number, *np.searchsorted(there_wait, span).tolist()) for number, *span in self.streamed]
+                hand = replace(self, streamed=[span for span in spans if span[1] < span[2]])
+            last = start + length >= min(begin + wait, len(place))
             kept, others = np.flatnonzero(mine < len(self.slots)), np.flatnonzero(mine >= len(self.slots))
             slots, places = self.slots[mine[kept]], mine[others] - len(self.slots)
             some = np.concatenate((kept[slots % SOME == 0], others[places % SOME == 0]))
             early = slots < first
+            places = np.searchsorted(there_wait, places)
             indices = (kept, slots, others, places, some, kept[early], slots[early])
-            yield Part(*map(there, indices), self if start + length >= len(place) else None)  # type: ignore[call-arg, arg-type]
+            ends = start + length >= len(place)
+            yield Part(*map(there, indices), hand if last else None, ends)  # type: ignore[call-arg, arg-type]
 
 
 class Deck:
@@ -73,6 +97,7 @@ class Deck:
 
     def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
+        self.wait = max(blocks)  # tokens that may wait to be attended to: a block, unless memory is short
         steps = np.asarray(cells.steps)
         # Replicates 0 .. whole − 1 keep all their tokens, replicate r in slots r·n_max .. (r + 1)·n_max − 1.
         self.whole = min(replicates, WHOLE_REPLICATES, max(1, KEPT_TOKENS // cells.sizes[-1]))
