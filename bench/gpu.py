@@ -1,19 +1,18 @@
 """What one GPU does: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
 
 `python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [study=CPU_SECONDS] [far]`:
-MODEL a folder or alias, TEXT a file, repeated as often as a probe asks for (fine for timing, and said). What was
-measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
+MODEL a folder or alias, TEXT a file, whose windows are run as often as a probe asks for (fine for timing, and said).
+What was measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
 """
 
 from __future__ import annotations
 
-import gc
+import copy
 import json
 import math
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from limitlens.attention.kernels import split
 from limitlens.heads.regimes import Thresholds
 from limitlens.models import LoadedModel, load
 from limitlens.probing.opening import open_windows
-from limitlens.probing.probe import _Work
+from limitlens.probing.probe import BLOCK, _Work
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.workers import workers_for
@@ -36,6 +35,7 @@ from limitlens.sampling.workers import workers_for
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"
 HEADS, QUERIES, KEYS, WIDTH = 12, 4096, 262_144, 64  # the case of the kernel
 CELL = 512  # and the same keys in cells of so many
+READ = 250_000  # tokens of the text, in windows that are run again and again
 SAMPLE = 256  # queries a head that are checked in float64
 
 
@@ -139,59 +139,58 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Te
     return moment / mass[..., None]
 
 
-def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9", repeats: int = 3) -> dict[str, Any]:
-    """A probe between bare forwards of the windows it runs, both from tokens that are read already."""
-    from limitlens.probing import probe as module
+def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9") -> dict[str, Any]:
+    """A probe between bare forwards of the windows it runs, both from tokens that are read already.
 
-    windows = open_windows(loaded, text, tokens, window=256, special="auto", device="cuda")[1]
-    batch = max(1, module.BLOCK // windows.length)
+    The text is read once, up to `READ` tokens, and its windows are run as often as so many tokens ask for.
+    """
+    device = loaded.model.device
+    once = open_windows(loaded, text, min(READ, tokens), window=256, special="auto", device=device.type, fewer=True)[1]
+    windows = copy.copy(once)
+    windows.count = tokens // once.length
+    windows.batches = lambda size, rows: once.batches(size, np.asarray(rows) % once.count)  # type: ignore[method-assign]
+    batch = max(1, BLOCK // windows.length)
+    own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None}
 
     def work() -> _Work:
-        own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None}
         return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers)
 
     def bare() -> float:
         used = np.concatenate((made.pilot_windows, made.pool.indices))
-        torch.cuda.synchronize()
+        _wait(device)
         begun = time.perf_counter()
         with torch.inference_mode():
             for ids in windows.batches(batch, used):
-                loaded.model(input_ids=ids.cuda(non_blocking=True))
-        torch.cuda.synchronize()
+                loaded.model(input_ids=ids.to(device, non_blocking=True))
+        _wait(device)
         return time.perf_counter() - begun
 
-    with workers_for(torch.device("cuda")) as workers:
+    with workers_for(device) as workers:
         made = work()
-        bare()
-        forwards, probes, parts = [bare()], [], []
-        for _ in range(repeats):
+        if tokens < READ * 8:
+            bare()
+        forwards, seconds = [bare()], {}
+        for name in ("first", "second") if tokens < READ * 8 else ("first",):  # the first one compiles
             made, begun = work(), time.perf_counter()
             made.run(Checkpoint())
-            torch.cuda.synchronize()
+            _wait(device)
             streamed = time.perf_counter() - begun
             made.result(begun, text, tokens, Thresholds())
-            probes.append(time.perf_counter() - begun)
-            parts.append(streamed)
+            seconds[name] = (time.perf_counter() - begun, streamed)
             forwards.append(bare())
-            gc.collect()
-    ratios = [2 * p / (a + b) for p, a, b in zip(probes, forwards, forwards[1:], strict=False)]
-    streams = [2 * p / (a + b) for p, a, b in zip(parts, forwards, forwards[1:], strict=False)]
+    around = (forwards[-1] + forwards[-2]) / 2
+    whole, streamed = seconds[name]
     found = {
-        "tokens": tokens, "sizes": sizes, "forward_seconds": forwards, "probe_seconds": probes,
-        "streamed_seconds": parts, "ratio": statistics.median(ratios), "stream_ratio": statistics.median(streams),
+        "tokens": tokens, "sizes": sizes, "forward_seconds": forwards, "probe_seconds": whole,
+        "streamed_seconds": streamed, "ratio": whole / around, "stream_ratio": streamed / around,
     }  # fmt: skip
     print(f"probe of {tokens:,} tokens: {found}", flush=True)
     return found
 
 
-def repeated(text: str, tokens: int) -> str:
-    """A file with the text as often as so many tokens need, at three letters a token."""
-    words = Path(text).read_text(encoding="utf-8")
-    file = Path(tempfile.gettempdir()) / f"repeated-{tokens}.txt"
-    with file.open("w", encoding="utf-8") as out:
-        for _ in range(1 + 6 * tokens // len(words)):
-            out.write(words + "\n\n")
-    return str(file)
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def wide_encoder(like: LoadedModel) -> LoadedModel:
@@ -256,7 +255,7 @@ def main(model: str, text: str, *parts: str) -> None:
                 loaded.model.bfloat16()
             for tokens in map(int, given.split(",")):
                 label = f"ratio_{tokens // 10**6}m"
-                found = probe(loaded, repeated(text, tokens), tokens, repeats=3 if tokens < 5_000_000 else 1)
+                found = probe(loaded, text, tokens)
                 where = kept.setdefault(name, {})
                 where |= {label: found["ratio"], f"{label}_streamed": found["stream_ratio"], f"{label}_run": found}
         RESULTS.parent.mkdir(exist_ok=True)

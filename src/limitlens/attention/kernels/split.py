@@ -23,7 +23,7 @@ from torch import Tensor
 
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
-PART = 16_384  # keys that one float32 accumulator sees
+PART = 65_536  # keys that one float32 accumulator sees
 SHORT = 1024  # keys of a set below which smaller blocks are faster
 SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
 LARGEST = 14  # inputs are scaled to at most 2¹⁴ in size
