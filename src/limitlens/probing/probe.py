@@ -134,9 +134,9 @@ class _Work:
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
         per_forward = self.batch or max(1, FORWARD // windows.length)
         block = BLOCK
-        if self.loaded.model.device.type != "cpu":  # a GPU takes as much at once as a CPU deals, and deals more
-            per_forward = self.batch or max(1, BLOCK // windows.length)
+        if self.loaded.model.device.type != "cpu":  # launches cost as much for few tokens as for many
             block = min(DEVICE_BLOCK, BLOCK * max(1, len(order) * windows.length // (16 * BLOCK)))
+            per_forward = self.batch or max(1, block // (2 if block == DEVICE_BLOCK else 1) // windows.length)
         per_block = per_forward * max(1, block // (per_forward * windows.length))
         self.pool = Pool(windows, order, per_forward, per_block, per_forward)
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
