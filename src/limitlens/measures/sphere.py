@@ -128,7 +128,7 @@ class VonMisesFisher(_Spherical):
         normals = standard_normal((count, self.dim), generator)
         height = (normals @ direction)[:, None]
         tangent = normals - height * direction
-        beta = (1 - height / normals.norm(dim=-1, keepdim=True)) / 2
+        beta: torch.Tensor = (1 - height / normals.norm(dim=-1, keepdim=True)) / 2
         # Everything is written in the distances 1 − w and 1 − x₀, which stay exact at high concentration.
         b = sides / (2 * kappa + math.hypot(2 * kappa, sides))
         drop = 2 * b * beta / (1 - (1 - b) * beta)
