@@ -202,7 +202,7 @@ def draw(found: Temper) -> None:
     from limitlens.report.paper import draw as paper
 
     docs = HERE.parent / "docs"
-    both = [found.figures_of(text) for text in found.by_document]
+    both = [found.figures(text) for text in found.by_document]
     maps = [
         block for section in found.view().sections for row in section.blocks for block in getattr(row, "blocks", ())
     ]

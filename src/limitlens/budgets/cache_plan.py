@@ -254,7 +254,8 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
         return np.asarray(np.take_along_axis(found, per_head[0][None], 0)[0])
 
     errors, count = seen(check), len(check.full)
-    without = [np.median(seen(_without(check, row))) for row in range(count)] if count > 1 else [np.nan]
+    left = [check.part(np.arange(count) != row) for row in range(count)]
+    without = [np.median(seen(curves)) for curves in left] if count > 1 else [np.nan]
     stderr = float(np.sqrt(np.var(without) * (count - 1)))
     high = float(np.quantile(errors, 0.9))
     holding = None if error is None else float((errors <= error).mean())
@@ -262,11 +263,6 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
     return ChoiceTotal(
         name, oracle, float(keys.mean() / check.context), float(np.median(errors)), stderr, high, holding
     )
-
-
-def _without(curves: CutCurves, row: int) -> CutCurves:
-    left = np.arange(len(curves.full)) != row
-    return CutCurves(curves.choices, curves.sizes, curves.wrong[left], curves.full[left], curves.shared)
 
 
 def _whole(keys: Any) -> tuple[tuple[int, ...], ...]:

@@ -9,11 +9,9 @@ on. This is what eviction does in use, so the error of a head at n is the error 
 Windows are independent witnesses; standard errors leave out one of them at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -48,9 +46,9 @@ class CutCurves:
         """Tokens before the cut."""
         return self.sizes[-1]
 
-    def part(self, windows: slice) -> CutCurves:
+    def part(self, windows: slice | NDArray[np.bool_]) -> Self:
         """The curves of some windows."""
-        return CutCurves(self.choices, self.sizes, self.wrong[windows], self.full[windows], self.shared)
+        return replace(self, wrong=self.wrong[windows], full=self.full[windows])
 
     def error(self) -> Array:
         """Relative output errors, (choices, layers, heads, sizes)."""

@@ -6,7 +6,7 @@ and the windows that the probe reserved check it (`trial`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -19,15 +19,22 @@ from limitlens.attention.device import choose_device
 from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
 from limitlens.budgets.export import write_budgets
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
-from limitlens.budgets.trial import HeadTrial, run_trial
-from limitlens.budgets.view import WORDS, plan_view
+from limitlens.budgets.trial import WAYS, HeadTrial, run_trial
 from limitlens.errors import InputError, Progress
+from limitlens.heads.figures import COLOURS
+from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
 from limitlens.record import Run, plain, read_run, to_json, typed
+from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, points
+from limitlens.report.words import plural, read_words, sentence
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
+
+SHOWN = 5  # heads at either end
+NOTHING_SAVED = 0.99  # a share of the cache from which on a plan saves nothing worth the trouble
+WORDS = read_words("budgets/words.json")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,13 +140,31 @@ class Plan(Result):
         write_budgets(self, folder)
         return super().save(folder)
 
+    def view(self) -> View:
+        """Everything a plan has to show."""
+        where = "an endless context" if self.context is None else f"a context of {self.context:,} tokens"
+        counted = {regime: sum(head.regime is regime for head in self.heads) for regime in Regime}
+        advice = [
+            f"{count} of {len(self.heads)} heads are {regime.value}: {regime.remedy}"
+            for regime, count in counted.items()
+            if count
+        ]
+        heads, percent = plural(len(self.heads), "head"), 100 * self.error
+        read = WORDS["read"].format(heads=heads, model=self.model, percent=percent, where=where)
+        export = Section("For other programs", "", [Text([WORDS["export"]])])
+        return View(
+            title=f"Plan for {self.model}: {percent:g}% error",
+            subtitle=f"{self.model} on {self.corpus}: relative output error {self.error:g} per head in {where}",
+            verdict=(read, _found(self), " ".join(sentence(line) for line in advice)),
+            sections=[*_budgets(self), *_trial(self), export],
+            trust=self.notes,
+        )
+
     def __repr__(self) -> str:
         where = "an endless context" if self.context is None else f"{self.context:,} tokens"
         share = self.total["share"]
         kept = "" if share is None else f", {share:.1%} of KV entries kept"
         return f"<Plan for {self.model}: error {self.error:g} in {where}, {len(self.heads)} heads{kept}>"
-
-    view = plan_view
 
 
 def plan(
@@ -221,3 +246,67 @@ def _total(shared: Sequence[SharedPlan]) -> dict[str, Any]:
     kept, there = (None if None in found else sum(found) for found in counts)
     ratio = None if kept is None or not there else kept / there
     return {"key_value_heads": len(shared), "entries": kept, "entries_without_plan": there, "ratio": ratio}
+
+
+def _found(plan: Plan) -> str:
+    """What the cache would shrink to; said plainly where that is nothing."""
+    known, total = sorted(head.keys.n for head in plan.heads if head.keys.n is not None), plan.total
+    said = WORDS["middle"].format(middle=known[len(known) // 2]) if known else WORDS["out of reach"]
+    if total["share"] is not None:
+        nothing = WORDS["nothing"] if total["share"] >= NOTHING_SAVED else ""
+        return f"{said} {WORDS['kept'].format(**total)}{nothing}."
+    return f"{said} {WORDS['endless']}" if plan.context is None else said
+
+
+def plan_figures(plan: Plan) -> list[Figure]:
+    """Keys by layer, and the share of the context they are on a map of layers and heads, where there is a context."""
+    widest = 1 + max(head.head for head in plan.heads)
+    series = []
+    for regime, colour in COLOURS.items():
+        own = [head for head in plan.heads if head.regime is regime and head.keys.n is not None]
+        if own:
+            labels = [f"layer {head.layer}, head {head.head}\n{head.keys.n:,} keys" for head in own]
+            across = [head.layer + 0.7 * head.head / widest for head in own]
+            series.append(points(regime.value, across, [head.keys.n for head in own], colour, labels=labels))
+    guides = [] if plan.context is None else [Guide("whole context", y=plan.context)]
+    title = "Keys each head keeps"
+    figures = [Figure(title, Axis("layer", whole=True), Axis("keys", log=True), series, guides, height=340)]
+    if any(head.ratio is not None for head in plan.heads):
+        places, shares = [head.place for head in plan.heads], [head.ratio for head in plan.heads]
+        figures.append(head_map("Share of the context that is kept", "share kept", places, shares, height=340))
+    return figures
+
+
+def _heads_table(title: str, heads: Iterable[HeadPlan], shown: int | None = None) -> Table:
+    def cells(head: HeadPlan) -> tuple[Cell, ...]:
+        keys = ("beyond" if number is None else number for number in (head.keys.n, *head.keys.interval))
+        share = "–" if head.ratio is None else f"{head.ratio:.1%}"
+        mark = head.mark + (", lower bound" if head.lower_bound else "")
+        return head.layer, head.head, *keys, share, mark, head.regime.value, head.rate
+
+    return Table(title, WORDS["columns"], [cells(head) for head in heads], shown=shown)
+
+
+def _budgets(plan: Plan) -> list[Section]:
+    ranked = sorted(plan.heads, key=lambda head: head.needed, reverse=True)
+    most = _heads_table("Keys per head, largest first", ranked, 2 * SHOWN)
+    lead = "One point a head; 95% intervals are in the table."
+    sections = [Section("Keys each head keeps", lead, [Row(plan_figures(plan)), most])]
+    if len(ranked) > 2 * SHOWN:
+        fewest = _heads_table(f"The {SHOWN} heads that need the fewest keys", ranked[: -SHOWN - 1 : -1])
+        sections.append(Section("", "", [fewest], only="terminal"))
+    return sections
+
+
+def _trial(plan: Plan) -> list[Section]:
+    if not plan.trials:
+        return []
+    rows, words = [], WORDS["trial"]
+    for setting, ways in plan.trial_summary().items():
+        tokens = next(trial.context for trial in plan.trials if trial.setting == setting)
+        rows += [
+            (f"{WAYS[name]}, {WORDS['settings'][setting]} of {tokens:,}", found["median"], found["low"], found["high"])
+            for name, found in ways.items()
+        ]
+    table = Table(words["table"], words["columns"], rows)
+    return [Section(words["title"], words["lead"].format(error=plan.error), [table])]

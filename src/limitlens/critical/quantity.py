@@ -1,9 +1,7 @@
 """One number: what theory says of it, and what was measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,7 +27,7 @@ class Quantity:
     quantile_in_limit: float | None = None  # share of draws from the scaling limit below the measured number
 
     @classmethod
-    def sampled(cls, values: Array, **known: Any) -> Quantity:
+    def sampled(cls, values: Array, **known: Any) -> Self:
         """The mean of independent values with its standard error; not known where a value is missing."""
         if np.isnan(values).any():
             return cls(**known)

@@ -19,11 +19,12 @@ from scipy import stats
 
 from limitlens.critical.quantity import Quantity
 from limitlens.critical.regimes_picture import draw_regimes
-from limitlens.critical.scaling_view import scaling_view
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
 from limitlens.lazily import Drawing, pd
 from limitlens.record import Run, plain
+from limitlens.report.view import Block, Figure, Table, Text, View, line, points
+from limitlens.report.words import cell, falling, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, regimes, weights
@@ -32,6 +33,8 @@ from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law, uniform
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
 from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
 
+WORDS = read_words("critical/words.json")["limits"]
+_CURVE_POINTS = 25
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force before the nearest keys alone are drawn instead
 _COLLAPSED_TOP = 0.9  # of E w₁: the formulas of the collapse are its first order, good to some percent from here on
 _NEAR_LIMIT = 0.2  # in log E Σw²
@@ -122,6 +125,31 @@ class ScalingLimits(Result):
         law = named_law(inputs["law"], inputs["dim"], **given)
         return super().load(replace(run, document={**run.document, "law": law}))
 
+    def view(self) -> View:
+        """The three regimes at one n and β, predicted beside measured."""
+        inputs, known, found = self.inputs, self.control, self.quantities["participation"].measured
+        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in WORDS["control"].items()]
+        laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
+        return worded_view(
+            WORDS,
+            [_along_theta(self), Table("control parameters", WORDS["controls"], control)],
+            _tables(self),
+            [Table("laws", WORDS["laws"], laws)],
+            warnings=self.warnings,
+            of=self,
+            law=inputs["law"].capitalize(),
+            beta=short(inputs["beta"]),
+            theta=short(inputs["theta"]),
+            fine_beta=short(inputs["beta"], 6),
+            fine_theta=short(inputs["theta"], 4),
+            fate=WORDS["fate"][self.regime],
+            sharing=short(1 / found if found else None),
+            farthest=_farthest(self),
+            critical_n=short(known["critical_n"].predicted),
+            critical_beta=short(known["critical_beta"].predicted),
+            growth=falling(-2 / self.local["exponent"]),
+        )
+
     def plot(self, path: str | Path | None = None) -> Drawing:
         """Draw the same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""
         return draw_regimes(self.law, self.inputs["n"], self.inputs["seed"], path)
@@ -130,8 +158,6 @@ class ScalingLimits(Result):
         shared = self.quantities["participation"]
         keys = "{law} keys, dim {dim}, n = {n:,}, β = {beta:.4g}, θ = {theta:.4g}".format(**self.inputs)
         return f"<ScalingLimits: {keys}: {self.regime}, Σw² = {shared.measured:.4g} ± {shared.stderr:.1g}>"
-
-    view = scaling_view
 
 
 def scaling_limits(
@@ -272,3 +298,51 @@ def _laws(law: GapLaw, n: int, beta: float, found: WeightSample, limit: WeightSa
 def _squared(values: Array) -> Array:
     """Squared deviations whose mean is the unbiased variance: times R/(R − 1), the mean being estimated from them."""
     return np.asarray(np.square(values - values.mean()) * (values.size / (values.size - 1)))
+
+
+def _farthest(result: ScalingLimits) -> str:
+    """How far measured and exact expectations are apart at most, in standard errors."""
+    apart = [
+        (abs(row.measured - row.exact) / row.stderr, WORDS["quantities"][name])
+        for name, row in result.quantities.items()
+        if row.exact is not None and row.measured is not None and row.stderr
+    ]
+    most, label = max(apart, default=(0.0, ""))
+    return f"; measured and exact values differ by at most {most:.1f} standard errors ({label})" if apart else ""
+
+
+def _along_theta(result: ScalingLimits) -> Figure:
+    theta, shared = result.inputs["theta"], result.quantities["participation"]
+    here = math.log(theta)
+    fine = np.exp(np.linspace(max(min(here - 2, -7.0), -12.0), max(here + 2, 7.0), _CURVE_POINTS)).tolist()
+    limit = [weights.participation(PoissonPoints(value, result.local["a"])) for value in fine]
+    series = [
+        line("scaling limit", fine, limit, "grey"),
+        points("this run", [theta], [shared.measured], "blue", [shared.stderr]),
+    ]
+    return worded_figure(WORDS["along_theta"], series)
+
+
+def _tables(result: ScalingLimits) -> list[Block]:
+    """Expectations, the formulas of the side that applies, and the critical β of the sphere around the keys."""
+    rows = [
+        (label, row.predicted, row.exact, row.cell, row.status and row.status.value)
+        for name, label in WORDS["quantities"].items()
+        if (row := result.quantities.get(name)) is not None
+    ]
+    blocks: list[Block] = [Table("expectations", WORDS["expectations"], rows)]
+    for side, labels in WORDS["sides"].items():
+        found = getattr(result, side)
+        if found.applies:
+            formulas = [
+                (label, row.predicted, row.cell, row.status.value)
+                for name, label in labels.items()
+                if (row := getattr(found, name)) is not None
+            ]
+            blocks.append(Table(f"formulas of the {side} side", WORDS["formulas"], formulas))
+    if (around := result.ambient) is not None:
+        known = (around.beta, around.theta.predicted, around.participation.predicted)
+        beta, theta, predicted = (short(value, 4) for value in known)
+        told = {"beta": beta, "theta": theta, "predicted": predicted, "measured": cell(around.participation.cell)}
+        blocks.append(Text([WORDS["ambient"].format(**told)]))
+    return blocks

@@ -6,12 +6,10 @@ replicates, because their sizes are nested, and over clusters of queries, which 
 comes from resampling both (`Scatter`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import brentq
@@ -44,7 +42,7 @@ class TokensFor:
             return "not known"
         return "beyond" if self.beyond else "extrapolated" if self.extrapolated else "measured"
 
-    def plus(self, atoms: int) -> TokensFor:
+    def plus(self, atoms: int) -> Self:
         """The same with tokens that are always there."""
         n, low, high = (None if value is None else value + atoms for value in (self.n, *self.interval))
         return replace(self, n=n, interval=(low, high))
@@ -84,11 +82,11 @@ class ErrorCurve:
     foresight: Foresight | None = None  # what a pilot foretells outside the sizes measured; without it, a power law
 
     @classmethod
-    def of(cls, sizes: Any, rows: Array, **known: Any) -> ErrorCurve:
+    def of(cls, sizes: Any, rows: Array, **known: Any) -> Self:
         """The curve of one cluster, from rows (replicates, sizes)."""
         return cls(tuple(int(size) for size in sizes), np.asarray(rows, dtype=float)[None], **known)
 
-    def scaled(self, scale: float) -> ErrorCurve:
+    def scaled(self, scale: float) -> Self:
         """The curve of errors divided by a number; undefined everywhere where that is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = 1 / np.float64(scale) if scale else np.nan

@@ -8,11 +8,9 @@ lacks what differs between windows, much the same at any n: there halves are of 
 difference is added at every n.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,9 +33,7 @@ class Foresight:
     logs: Array
 
     @classmethod
-    def of(
-        cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False
-    ) -> Foresight:
+    def of(cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False) -> Self:
         """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens.
 
         `windows` says that its parts are of whole windows of text.

@@ -63,8 +63,7 @@ def fit(
     moved = [gamma] if offset is None else [gamma, offset]
     optimiser = torch.optim.Adam(moved, lr=rate)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
-    loss_of = _Loss(reader, trained, far)
-    checked = loss_of.prepared(check, documents[0], np.random.default_rng(seed))
+    checked = _prepared(check, documents[0], trained, far, np.random.default_rng(seed))
     taken: list[Step] = []
     checks: list[Step] = []
     best, kept, felt, stale = float("inf"), [part.detach().clone() for part in moved], torch.zeros(shape), 0
@@ -76,7 +75,7 @@ def fit(
     def look(number: int) -> None:
         nonlocal best, kept, stale
         with torch.no_grad(), reader.precision(), applied():  # type: ignore[attr-defined]
-            _, found = loss_of(*checked)
+            _, found = _loss(reader, *checked, trained, far)
         checks.append(Step(number, *found))
         total = (1 - far) * found[0] + (far * found[1] if found[1] is not None else 0.0)
         stale = 0 if total < best else stale + 1
@@ -91,13 +90,13 @@ def fit(
                 break
             which = number % len(documents)
             other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
-            given = loss_of.prepared(documents[which], other, generator)
+            given = _prepared(documents[which], other, trained, far, generator)
             for group in optimiser.param_groups:
                 group["lr"] = rate * (1 - number / steps)
             optimiser.zero_grad()
             with applied():  # type: ignore[attr-defined]
                 with reader.precision():
-                    loss, found = loss_of(*given)
+                    loss, found = _loss(reader, *given, trained, far)
                 loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
             assert gamma.grad is not None
             felt += gamma.grad.detach().cpu().square()
@@ -113,23 +112,20 @@ def fit(
     return Fitted(level, far, wide[0], constants, spread, tuple(taken), tuple(checks), stopped)
 
 
-class _Loss:
+def _prepared(
+    ids: Tensor, other: Tensor, trained: int, far: float, generator: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """A document and the roles of its tokens; passages are planted where far use has a weight."""
+    return repeat(ids, other, trained, generator) if far else (ids, ids.new_zeros(len(ids)))
+
+
+def _loss(
+    reader: Reader, ids: Tensor, role: Tensor, trained: int, far: float
+) -> tuple[Tensor, tuple[float, float | None]]:
     """The loss of a prepared document, and its two parts."""
-
-    def __init__(self, reader: Reader, trained: int, far: float) -> None:
-        self.reader, self.trained, self.far = reader, trained, far
-
-    def prepared(self, ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """A document and the roles of its tokens; passages are planted where far use has a weight."""
-        if self.far:
-            return repeat(ids, other, self.trained, generator)
-        return ids, ids.new_zeros(len(ids))
-
-    def __call__(self, ids: Tensor, role: Tensor) -> tuple[Tensor, tuple[float, float | None]]:
-        cost = self.reader.cost(self.reader.hidden(ids), ids, self.trained)
-        behind = role[self.trained :].to(cost.device)
-        plain, again = cost[behind == 0].mean(), cost[behind == 1]
-        if not len(again):
-            return plain, (float(plain.detach()), None)
-        far = again.mean()
-        return (1 - self.far) * plain + self.far * far, (float(plain.detach()), float(far.detach()))
+    cost = reader.cost(reader.hidden(ids), ids, trained)
+    behind = role[trained:].to(cost.device)
+    plain, again = cost[behind == 0].mean(), cost[behind == 1]
+    if not len(again):
+        return plain, (float(plain.detach()), None)
+    return (1 - far) * plain + far * again.mean(), (float(plain.detach()), float(again.mean().detach()))

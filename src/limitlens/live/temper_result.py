@@ -150,7 +150,7 @@ class Temper(Result):
         heads = [Table(WORDS["copying"], WORDS["copying columns"], rows)] if rows else []
         both: list[Block] = []
         for text in self.by_document:
-            frontier, *others = self.figures_of(text)
+            frontier, *others = self.figures(text)
             both += [frontier, self._both(text), Row(others)]
         return worded_view(
             WORDS, both, [*(Row(maps[at : at + 2]) for at in range(0, len(maps), 2)), *heads],
@@ -161,8 +161,10 @@ class Temper(Result):
             leave=WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else "",
         )  # fmt: skip
 
-    def figures_of(self, text: str) -> list[Figure]:
+    def figures(self, text: str | None = None) -> list[Figure]:
         """The frontier of a text, what plain text costs by position and what repeated passages cost by distance."""
+        if text is None:
+            return super().figures()
         found, looks = self.by_document[text], {name: look(i) for i, name in enumerate(self.by_document[text])}
 
         def drawn(what: str, x: dict[str, Any], y: dict[str, list[Estimate]], *guides: Guide) -> Figure:

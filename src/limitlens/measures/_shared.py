@@ -65,12 +65,6 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
-def vector_norm(vectors: torch.Tensor) -> torch.Tensor:
-    """Euclidean lengths along the last axis, which is kept: (..., d) to (..., 1)."""
-    lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return lengths
-
-
 def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Independent indices drawn with the probabilities `weights`, by inversion of their distribution function."""
     steps = np.cumsum(weights)

@@ -14,15 +14,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.lazily import torch
-from limitlens.measures._shared import (
-    brief,
-    check_dim,
-    check_scalar,
-    standard_normal,
-    token_shape,
-    uniform,
-    vector_norm,
-)
+from limitlens.measures._shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance
 
@@ -68,7 +60,7 @@ class _Uniform(_Spherical):
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw normal vectors, divide them by their lengths, and drop what lies beyond d coordinates."""
         normals = standard_normal(token_shape(shape, self._sphere_dim), generator)
-        return normals.div_(vector_norm(normals) / self.radius)[..., : self.dim].contiguous()
+        return normals.div_(normals.norm(dim=-1, keepdim=True) / self.radius)[..., : self.dim].contiguous()
 
     def scaled(self, factor: float) -> Self:
         """The same law with the radius |factor| R."""
@@ -136,7 +128,7 @@ class VonMisesFisher(_Spherical):
         normals = standard_normal((count, self.dim), generator)
         height = (normals @ direction)[:, None]
         tangent = normals - height * direction
-        beta = (1 - height / vector_norm(normals)) / 2
+        beta: torch.Tensor = (1 - height / normals.norm(dim=-1, keepdim=True)) / 2
         # Everything is written in the distances 1 − w and 1 − x₀, which stay exact at high concentration.
         b = sides / (2 * kappa + math.hypot(2 * kappa, sides))
         drop = 2 * b * beta / (1 - (1 - b) * beta)
@@ -144,7 +136,7 @@ class VonMisesFisher(_Spherical):
         log_ratio = kappa * (mode - drop) + sides * torch.log((mode + (1 - mode) * drop) / (mode * (2 - mode)))
         keep = (torch.log(uniform((count, 1), generator)) <= log_ratio).squeeze(1)
         drop, tangent = drop[keep], tangent[keep]
-        across = torch.sqrt(drop * (2 - drop)) / vector_norm(tangent)
+        across: torch.Tensor = torch.sqrt(drop * (2 - drop)) / tangent.norm(dim=-1, keepdim=True)
         return self.radius * ((1 - drop) * direction + across * tangent)
 
     def scaled(self, factor: float) -> VonMisesFisher:

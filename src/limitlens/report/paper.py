@@ -1,15 +1,15 @@
 """Figures for print: the description of a figure drawn with matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure as Drawing
 
-from limitlens.lazily import Axes, Drawing
 from limitlens.report.style import GREY, PALETTE, figure_style, plain_log, saved, word_colours
 from limitlens.report.view import Axis, Figure, Guide, Series
 
@@ -26,13 +26,11 @@ _MARKS = {"": ("o", "full"), "dashed": ("o", "none"), "dotted": ("s", "full")}
 
 def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side; saved to `path` where given, in the format of its ending."""
-    from matplotlib.figure import Figure as Sheet
-
     columns = min(len(figures), ACROSS)
     rows = ceil(len(figures) / columns)
     size = (columns * PANEL[0], rows * PANEL[1]) if len(figures) > 1 else _size(figures[0])
     with figure_style():
-        drawing = Sheet(figsize=size, layout="constrained")
+        drawing = Drawing(figsize=size, layout="constrained")
         panels = drawing.subplots(rows, columns, squeeze=False).ravel()
         for axes, figure in zip(panels, figures, strict=False):
             _draw(axes, figure)
@@ -83,8 +81,6 @@ def _curve(axes: Axes, series: Series) -> None:
 
 def _map(axes: Axes, series: Series) -> None:
     """A map of numbers with its scale, or of words with their colours."""
-    from matplotlib.colors import ListedColormap
-
     values = np.asarray(series.values, dtype=float)
     if series.words:
         count = len(series.words)

@@ -1,20 +1,20 @@
 """A view as text: for a terminal, for a pipe, and for `str(result)`."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text as Words
 
 from limitlens.report.view import Section, Table, Text, View
 from limitlens.report.words import cell, numeric, sentence
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 WIDTH = 160  # where nobody's terminal says otherwise
 
@@ -32,9 +32,6 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
 
     Otherwise tables may take 160 columns and a sentence stays one line. `colour` adds the escape codes of a terminal.
     """
-    from rich.console import Console
-    from rich.table import Table as Grid
-
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     sheet = io.StringIO()
@@ -50,8 +47,6 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
 
 def _parts(view: View) -> Iterator[RenderableType]:
     """What is printed, in order."""
-    from rich.text import Text as Words
-
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
@@ -69,8 +64,6 @@ def _parts(view: View) -> Iterator[RenderableType]:
 
 
 def _section(part: Section) -> Iterator[RenderableType]:
-    from rich.text import Text as Words
-
     blocks = [block for block in part.flat if isinstance(block, (Table, Text))]
     if not blocks:
         return
@@ -89,10 +82,6 @@ def _section(part: Section) -> Iterator[RenderableType]:
 
 def _grid(table: Table, title: str) -> RenderableType:
     """A table; text to the left, numbers to the right."""
-    from rich import box
-    from rich.table import Table as Grid
-    from rich.text import Text as Words
-
     name = Words(title[:1].upper() + title[1:]) if title else None
     grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
     for column, number in zip(table.columns, numeric(table), strict=True):

@@ -24,12 +24,10 @@ each split between its two neighbours such that its count and its weight are kep
 number of tokens and any number of sizes, and its exponentials are those of the nodes, the same for all queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +124,7 @@ class _Gathered:
     matmul: Product
 
     @classmethod
-    def of(cls, logs: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> _Gathered:
+    def of(cls, logs: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> Self:
         """Split each of M tokens between the two nodes around its weight, of which logs (m, M) are given and mean 1."""
         queries, tokens = logs.shape
         low, high = logs.min(), logs.max()

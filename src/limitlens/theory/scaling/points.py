@@ -12,8 +12,6 @@ Writing 1/S^p = ∫ s^{p−1} e^{−sS} ds / Γ(p) for the sum S = Σ e^{−x_i}
 where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n keys. Nothing is asymptotic in it.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -33,6 +31,15 @@ from limitlens.theory.scaling.laws import GapLaw, negligible_beyond
 _NODES = 401
 _SATURATED = 4.0  # e^{−e^4} = 2e-24: keys with z beyond it count fully
 _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing to double precision
+
+
+@dataclass(frozen=True)
+class _Grid:
+    weight: Array  # (rows,) of the integral over y
+    x: Array  # (rows, nodes)
+    z: Array  # (rows, nodes)
+    mass: Array  # (rows, nodes)
+    expected: Array  # (rows,)
 
 
 class Points(ABC):
@@ -116,15 +123,6 @@ class Points(ABC):
             return math.log(max(float(self._rows(np.array([y]))[2][0]), 1e-300) / goal)
 
         return top if excess(top) <= 0 else float(optimize.brentq(excess, bottom, top, xtol=1e-3))
-
-
-@dataclass(frozen=True)
-class _Grid:
-    weight: Array  # (rows,) of the integral over y
-    x: Array  # (rows, nodes)
-    z: Array  # (rows, nodes)
-    mass: Array  # (rows, nodes)
-    expected: Array  # (rows,)
 
 
 @dataclass(frozen=True)
