@@ -11,13 +11,13 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 """
 
 
-def peaks(code: str, sizes: tuple[int, int]) -> tuple[dict[int, float], float]:
+def peaks(code: str, sizes: tuple[int, int], unit: str = "tokens") -> tuple[dict[int, float], float]:
     """Peak resident memory in MiB of `code`, which finds each size in sys.argv[1], and the ratio of the two."""
     found = {}
     for size in sizes:
         command = [sys.executable, "-c", code + REPORT, str(size)]
         found[size] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        print(f"{size:>10,} tokens: peak {found[size]:.0f} MiB", flush=True)
+        print(f"{size:>10,} {unit}: peak {found[size]:.0f} MiB", flush=True)
     ratio = found[sizes[1]] / found[sizes[0]]
     print(f"ratio {ratio:.3f}", flush=True)
     return found, ratio

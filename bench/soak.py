@@ -1,15 +1,18 @@
 """The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
 
 `numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
-far probes of a real model lie from each other; `python -m bench.soak coverage` runs one alone. Each line is one number,
+far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
+killed them; `python -m bench.soak coverage` runs one alone. Each line is one number,
 what it should be and how far off it may be; the process ends with 1 if one is missed.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -80,10 +83,20 @@ def probes() -> list[dict[str, object]]:
     return rows
 
 
+def kills(count: int = 1000) -> list[dict[str, object]]:
+    """Long jobs killed at random moments and resumed until they end: how many ended otherwise than without kills."""
+    script = Path(__file__).parents[1] / "tests" / "kill_cases.py"
+    done = subprocess.run([sys.executable, str(script), str(count), "1"], stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    told = f"{found['kills']} kills, of which {found['half_written']} while a checkpoint was being written"
+    return [row(f"{told}: jobs of {found['ended']} that ended otherwise", len(found["different"]), 0.0, 0.0, 0.0)]
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
     "numbers": ("soak.json", numbers),
     "coverage": ("coverage.json", covered),
     "probes": ("probes.json", probes),
+    "kills": ("kills.json", kills),
 }
 
 

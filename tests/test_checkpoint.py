@@ -207,7 +207,7 @@ def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for _ in range(10):
         by_tokens.passed(1000, lambda: ({}, {}), Interrupt())
     assert len(written) == 3
-    for wrong in ("soon", "0", "-5", "5m", "0s", ".s"):
+    for wrong in ("soon", "0", "-5", "5m", "0s", ".s", "1.2.3", ""):
         with pytest.raises(ll.InputError, match="expected tokens, such as 100000, or seconds, such as 60s"):
             ll.Checkpoint(tmp_path, every=wrong)
 

@@ -26,16 +26,16 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limitlens.probing.probe.BLOCK", 32 * 16)
 
 
-def near(one: ll.ProbeRun, other: ll.ProbeRun, tolerance: float) -> None:
+def near(one: ll.ProbeRun, other: ll.ProbeRun) -> None:
     """The same deal of tokens, and errors that differ by rounding alone."""
     for name in ("n", "replicate"):
         assert one.replicate_errors[name].equals(other.replicate_errors[name])
     for a, b in zip(one.records, other.records, strict=True):
-        np.testing.assert_allclose(a.curve.error, b.curve.error, rtol=tolerance)
+        np.testing.assert_allclose(a.curve.error, b.curve.error, rtol=1e-6)
         geometry = ([one.horizon, one.coupling, one.mean_tilt, one.score_std] for one in (a, b))
-        np.testing.assert_allclose(*geometry, rtol=tolerance)
+        np.testing.assert_allclose(*geometry, rtol=1e-5)
     for name, tensor in one.reference.items():
-        torch.testing.assert_close(tensor, other.reference[name], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(tensor, other.reference[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_hand_in_pieces_is_the_hand() -> None:
@@ -83,7 +83,7 @@ def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) 
         except ll.InputError:
             needed = int(1.1 * needed)
     assert asked[-1] < 32 * 16
-    near(tight, whole, 1e-4)
+    near(tight, whole)
     assert told(probe(None, memory=10**12)) == told(whole)
     with pytest.raises(ll.InputError, match=r"memory is bounded to 0\.001 GB; expected .* GB at least for a forward"):
         probe(None, memory=10**6)
@@ -94,7 +94,7 @@ def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory, "resident", lambda device: held)
     small = study(None, memory=held + study_module.FLOAT_BYTES * 25_000)
     for name in whole.names:
-        np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-5)
+        np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
     with pytest.raises(ll.InputError, match="at least for a study of one replicate"):
         study(None, memory=held + 1000)
 
@@ -145,7 +145,7 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     assert full[0] == 1  # from there on windows come in twos
     assert run.warnings[-1] == "the GPU ran out of memory: windows were taken 2 at a time from there on"
     assert run.warnings[-1] in capsys.readouterr().err
-    near(run, whole, 1e-4)
+    near(run, whole)
     count = [0]
 
     def at_last(self: Any, which: int, tokens: torch.Tensor, part: Any) -> None:
@@ -157,7 +157,7 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
 
     monkeypatch.setattr(Moments, "add", add)
     monkeypatch.setattr(Collector, "_put", at_last)
-    near(probe(None), whole, 1e-4)
+    near(probe(None), whole)
     monkeypatch.setattr(Moments, "add", lambda self, rows: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
     with pytest.raises(ll.InputError, match="the GPU has no memory for one of the windows"):
         probe(None)
@@ -177,7 +177,7 @@ def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytes
         f"the GPU ran out of memory: replicates were taken {few} at a time from there on" for few in (2, 1)
     ]
     for name in whole.names:
-        np.testing.assert_allclose(curve.replicate_errors[name], whole.replicate_errors[name], rtol=1e-5)
+        np.testing.assert_allclose(curve.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
 
 
 def test_threads_change_nothing_but_rounding() -> None:
@@ -189,10 +189,10 @@ def test_threads_change_nothing_but_rounding() -> None:
         assert told(study(None)) == told(found[2][1])
     finally:
         torch.set_num_threads(before)
-    near(found[1][0], found[2][0], 1e-4)
+    near(found[1][0], found[2][0])
     for name in found[1][1].names:
         one, two = (found[threads][1].replicate_errors[name] for threads in (1, 2))
-        np.testing.assert_allclose(one, two, rtol=1e-5)
+        np.testing.assert_allclose(one, two, rtol=1e-9)
 
 
 def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> None:

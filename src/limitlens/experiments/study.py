@@ -236,7 +236,7 @@ class _Work:
         floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
         bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else DEVICE_TIMES)
         left = room(self.memory, self.device, FLOAT_BYTES * floats, "a study of one replicate at a time")
-        return max(1, min(bound // floats, 1 + int(min(left / FLOAT_BYTES, bound)) // floats))
+        return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)

@@ -64,8 +64,8 @@ class Checkpoint:
     def __init__(
         self, folder: str | Path | None = None, every: str | float | None = None, *, resume: bool = False
     ) -> None:
-        found = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(s?)\s*", str(every))
-        if every is not None and (found is None or not float(found[1].strip(".") or 0) > 0):
+        found = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?) *(s?)", str(every))
+        if every is not None and (found is None or not float(found[1]) > 0):
             raise InputError(
                 f"a checkpoint was asked for every {every!r}; expected tokens, such as 100000, or seconds, such as 60s"
             )
@@ -198,7 +198,8 @@ def digest(*arrays: Any) -> str:
             found.update(array.encode())
         else:
             whole = np.ascontiguousarray(array)
-            found.update(f"{np.shape(array)} {whole.dtype};".encode() + _bytes(whole))
+            found.update(f"{np.shape(array)} {whole.dtype};".encode())
+            found.update(_bytes(whole))
     return found.hexdigest()
 
 

@@ -43,15 +43,15 @@ class Part:
 
     def cut(self, at: int) -> tuple[Part, Part]:
         """The part of the first `at` tokens of the forward, and that of the others."""
-        early = [index < at for index in (self.kept, self.streamed, self.some, self.first)]
-
-        def half(kept: Tensor, streamed: Tensor, some: Tensor, first: Tensor, less: int) -> tuple[Tensor, ...]:
-            return (
+        halves = []
+        for less, early in ((0, True), (at, False)):
+            indices = (self.kept, self.streamed, self.some, self.first)
+            kept, streamed, some, first = ((index < at) == early for index in indices)
+            halves.append((
                 self.kept[kept] - less, self.slots[kept], self.streamed[streamed] - less, self.places[streamed],
                 self.some[some] - less, self.first[first] - less, self.first_slots[first],
-            )  # fmt: skip
-
-        return Part(*half(*early, 0), None, False), Part(*half(*(~one for one in early), at), self.complete, self.ends)
+            ))  # fmt: skip
+        return Part(*halves[0], None, False), Part(*halves[1], self.complete, self.ends)
 
 
 @dataclass(frozen=True, eq=False)
