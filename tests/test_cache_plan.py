@@ -294,6 +294,14 @@ def test_a_trial_of_a_whole_cache_finds_nothing() -> None:
             assert one.agreement.measured == 1
 
 
+def test_a_context_beyond_the_positions_of_a_model_is_told() -> None:
+    made = plan_cache(language_model(), text(), 130, total=0.5)
+    assert made.warnings == (
+        "windows of 258 tokens exceed the 256 positions that letters was made for: its heads are measured outside the "
+        "lengths it knows",
+    )
+
+
 def test_what_cannot_be_planned_is_told() -> None:
     loaded = language_model()
     for options, message in (
@@ -339,6 +347,9 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["trial", str(tmp_path / "nowhere")])
     assert stop.value.code == 2
     assert "there is no run folder" in capsys.readouterr().err
+    ll.trial(planned(), documents=2, model=language_model(), corpus=text()).save(tmp_path)
+    with pytest.raises(InputError, match=r"holds a cache trial; .* which `limitlens plan --keep best --out` writes"):
+        ll.trial(tmp_path)
 
 
 def test_the_tables_of_the_documentation_are_what_was_measured() -> None:

@@ -50,7 +50,7 @@ class ChoiceTotal:
 class CachePlan(Result):
     """Keys and choices of every key/value head, for every choice and allocation at one size of the cache."""
 
-    kind, file = "cache plan", "heads"
+    kind, file, command = "cache plan", "heads", "plan --keep best"
     model: str
     corpus: str
     special: str  # what stands around a window, as in the probe
@@ -67,6 +67,7 @@ class CachePlan(Result):
     budgets: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]]  # by choice and allocation, at the same total
     model_sha256: str | None = None  # the digest of the weights, where they are files of this machine
     entry_bytes: int | None = None  # of one key and its value, in the numbers the model was loaded with
+    warnings: tuple[str, ...] = ()
 
     @property
     def total(self) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def plan_cache(
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
     asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "seed": seed, "fitted": FITTED}
     made = make_plan(model.name, corpus, special, curves, gains, **asked)
-    return replace(made, model_sha256=model.sha256, entry_bytes=entry)
+    return replace(made, model_sha256=model.sha256, entry_bytes=entry, warnings=tuple(windows.warnings))
 
 
 def _entry(model: LoadedModel) -> tuple[int, int]:
@@ -251,7 +252,7 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
         return np.asarray(np.take_along_axis(found, per_head[0][None], 0)[0])
 
     errors, count = seen(check), len(check.full)
-    without = [np.median(seen(_without(check, row))) for row in range(count)] if count > 1 else [np.nan]
+    without = [np.median(seen(check.part(np.arange(count) != row))) for row in range(count)] if count > 1 else [np.nan]
     stderr = float(np.sqrt(np.var(without) * (count - 1)))
     high = float(np.quantile(errors, 0.9))
     holding = None if error is None else float((errors <= error).mean())
@@ -259,11 +260,6 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
     return ChoiceTotal(
         name, oracle, float(keys.mean() / check.context), float(np.median(errors)), stderr, high, holding
     )
-
-
-def _without(curves: CutCurves, row: int) -> CutCurves:
-    left = np.arange(len(curves.full)) != row
-    return CutCurves(curves.choices, curves.sizes, curves.wrong[left], curves.full[left], curves.shared)
 
 
 def _whole(keys: Any) -> tuple[tuple[int, ...], ...]:

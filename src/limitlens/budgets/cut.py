@@ -47,7 +47,7 @@ class CutCurves:
         """Tokens before the cut."""
         return self.sizes[-1]
 
-    def part(self, windows: slice) -> CutCurves:
+    def part(self, windows: slice | NDArray[np.bool_]) -> CutCurves:
         """The curves of some windows."""
         return CutCurves(self.choices, self.sizes, self.wrong[windows], self.full[windows], self.shared)
 
