@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 import limitlens as ll
+from limitlens.budgets.trial import Measured
 from limitlens.keys import CHOICES
-from limitlens.live.cache_trial import Tried
+from limitlens.live.axes import mean
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.record import plain, to_json
 
@@ -35,19 +36,25 @@ def embeddings(loaded: LoadedModel, windows: Windows) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.cat(pooled).double(), dim=-1)
 
 
+def measured(values: np.ndarray) -> Measured:
+    """A mean over documents and its standard error."""
+    found = mean(values)
+    return Measured(found.value, found.stderr)
+
+
 def main(model: str = "minilm", text: str = "stdlib-docs", documents: int = 32, tokens: int = 256) -> None:
     loaded, began = load(model), time.perf_counter()
     windows = Windows(loaded, open_corpus(text), length=tokens, tokens=documents * tokens)
     whole = embeddings(loaded, windows)
     apart = 1 - (whole[0::2] * whole[1::2]).sum(-1)  # pairs that share no document
     found: dict[str, Any] = {"model": model, "text": Path(text).name, "documents": documents, "tokens": tokens,
-                             "neighbours": Tried.of(apart.numpy()), "settings": []}  # fmt: skip
+                             "neighbours": measured(apart.numpy()), "settings": []}  # fmt: skip
     print(f"neighbouring documents: 1 − cos {found['neighbours'].measured:.4f} ± {found['neighbours'].stderr:.4f}")
     for choice in TRIED:
         for share in SHARES:
             with ll.intervene(loaded, keys=choice, count=round(share * tokens)):
                 turned = np.asarray(1 - (embeddings(loaded, windows) * whole).sum(-1))
-            tried = Tried.of(turned)
+            tried = measured(turned)
             found["settings"].append({"choice": choice, "share": share, "turned": tried})
             print(f"{choice}, {share:.1%} of the keys: 1 − cos {tried.measured:.5f} ± {tried.stderr:.5f}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")

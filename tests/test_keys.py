@@ -56,7 +56,7 @@ def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
     choice, whole = CHOICES[name], sight()
     pooled = Sight(whole.key, whole.value)
     needed = choice.ordered or choice.sees_queries or choice.needs_past
-    told = "pooled tokens have no order|no scores were given|no earlier queries were given"
+    told = f"(pooled tokens have no order|no scores were given|no earlier queries were given).*'{name}'"
     with pytest.raises(InputError, match=told) if needed else nullcontext():
         choice.choose(pooled, 4, 1, generator(0))
 

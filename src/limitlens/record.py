@@ -62,7 +62,7 @@ class Run:
         if self.kind != kind.kind:
             raise InputError(
                 f"{str(self.folder)!r} holds a {self.kind}; expected the folder of a {kind.kind}, which "
-                f"`limitlens {kind.kind} --out` writes"
+                f"`limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
             )
         try:
             return replace(kind.load(self), made=self.made)

@@ -51,7 +51,7 @@ class ChoiceTotal:
 class CachePlan(Result):
     """Keys and choices of every key/value head, for every choice and allocation at one size of the cache."""
 
-    kind, file = "cache plan", "heads"
+    kind, file, command = "cache plan", "heads", "plan --keep best"
     model: str
     corpus: str
     special: str  # what stands around a window, as in the probe
@@ -68,6 +68,7 @@ class CachePlan(Result):
     budgets: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]]  # by choice and allocation, at the same total
     model_sha256: str | None = None  # the digest of the weights, where they are files of this machine
     entry_bytes: int | None = None  # of one key and its value, in the numbers the model was loaded with
+    warnings: tuple[str, ...] = ()
 
     @property
     def total(self) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def plan_cache(
     gains = effects(model, windows, order[:FITTED], context, seed=seed)
     asked: dict[str, Any] = {"keep": keep, "error": error, "total": total, "seed": seed, "fitted": FITTED}
     made = make_plan(model.name, corpus, special, curves, gains, **asked)
-    return replace(made, model_sha256=model.sha256, entry_bytes=entry)
+    return replace(made, model_sha256=model.sha256, entry_bytes=entry, warnings=tuple(windows.warnings))
 
 
 def _entry(model: LoadedModel) -> tuple[int, int]:

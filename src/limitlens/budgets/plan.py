@@ -192,7 +192,7 @@ def plan(
     draws, report = probed.seed if seed is None else seed, progress or (lambda done, total: None)
     if keep is not None or total is not None:
         if context is None:
-            raise InputError("no context was given; a choice of keys needs one to cut, such as context=1024")
+            raise InputError("no context was given; a choice of keys needs one to cut, such as 1,024 tokens")
         loaded = model or load(found_again(probed.model, probed.made), device=choose_device(device), head=True)
         if loaded.sha256 != probed.model_sha256:
             raise InputError(f"the model {probed.model!r} is not what was probed (its digest differs); probe it again")

@@ -9,22 +9,21 @@ import torch
 from torch import Tensor
 
 from limitlens.keys.past import Accumulated
-from limitlens.keys.sight import Choice, Kept, Sight, held_first, keep, uniform
+from limitlens.keys.sight import Kept, Sight, held_first, keep, uniform
 
 FLOOR = 0.1  # share of the guessed weight that is spread evenly: a guess may not rule a key out
 
 
-class Mixed(Choice):
+class Mixed(Accumulated):
     """Keys sampled in proportion to the attention of the last queries, with the weights that make them unbiased."""
 
     name = "mixed"
     words = "sampled by the attention of the last queries"
-    needs_past = True
     sampled = True
     unbiased = True
 
     def _guess(self, sight: Sight) -> Tensor:
-        weight = Accumulated().weight(sight)
+        weight = self.weight(sight)
         return (weight + FLOOR * weight.mean(-1, keepdim=True))[None, ..., None, :]
 
     def priority(self, sight: Sight, draws: int, generator: torch.Generator) -> Tensor:

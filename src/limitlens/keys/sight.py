@@ -71,7 +71,9 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
         best = priority.topk(min(counts, priority.shape[-1]), -1, sorted=False).indices
         kept = torch.zeros_like(priority, dtype=torch.bool).scatter(-1, best, True)
     else:
-        kept = priority.argsort(-1, descending=True).argsort(-1) < counts
+        first = torch.arange(priority.shape[-1], device=priority.device) < counts
+        best, first = torch.broadcast_tensors(priority.argsort(-1, descending=True), first)
+        kept = torch.zeros_like(first).scatter(-1, best, first)
     return kept if seen is None else kept & seen
 
 
