@@ -23,7 +23,7 @@ from limitlens.attention.head import Head
 from limitlens.attention.kernels import Kernel, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
-from limitlens.curves.estimators import TokenSums, replicate_errors
+from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import UniformErrors, uniform_errors
 from limitlens.errors import Array, InputError, Progress
@@ -51,7 +51,7 @@ PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the sc
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
 
-# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2), controls
+# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4), controls
 # (replicates, sizes, F), and the numerical floor (1, sizes), which is 0 where it was not asked for.
 Rows: TypeAlias = dict[str, Array]
 
@@ -227,6 +227,7 @@ class _Work:
         """What these replicates give."""
         tokens, vectors = self.reference.draw(replicates, 0, queries)
         at_queries = self.reference.limits(vectors)
+        limits = QuerySums.of(at_queries)
         query = self.head.queries(tokens).float()
         precise = self.head.queries(tokens[:1, :FLOOR_QUERIES])
         state = State.empty((len(replicates),), queries, self.head.value_dim, device=self.device)
@@ -247,7 +248,9 @@ class _Work:
                 continue
             used = min(queries, self.cells.sizes[step])
             outputs, law = state.output[:, :used], (self.reference.mean, self.reference.covariance)
-            found = replicate_errors(outputs, at_queries[:, :used], self.reference.limit_sums(sums), *law)
+            known = at_queries[:, :used]
+            own = limits if used == queries else QuerySums.of(known)
+            found = replicate_errors(outputs, known, own, self.reference.limit_sums(sums), *law)
             steps.append({"controls": self.reference.controls(sums)})
             for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
                 steps[-1] |= {f"{kind}.{name}": row for name, row in rows.items()}
