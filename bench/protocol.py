@@ -67,6 +67,33 @@ def plain(head: ll.Head) -> tuple[dict[str, tuple[float, float]], float]:
     return fits, seconds
 
 
+def single_queries(head: ll.Head, count: int = 1000, samples: int = 12) -> dict[str, float]:
+    """What the errors of single queries over the largest samples are like, as shares of their mean square.
+
+    `square`: that over the square of the outputs' size. `weighted`: what is left of their noise if queries are drawn
+    with the best weights, |error| itself, (E|error|)²/E|error|². `explained`: by the best linear map of the tokens,
+    less what chance explains. `mean`: the square of the mean error over all tokens, less the queries' noise.
+    """
+    A, V = (torch.tensor(matrix, dtype=torch.float32) for matrix in (head.A, head.V))
+    slope, n, rows = 0.1 * V @ A, SIZES[-1], []
+    for sample in range(samples):
+        tokens = 0.1**0.5 * torch.randn(n, DIM, generator=torch.Generator().manual_seed(sample))
+        query = tokens[:count]
+        limits, outputs = query @ slope.T, torch.softmax((query @ A.T) @ tokens.T, -1) @ (tokens @ V.T)
+        errors = outputs - limits
+        squares = errors.square().sum(1)
+        left = (errors - query @ torch.linalg.lstsq(query, errors).solution).square().sum() / (1 - DIM / count)
+        mean = errors.mean(0) + (tokens @ slope.T).mean(0)
+        weighted = squares.sqrt().mean().square() / squares.mean()
+        found = (squares.mean() / outputs.square().sum(1).mean(), weighted, 1 - left / squares.sum())
+        rows.append([*map(float, found), float(mean.square().sum() / squares.mean() - 1 / count)])
+    names = ("square", "weighted", "explained", "mean")
+    average, stderr = np.mean(rows, 0), np.std(rows, 0, ddof=1) / samples**0.5
+    told = (f"{name} {value:.4f} ± {error:.4f}" for name, value, error in zip(names, average, stderr, strict=True))
+    print(f"  single queries at n = {n:,}: {', '.join(told)}", flush=True)
+    return dict(zip(names, average.tolist(), strict=True))
+
+
 def against(label: str, scale: float) -> dict[str, object]:
     """One head by both."""
     head = random_head(scale)
@@ -84,6 +111,7 @@ def against(label: str, scale: float) -> dict[str, object]:
         f"{label}: horizon {curve.reach.horizon:.2f}; protocol {their_seconds:.0f} s for {PLAIN_REPLICATES} "
         f"replicates, study {our_seconds:.1f} s for {OUR_REPLICATES} with {curve.queries} queries"
     )
+    row["single_queries"] = single_queries(head)
     for name, (slope, stderr) in theirs.items():
         rate = curve.rate(name)
         assert rate is not None
