@@ -92,7 +92,8 @@ def test_few_replicates_and_no_controls_leave_rows_alone() -> None:
 
 
 def noisy_norms(rng, shape, dim, variance, rare=0.0):
-    """|v| and |v + noise| (*shape,), the latter with all queries, halves and quarters of them: (*shape, 3).
+    """|v| (*shape,), |v + noise| with all queries, halves and quarters of them, then its squares with the latter two
+    (*shape, 5), and the noise in its square as quarters tell it (*shape,).
 
     With `rare` some replicates are far from the others, and noisier still.
     """
@@ -101,41 +102,55 @@ def noisy_norms(rng, shape, dim, variance, rare=0.0):
     quarters = scale[..., None] ** 1.5 * np.sqrt(4 * variance) * rng.normal(size=(*shape, 4, dim))
     halves = quarters.reshape(*shape, 2, 2, dim).mean(-2)
     parts = (quarters.mean(-2, keepdims=True), halves, quarters)
-    seen = [np.linalg.norm(vectors[..., None, :] + part, axis=-1).mean(-1) for part in parts]
-    return np.linalg.norm(vectors, axis=-1), np.stack(seen, -1)
+    seen = [np.linalg.norm(vectors[..., None, :] + part, axis=-1) for part in parts]
+    found = [norm.mean(-1) for norm in seen] + [np.square(norm).mean(-1) for norm in seen[1:]]
+    noise = np.square(quarters - parts[0]).sum((-1, -2)) / 12
+    return np.linalg.norm(vectors, axis=-1), np.stack(found, -1), noise
 
 
-def freed(norms):
-    """Rows (replicates, 1) of one size, of which hardly any token is a query."""
-    return denoised(norms[..., 0], norms[..., 1:], queries=32, sizes=[10**9])
+def freed(norms, noise, known):
+    """Rows (replicates, 1) of one size, of which hardly any token is a query; with or without what noise is known."""
+    fewer = norms[..., 1:] if known else norms[..., 1:3]
+    return denoised(norms[..., 0], noise if known else None, fewer, queries=32, sizes=[10**9])
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(("dim", "rare"), [(1, 0.0), (8, 0.0), (3, 0.5)])
-def test_denoised_means_are_those_without_noise(dim: int, rare: float) -> None:
+def test_denoised_means_are_those_without_noise(dim: int, rare: float, known: bool) -> None:
     """Noise of a sixth of the squared error or, where rare replicates carry it, of a quarter.
 
     It makes the error 9% to 13% too large. Multiplied by √(1 − share), the last one would be 3% too small.
     """
-    clean, norms = noisy_norms(np.random.default_rng(dim), (400_000, 1), dim, 0.2, rare)
-    rows = freed(norms)
+    clean, norms, noise = noisy_norms(np.random.default_rng(dim), (400_000, 1), dim, 0.2, rare)
+    rows = freed(norms, noise, known)
     stderr = (rows - clean).std() / np.sqrt(len(rows))
     assert norms[..., 0].mean() > 1.09 * clean.mean()
     assert abs(rows.mean() - clean.mean()) < 3 * stderr + 0.004 * clean.mean()
     assert stderr < 0.002 * clean.mean()
 
 
-def test_denoised_rows_carry_the_scatter_of_their_correction() -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_denoised_rows_carry_the_scatter_of_their_correction(known: bool) -> None:
     """The standard error of a corrected mean, against the scatter of many corrected means."""
-    rng = np.random.default_rng(2)
-    _, norms = noisy_norms(rng, (1500, 60, 1), 8, 0.64)
-    rows = np.array([freed(one) for one in norms])
+    _, norms, noise = noisy_norms(np.random.default_rng(2), (1500, 60, 1), 8, 0.64)
+    rows = np.array([freed(*one, known) for one in zip(norms, noise, strict=True)])
     stderrs = rows.std(1, ddof=1) / np.sqrt(60)
     assert rows.mean(1).std() == pytest.approx(stderrs.mean(), rel=0.08)
 
 
-def test_queries_that_are_all_the_tokens_need_no_correction() -> None:
-    _, norms = noisy_norms(np.random.default_rng(0), (5, 2), 3, 0.2)
-    assert_allclose(denoised(norms[..., 0], norms[..., 1:], queries=100, sizes=[50, 100]), norms[..., 0])
+def test_noise_that_is_known_leaves_less_scatter() -> None:
+    """Of many queries the noise is known well: here exactly, at half of the squared error in 27 dimensions."""
+    _, norms, _ = noisy_norms(np.random.default_rng(3), (20_000, 1), 27, 1.0)
+    parabola, ratio = (freed(norms, np.full((20_000, 1), 27.0), known) for known in (False, True))
+    assert ratio.mean() == pytest.approx(parabola.mean(), rel=0.01)
+    assert ratio.var() < 0.8 * parabola.var()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_queries_that_are_all_the_tokens_need_no_correction(known: bool) -> None:
+    _, norms, _ = noisy_norms(np.random.default_rng(0), (5, 2), 3, 0.2)
+    noise, fewer = (np.zeros((5, 2)), norms[..., 1:]) if known else (None, norms[..., 1:3])
+    assert_allclose(denoised(norms[..., 0], noise, fewer, queries=100, sizes=[50, 100]), norms[..., 0])
 
 
 @pytest.mark.parametrize("horizon", [0.1, 0.8])

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import limitlens as ll
 from limitlens.attention.device import choose_device
-from limitlens.curves.estimators import TokenSums, replicate_errors
+from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import reference_for
 from limitlens.curves.uniform import uniform_errors
 from limitlens.errors import InputError
@@ -98,7 +98,9 @@ def test_two_halves_measure_the_noise_of_the_queries():
     true = float((Y.mean(0)).norm() ** 2)
     order = torch.stack([torch.randperm(n, generator=generator)[:q] for _ in range(rounds)])
     sums = TokenSums.zero(rounds, G).add(G.expand(rounds, n, 2))
-    errors, noise, _ = replicate_errors(Y[order], G[order], sums, torch.zeros(2).double(), torch.eye(2).double())
+    errors, noise, _ = replicate_errors(
+        Y[order], G[order], QuerySums.of(G[order]), sums, torch.zeros(2).double(), torch.eye(2).double()
+    )
     unbiased = errors["mean"] ** 2 - noise["mean"]
     assert float(unbiased.mean()) == pytest.approx(true, abs=4 * float(unbiased.std()) / rounds**0.5)
     assert float((errors["mean"] ** 2).mean()) > true + 20 * float(unbiased.std()) / rounds**0.5

@@ -59,19 +59,47 @@ def _products(vectors: Tensor) -> Tensor:
     return (pieces.mT @ pieces).sum(1) if parts > 1 else vectors.mT @ vectors
 
 
-def moment_errors(Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Errors (r, v) and (r, v, v) of the outputs' mean and covariance over all tokens, from the queries Y, G (r, q, v).
+@dataclass(frozen=True)
+class QuerySums:
+    """Sums of vectors (r, q, v) about their mean over quarters of the queries, each of them every fourth.
+
+    Halves and the whole follow from quarters, so vectors are multiplied once.
+    """
+
+    counts: tuple[int, ...]  # of queries in each quarter
+    centre: Tensor  # (r, v): the mean
+    first: Tensor  # (r, 4, v) and (r, 4, v, v)
+    second: Tensor
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> QuerySums:
+        """The sums of these."""
+        centre = vectors.mean(1)
+        centred = vectors - centre[:, None]
+        parts = [centred[:, k :: PARTS[-1]] for k in range(PARTS[-1])]
+        sums = ([part.sum(1) for part in parts], [part.mT @ part for part in parts])
+        return cls(tuple(part.shape[1] for part in parts), centre, *(torch.stack(of, 1) for of in sums))
+
+    def part(self, k: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Mean (r, v) and covariance (r, v, v) of the k-th of so many parts."""
+        count, first = sum(self.counts[k::parts]), self.first[:, k::parts].sum(1)
+        scatter = self.second[:, k::parts].sum(1) - first[:, :, None] * first[:, None, :] / count
+        return self.centre + first / count, scatter / max(count - 1, 1)
+
+
+def moment_errors(
+    Y: tuple[Tensor, Tensor], G: tuple[Tensor, Tensor], sums: TokenSums, mean: Tensor, covariance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Errors (r, v) and (r, v, v) of the outputs' mean and covariance over all tokens, from both at the queries.
 
     Sums are of the limits at all tokens.
     """
-    q, n = Y.shape[1], sums.count
+    n = sums.count
     limit_mean = sums.first / n
-    average = (Y - G).mean(1) + limit_mean
     limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
     # Normalised to be unbiased for the covariance of all n tokens, and equal to it when the queries are all of them.
-    scale = (n - 1) / n / max(q - 1, 1)
-    spread = (_scatter(Y) - _scatter(G)) * scale + limit_spread
-    return average - mean, spread - covariance
+    spread = (Y[1] - G[1]) * ((n - 1) / n) + limit_spread
+    return Y[0] - G[0] + limit_mean - mean, spread - covariance
 
 
 def _operator_norm(symmetric: Tensor) -> Tensor:
@@ -92,41 +120,40 @@ def _operator_norm(symmetric: Tensor) -> Tensor:
     return torch.where(size > 0, (symmetric @ column).norm(dim=(-2, -1)) / size.clamp_min(1e-300), 0.0)
 
 
-def _scatter(X: Tensor) -> Tensor:
-    """Sum of centred outer products over the queries: (r, q, v) to (r, v, v)."""
-    centred = X - X.mean(1, keepdim=True)
-    return centred.mT @ centred
-
-
 def replicate_errors(
-    Y: Tensor, G: Tensor, sums: TokenSums, mean: Tensor, covariance: Tensor
+    Y: Tensor, G: Tensor, limits: QuerySums, sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Error norms of each replicate by name, the noise in their squares, and the norms that fewer queries give.
 
     The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, root mean square over
     the queries. The noise, subtracted from the square of `mean` or `covariance`, takes its bias away; it is 0 when the
     queries are all the tokens. The norms of fewer queries (r, 2) are averages over their halves and over their quarters
-    (of the operator norm one half and one quarter, since eigenvalues of large matrices cost as much as attention).
+    (of the operator norm one half and one quarter, since eigenvalues of large matrices cost as much as attention);
+    those of the mean, whose noise is known exactly, come with their squares (r, 4). `limits` are the sums of G.
     """
-    q = Y.shape[1]
-    errors = _norms([moment_errors(Y, G, sums, mean, covariance)])
-    fewer: dict[str, list[Tensor]] = {name: [] for name in errors}
-    for parts in PARTS[1:]:
+    q, outputs = Y.shape[1], QuerySums.of(Y)
+    found = []
+    for parts in PARTS:
         split = parts if q >= 2 * parts else 1  # a covariance takes two queries
-        found = [moment_errors(Y[:, k::split], G[:, k::split], sums, mean, covariance) for k in range(split)]
-        for name, norm in _norms(found).items():
-            fewer[name].append(norm)
+        both = ((outputs.part(k, split), limits.part(k, split)) for k in range(split))
+        found.append(_norms([moment_errors(*part, sums, mean, covariance) for part in both]))
+    errors = found[0][0]
+    fewer = {
+        name: torch.stack([of[name] for kind in zip(*found[1:], strict=True) for of in kind if name in of], -1)
+        for name in errors
+    }
     left_out = 1 - q / sums.count  # queries are drawn without replacement from the n tokens
     noise = {name: part * left_out for name, part in _noise(Y - G, G).items()}
     errors["output"] = (Y - G).square().sum(-1).mean(-1).sqrt()
-    return errors, noise, {name: torch.stack(norms, -1) for name, norms in fewer.items()}
+    return errors, noise, fewer
 
 
-def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, averaged over the parts they come from."""
+def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, and squares, averaged over the parts they come from."""
     centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
     frobenius, operator = torch.linalg.matrix_norm(spread).mean(0), _operator_norm(spread[0])
-    return {"mean": centre.norm(dim=-1).mean(0), "covariance": frobenius, "covariance_operator": operator}
+    norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": frobenius, "covariance_operator": operator}
+    return norms, {"mean": centre.square().sum(-1).mean(0)}
 
 
 def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
@@ -146,21 +173,32 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
     }
 
 
-def denoised(errors: Array, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
+def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
     """Rows (replicates, sizes) whose mean is the mean norm freed of query noise [V].
 
     The noise of q of n tokens has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
     whose norm hardly scatters, (E|error|)² is a straight line in u; otherwise it bends a little. So the parabola
     through its values with all queries, with halves and with quarters of them, `fewer` (replicates, sizes, 2), is
-    followed to u = 0. Each row also carries what it did to that, to first order, so that the scatter of rows is that of
-    the corrected error. Held against every token as a query, d = 4, H = 0.4, n = 100 to 800, 32 queries: the error of
-    the covariance is 4% to 8% too large before, and 0.2% to 0.7% (± 0.4%) after.
+    followed to u = 0. Where the `noise` in the squares is unbiased (replicates, sizes), and `fewer` has the squares
+    too (4), E|error|² is known at u = 0 without one, and the parabola is left with (E|error|)²/E|error|², which hardly
+    moves: the same, of less scatter (of the variance of a slope a quarter less at half noise). Each row also carries
+    what it did to that, to first order, so that the scatter of rows is that of the corrected error. Held against every
+    token as a query, d = 4, H = 0.4, n = 100 to 800, 32 queries: the error of the covariance is 4% to 8% too large
+    before, and 0.2% to 0.7% (± 0.4%) after.
     """
-    norms = np.concatenate((errors[..., None], fewer), -1)
-    means, weights = norms.mean(0), _at_no_noise(queries, sizes)
-    square = np.sum(weights * means**2, -1)
-    clean = np.sqrt(np.maximum(square, np.maximum(LEAST_KEPT * means[:, 0] ** 2, np.finfo(float).tiny)))
-    return np.asarray(clean + np.sum(weights * means * (norms - means), -1) / clean)
+    norms, weights = np.concatenate((errors[..., None], fewer[..., :2]), -1), _at_no_noise(queries, sizes)
+    means, tiny = norms.mean(0), np.finfo(float).tiny
+    if noise is None or fewer.shape[-1] < 4:
+        square = np.sum(weights * means**2, -1)
+        clean = np.sqrt(np.maximum(square, np.maximum(LEAST_KEPT * means[:, 0] ** 2, tiny)))
+        return np.asarray(clean + np.sum(weights * means * (norms - means), -1) / clean)
+    squares = np.concatenate((errors[..., None] ** 2, fewer[..., 2:]), -1)
+    level, of = np.maximum(squares.mean(0), tiny), squares[..., 0] - noise
+    square = np.maximum(of.mean(0), np.maximum(LEAST_KEPT * level[:, 0], tiny))
+    shape = weights * means**2 / level
+    ratio = np.maximum(shape.sum(-1), LEAST_KEPT)
+    moved = shape * (2 * (norms - means) / np.maximum(means, tiny) - (squares - level) / level)
+    return np.asarray(np.sqrt(square * ratio) * (1 + ((of - of.mean(0)) / square + moved.sum(-1) / ratio) / 2))
 
 
 def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:

@@ -24,7 +24,7 @@ from limitlens.attention.head import Head
 from limitlens.attention.kernels import Kernel, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
-from limitlens.curves.estimators import TokenSums, replicate_errors
+from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import UniformErrors, uniform_errors
 from limitlens.errors import Array, InputError, Progress
@@ -56,7 +56,7 @@ PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the sc
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
 
-# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2), controls
+# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4), controls
 # (replicates, sizes, F), and the numerical floor (1, sizes), which is 0 where it was not asked for.
 Rows: TypeAlias = dict[str, Array]
 
@@ -299,6 +299,7 @@ class _Pass:
         head, device = work.head, work.device
         tokens, vectors = work.reference.draw(replicates, 0, queries)
         self.at_queries = work.reference.limits(vectors)
+        self.limits = QuerySums.of(self.at_queries)
         self.query = head.queries(tokens).float()
         self.precise = head.queries(tokens[:1, :FLOOR_QUERIES])
         self.state = State.empty((len(replicates),), queries, head.value_dim, device=device)
@@ -353,7 +354,9 @@ class _Pass:
         """The errors of the size that was just reached."""
         reference, used = self.work.reference, min(self.queries, self.work.cells.sizes[step])
         outputs, law = self.state.output[:, :used], (reference.mean, reference.covariance)
-        found = replicate_errors(outputs, self.at_queries[:, :used], reference.limit_sums(self.sums), *law)
+        known = self.at_queries[:, :used]
+        limits = self.limits if used == self.queries else QuerySums.of(known)
+        found = replicate_errors(outputs, known, limits, reference.limit_sums(self.sums), *law)
         step_rows = {"controls": reference.controls(self.sums)}
         for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
             step_rows |= {f"{kind}.{name}": row for name, row in rows.items()}

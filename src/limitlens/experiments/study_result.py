@@ -54,7 +54,7 @@ class Curve(Result):
     sizes: tuple[int, ...]
     replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; uniform where it was asked for
     query_noise: Mapping[str, Array]  # the same: excess in the squares because few queries stand for all tokens
-    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2): the errors from halves and quarters of the queries
+    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2 or 4): from halves and quarters of them, and squares
     controls: Array  # (replicates, sizes, F): of expectation zero, moving with the errors, taken out of every average
     reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
     floor: Array  # (sizes,): root mean square difference of the outputs from float64
@@ -138,7 +138,7 @@ class Curve(Result):
         """|error|^moment of every replicate, so corrected for query noise that its mean over replicates is."""
         errors = self.replicate_errors[name]
         if name in self.fewer_queries:
-            errors = denoised(errors, self.fewer_queries[name], self.queries, self.sizes)
+            errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
         return np.asarray(errors ** MOMENT.get(name, 1))
 
     def _curve(self, name: str) -> ErrorCurve:
