@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 BENCHES = ("kernel", "memory", "startup", "scaling", "protocol", "probe", "ways")
-MEASURED = ("flags", "tails", "ascent", "predict")  # what is right and how often, not how fast; run by name
+MEASURED = ("flags", "tails", "ascent", "predict", "cluster")  # what is right and how often, not how fast; run by name
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -24,6 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
+Ray = Annotated[str | None, typer.Option("--ray", metavar="auto|HOST:PORT", help="Spread work over a Ray cluster.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
 Every = Annotated[
     str | None,

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Ray, Resume, Seed, begin, kept, progress, show
 
 # What only a run that measures needs.
 MEASURING = (
     "replicates", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
-    "checkpoint_every", "resume", "memory",
+    "checkpoint_every", "resume", "memory", "ray",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def probe(
     seed: Seed = 0,
     device: Device = "auto",
     memory: Memory = None,
+    ray: Ray = None,
     out: Out = None,
     checkpoint_every: Every = None,
     resume: Resume = False,
@@ -87,6 +88,6 @@ def probe(
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
-            progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory),
+            progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray,
         )  # fmt: skip
     show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Ray, Resume, Seed, begin, kept, progress, show
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve
@@ -38,6 +38,7 @@ def study(
     seed: Seed = 0,
     device: Device = "auto",
     memory: Memory = None,
+    ray: Ray = None,
     out: Out = None,
     checkpoint_every: Every = None,
     resume: Resume = False,
@@ -72,7 +73,7 @@ def study(
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
     started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
-    options |= {"seed": seed, "device": device, "checkpoint": checkpoint}
+    options |= {"seed": seed, "device": device, "ray": ray, "checkpoint": checkpoint}
     options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
     with progress("attending", quiet) as options["progress"]:

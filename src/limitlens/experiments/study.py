@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,8 @@ from limitlens.measures.base import Measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Saved, identity, under
-from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.cluster import PIECES, spread
+from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved, room
 from limitlens.sampling.streams import PAGE
 from limitlens.theory import curve, rates, validity
@@ -75,6 +77,7 @@ def study(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
+    ray: str | None = None,
 ) -> Curve:
     """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
 
@@ -83,7 +86,8 @@ def study(
     hardly scatters; what bias there is, is measured and removed. `mask_self` leaves each query's own token out of its
     softmax; with a `radius` the uniform error over the ball of this radius is measured too. `progress` is called with
     (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far, and leaves a `checkpoint`
-    where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds.
+    where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds. `ray`
+    is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread.
     """
     started = time.perf_counter()
     measure, cells = as_measure(measure), Cells(parse_sizes(sizes))
@@ -114,6 +118,12 @@ def study(
     interrupted = False
     with held_interrupt() as interrupt:
         try:
+            if ray is not None:
+                for _ in going.spread(ray, device, seed, interrupt):
+                    interrupt.during(progress, going.start, replicates)
+                    if not interrupt.asked:
+                        job.passed(going.group * cells.sizes[-1], going.state, interrupt)
+                job.passed(0, going.state, interrupt)
             while going.start < replicates:
                 try:
                     for tokens in going.on():
@@ -134,7 +144,7 @@ def study(
     found = going.rows
     notes = [] if radius is None else [UniformErrors(found["errors.uniform"], found["missed"]).sentence()]
     errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
-    spread = float(reference.covariance.trace().clamp_min(0))
+    scale = float(reference.covariance.trace().clamp_min(0))
     return Curve(
         sizes=cells.sizes,
         replicate_errors=errors,
@@ -143,7 +153,7 @@ def study(
         controls=found["controls"],
         reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
         floor=found["floor"].max(0),
-        scale=(float(np.sqrt(spread + float(reference.mean.square().sum()))), float(np.sqrt(spread))),
+        scale=(float(np.sqrt(scale + float(reference.mean.square().sum()))), float(np.sqrt(scale))),
         measure=repr(measure),
         theory=_in_theory(reached, proxy_reach(measure, head.A)),
         asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
@@ -267,14 +277,31 @@ class _Going:
         """Go on with the chunk at hand, or begin the next: tokens of each block."""
         yield from (self.passing or self._begin()).blocks()
         assert self.passing is not None
-        rows, work = self.passing.rows(), self.work
-        if work.radius is not None:
-            uniform = uniform_errors(
-                work.measure, work.head, work.reference, work.cells, self.passing.replicates, work.radius
-            )
-            rows |= {"errors.uniform": uniform.largest, "missed": uniform.missed}
+        self._take(self.passing.measured(), self.passing.replicates.stop)
+
+    def _take(self, rows: Rows, stop: int) -> None:
         self.rows = _joined([self.rows, rows]) if self.rows else rows
-        self.start, self.passing = self.passing.replicates.stop, None
+        self.start, self.passing = stop, None
+
+    def spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
+        """Do all that is left on a cluster, a chunk after another."""
+        work, queries = self.work, self.queries
+
+        def prepare() -> Callable[[range], Rows]:
+            where = choose_device(device)
+            reference = reference_for(work.measure, work.head, work.cells.sizes[-1], seed, where)
+            there = replace(work, reference=reference, device=where)
+            return lambda chunk: _Pass(there, chunk, queries, floor=chunk.start == 0).measured()
+
+        def pieces(workers: int) -> Iterable[range]:
+            left = range(self.start, work.replicates)
+            self.group = min(self.group, -(-len(left) // (PIECES * workers)))
+            chunks = (left[start : start + self.group] for start in range(0, len(left), self.group))
+            return takewhile(lambda _: not interrupt.asked, chunks)
+
+        for rows in spread(ray, prepare, pieces, gpus=device != "cpu"):
+            self._take(rows, self.start + len(rows["controls"]))
+            yield
 
     def _begin(self) -> _Pass:
         chunk = range(self.start, min(self.start + self.group, self.work.replicates))
@@ -324,6 +351,14 @@ class _Pass:
         deque(self.blocks(), maxlen=0)
         stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
         return {**stacked, "floor": self.floors}
+
+    def measured(self) -> Rows:
+        """The same, with the uniform error over a ball where it is asked for."""
+        work, rows = self.work, self.rows()
+        if work.radius is None:
+            return rows
+        uniform = uniform_errors(work.measure, work.head, work.reference, work.cells, self.replicates, work.radius)
+        return rows | {"errors.uniform": uniform.largest, "missed": uniform.missed}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is known after some blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self
@@ -21,6 +22,7 @@ from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.cluster import connected
 
 FEWEST_RADII = 3  # a growth has two parameters
 
@@ -173,6 +175,7 @@ def sweep(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
+    ray: str | None = None,
 ) -> HorizonSweep | RadiusSweep:
     """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
 
@@ -184,7 +187,8 @@ def sweep(
         given = "neither horizons nor radii" if radii is None else "both horizons and radii"
         raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
-    options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint, "memory": memory}
+    options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint}
+    options |= {"memory": memory, "ray": ray}
     if radii is not None:
         if radius is not None:
             raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
@@ -195,7 +199,7 @@ def sweep(
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
     heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values]
     studies = [partial(study, measure, head, radius=radius, **options) for head in heads]
-    return HorizonSweep(*_each(values, studies, progress))
+    return HorizonSweep(*_each(values, studies, progress, ray))
 
 
 def radius_sweep(
@@ -212,6 +216,7 @@ def radius_sweep(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
+    ray: str | None = None,
 ) -> RadiusSweep:
     """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
 
@@ -226,24 +231,25 @@ def radius_sweep(
         raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     common = partial(
         study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device,
-        checkpoint=checkpoint, memory=memory,
+        checkpoint=checkpoint, memory=memory, ray=ray,
     )  # fmt: skip
     values = [float(radius) for radius in radii]
     studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
-    return RadiusSweep(*_each(values, studies, progress))
+    return RadiusSweep(*_each(values, studies, progress, ray))
 
 
 def _each(
-    values: Sequence[float], studies: Sequence[Callable[..., Curve]], progress: Progress | None
+    values: Sequence[float], studies: Sequence[Callable[..., Curve]], progress: Progress | None, ray: str | None
 ) -> tuple[tuple[float, ...], tuple[Curve, ...], bool]:
     """Run the studies of these values one after another; an interrupt keeps what was finished, and says so."""
     report = progress or (lambda done, total: None)
     curves: list[Curve] = []
     try:
-        for index, run in enumerate(studies):
-            curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
-            if curves[-1].interrupted:
-                break
+        with nullcontext() if ray is None else connected(ray):  # one connection for all, whose workers stay warm
+            for index, run in enumerate(studies):
+                curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
+                if curves[-1].interrupted:
+                    break
     except KeyboardInterrupt:
         if not curves:
             raise

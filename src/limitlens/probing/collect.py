@@ -54,7 +54,7 @@ class Collector:
         query, key, value = (tokens_of(tensor[:, :, positions]) for tensor in seen)
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
-            self._prepare(key, value, hidden)
+            self.prepare(key, value, hidden)
         work: dict[str, Callable[[], None]] = {
             "put keys": lambda: self._put(0, key, part),
             "put values": lambda: self._put(1, value, part),
@@ -94,7 +94,7 @@ class Collector:
         """Go back to where the `tensors` were taken; there are none before the first block."""
         if saved:
             key, value = (saved[name].to(self.query.device) for name in ("key", "value"))
-            self._prepare(key, value, saved.get("hidden"))
+            self.prepare(key, value, saved.get("hidden"))
             for name, tensor in self.tensors().items():
                 tensor.copy_(saved[name])
 
@@ -129,7 +129,8 @@ class Collector:
         """Attention over tokens (n, Hkv, ·)."""
         return state_of(self.query, key.transpose(0, 1), value.transpose(0, 1), kernel=self.layer.kernel)
 
-    def _prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
+    def prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
+        """Make room for tokens such as these."""
         deck, device = self.deck, key.device
         shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
         self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]

@@ -8,9 +8,10 @@ reference, come from the one forward.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from limitlens.probing.collect import Collector
 from limitlens.probing.fitting import waiting, window_bytes, windows_at_once
 from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, run_pilot
+from limitlens.probing.shares import gather
 from limitlens.probing.stream import Clock, Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
@@ -65,6 +67,7 @@ def probe(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
+    ray: str | None = None,
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
 
@@ -85,6 +88,7 @@ def probe(
     progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with what it has
     checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
     memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
+    ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
     """
     begun = time.perf_counter()
     cells = Cells(parse_sizes(sizes))
@@ -95,7 +99,8 @@ def probe(
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
-        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers)
+        over = stream if ray is None else partial(gather, ray, device, model)
+        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -115,6 +120,7 @@ class _Work:
     memory: int | None
     progress: Progress | None
     workers: Workers
+    over: Callable[..., None]  # `stream`, or `gather` on a cluster
     warnings: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     interrupted: bool = False
@@ -173,7 +179,7 @@ class _Work:
         self.collectors = {index: Collector(layer, self.deck, self.workers) for index, layer in layers}
         with held_interrupt() as interrupt:
             try:
-                stream(
+                self.over(
                     self.loaded, self.pool, self.pilot, self.deck, self.collectors,
                     clock=self.clock, interrupt=interrupt, report=self._report, job=job,
                     warnings=self.warnings,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -20,7 +21,7 @@ from limitlens.probing.pilot import Pilot
 from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import Deck, Part
+from limitlens.sampling.placement import Deck, Hand, Part
 
 
 @dataclass
@@ -47,6 +48,29 @@ class Pool:
         return [min(self.per_block, count - start) * positions for start in range(0, count, self.per_block)]
 
 
+def going_on(
+    pool: Pool, deck: Deck, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
+) -> tuple[Iterator[Hand], int]:
+    """The hands that are left and how many blocks were done before; collectors are as they were then."""
+    hands, done = deck.hands(), 0
+    if job.saved is not None:
+        done = int(job.saved.position["blocks"])
+        deque(islice(hands, done), maxlen=0)
+        for index, collector in collectors.items():
+            collector.restore(under(f"layer{index}.", job.saved.tensors))
+        report(done * pool.per_block * pool.windows.length)
+    return hands, done
+
+
+def standing(
+    done: int, pool: Pool, deck: Deck, collectors: dict[int, Collector]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Where a probe stands after so many blocks."""
+    held = {index: collector.tensors() for index, collector in collectors.items()}
+    tensors = {f"layer{index}.{name}": tensor for index, own in held.items() for name, tensor in own.items()}
+    return {"blocks": done, "at_once": pool.at_once, "wait": deck.wait}, tensors
+
+
 def stream(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Deck, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
@@ -61,24 +85,13 @@ def stream(
     windows = pool.windows
     ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
     special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
-    hands, done = deck.hands(), 0
-    if job.saved is not None:
-        done = int(job.saved.position["blocks"])
-        deque(islice(hands, done), maxlen=0)
-        for index, collector in collectors.items():
-            collector.restore(under(f"layer{index}.", job.saved.tensors))
-        report(done * pool.per_block * windows.length)
+    hands, done = going_on(pool, deck, collectors, job, report)
     length = pool.at_once * len(special)
     parts = chain.from_iterable(hand.parts(length, deck.first, deck.wait, device) for hand in hands)
     part: Part
     marked: Tensor
     taken: set[tuple[int, str]]
     limit = pool.at_once
-
-    def state() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        held = {index: collector.tensors() for index, collector in collectors.items()}
-        tensors = {f"layer{index}.{name}": tensor for index, own in held.items() for name, tensor in own.items()}
-        return {"blocks": done, "at_once": pool.at_once, "wait": deck.wait}, tensors
 
     def take(captured: Captured) -> None:
         begun = time.perf_counter()
@@ -113,4 +126,4 @@ def stream(
                 interrupt.asked = True
             if whole.ends:
                 done += 1
-                job.passed(deck.blocks[done - 1], state, interrupt)
+                job.passed(deck.blocks[done - 1], partial(standing, done, pool, deck, collectors), interrupt)

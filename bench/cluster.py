@@ -1,0 +1,103 @@
+"""Two single-threaded workers of a Ray cluster against one, and the rates from which docs/scale.md counts.
+
+Two clusters stand side by side, of one and of two machines with one core each, and are asked in turns; each answers a
+small question first, so that its workers have loaded what they need. Beside the ratios: what the driver does alone, per
+token (reading the text, dealing its tokens) or per share (adding what a worker sends).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+import limitlens as ll
+from limitlens.attention.design import designed_head
+from limitlens.models import Windows, load, open_corpus
+from limitlens.probing import shares
+from limitlens.probing.probe import BLOCK
+from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.placement import Deck
+
+ROUNDS = 3
+WANTED = 1.6
+TOKENS, SIZES, REPLICATES = 163_840, "64:1024:5", 24  # eight blocks of the pool, as many as two workers share evenly
+LAW = ll.Gaussian(np.zeros(16), 1.0)
+
+
+def study(address: str, replicates: int) -> None:
+    ll.study(LAW, designed_head(LAW, 1.0), "1000:30000:6", replicates=replicates, queries=256, ray=address)
+
+
+def probe(address: str, tokens: int) -> ll.ProbeRun:
+    return ll.probe("minilm", "stdlib-code", tokens, sizes=SIZES, replicates=REPLICATES, ray=address)
+
+
+def timed(work: Callable[[str, int], Any], small: int, large: int, addresses: dict[str, str]) -> dict[str, Any]:
+    """Seconds of the large question on each cluster, in turns, and the ratio of their medians."""
+    taken: dict[str, list[float]] = {name: [] for name in addresses}
+    for _ in range(ROUNDS):
+        for name, address in addresses.items():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            work(address, small)
+            begun = time.perf_counter()
+            work(address, large)
+            taken[name].append(time.perf_counter() - begun)
+            ray.shutdown()
+    one, two = (statistics.median(found) for found in taken.values())
+    print(f"{work.__name__}: {one:.1f} s on one worker, {two:.1f} s on two, {one / two:.2f} times as fast", flush=True)
+    return {"seconds": taken, "ratio": one / two, "wanted": WANTED}
+
+
+def driver() -> dict[str, float]:
+    """What the driver does alone: tokens a second read and dealt, seconds and bytes of a share of minilm."""
+    loaded, begun = load("minilm"), time.perf_counter()
+    windows = Windows(loaded, open_corpus("stdlib-code"), length=256, tokens=TOKENS)
+    reading = windows.tokens / (time.perf_counter() - begun)
+    deck = Deck([BLOCK] * 64, Cells(parse_sizes("64:4096:7")), REPLICATES, 0)
+    begun = time.perf_counter()
+    for _ in deck.hands():
+        pass
+    dealing = 64 * BLOCK / (time.perf_counter() - begun)
+    spent, sizes = [], []
+
+    def add(collector: Any, share: Any, slots: Any) -> None:
+        begun = time.perf_counter()
+        whole(collector, share, slots)
+        spent.append(time.perf_counter() - begun)
+        sizes.append(sum(part.nbytes for part in share.values()))
+
+    whole, shares.add_share = shares.add_share, add
+    here, shares.spread = shares.spread, lambda address, prepare, pieces, gpus: map(prepare(), pieces(1))
+    try:
+        probe("here", 100_000)
+    finally:
+        shares.add_share, shares.spread = whole, here
+    layers = 6
+    share = {"share_seconds": sum(spent) / len(spent) * layers, "share_bytes": sum(sizes) / len(sizes) * layers}
+    return {"read_tokens_a_second": reading, "dealt_tokens_a_second": dealing, **share}
+
+
+def run() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    alone = driver()
+    print({name: f"{value:.3g}" for name, value in alone.items()}, flush=True)
+    head = {"num_cpus": 1, "include_dashboard": False}
+    clusters = {"one": Cluster(initialize_head=True, head_node_args=head)}
+    clusters["two"] = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        clusters["two"].add_node(num_cpus=1)
+        addresses = {name: cluster.address for name, cluster in clusters.items()}
+        found = {"study": timed(study, 4, 96, addresses), "probe": timed(probe, 20_000, TOKENS, addresses)}
+    finally:
+        ray.shutdown()
+        for cluster in clusters.values():
+            cluster.shutdown()
+    rate = TOKENS / statistics.median(found["probe"]["seconds"]["one"])
+    return {**found, "probe_tokens_a_second": rate, "driver": alone}
