@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import Device, Every, Json, Memory, Out, Overwrite, Quiet, Resume, Seed, Yes, begin, kept, progress, show
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve
@@ -39,6 +39,8 @@ def study(
     device: Device = "auto",
     memory: Memory = None,
     out: Out = None,
+    overwrite: Overwrite = False,
+    yes: Yes = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -70,9 +72,9 @@ def study(
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
+    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
-    options |= {"seed": seed, "device": device, "checkpoint": checkpoint}
+    options |= {"seed": seed, "device": device, "yes": yes, "checkpoint": checkpoint}
     options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
     with progress("attending", quiet) as options["progress"]:

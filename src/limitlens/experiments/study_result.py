@@ -14,7 +14,7 @@ from limitlens.curves.controls import controlled
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.curves.estimators import denoised
 from limitlens.curves.fit import Rate
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, InputError, check_relative
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
 from limitlens.lazily import pd
 from limitlens.record import Run
@@ -119,7 +119,7 @@ class Curve(Result):
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
         """Token sample complexity: the smallest n whose relative output error is at most `error`."""
-        return self.relative.tokens_for(error, context)
+        return self.relative.tokens_for(check_relative(error), context)
 
     def correction(self, name: str) -> Array:
         """Factor (sizes,) that is in the error `name`, for the reference and for query noise."""
