@@ -68,8 +68,9 @@ class Run:
             with np.errstate(all="ignore"):  # what its numbers say is told before anybody works with them
                 found.check()
             return found
-        except InputError:
-            raise
+        except InputError as error:
+            where = str(self.folder)
+            raise error if where in str(error) else InputError(f"{where!r}: {error}; run its command again") from None
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
             raise InputError(
                 f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs ({type(error).__name__}: "
@@ -130,7 +131,7 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
         raise error if isinstance(error, InputError) else cannot_write(path, error) from None
     finally:
         for one in made:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 one.rmdir()
 
 
@@ -164,7 +165,7 @@ def write_run(folder: str | Path, result: Result, overwrite: bool = False) -> Pa
     made = result.made or provenance(result.kind, {})
     text = to_json({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
     with open_folder(folder, str(made["command"]), overwrite) as path:
-        if (outside := next((name for name in files if Path(name).name != name), None)) is not None:
+        if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
             raise InputError(f"{outside!r} is no name of a file; expected one without a folder in it")
         write_all({path / name: write for name, write in (files | {"run.json": text_writer(text)}).items()})
     return path

@@ -19,6 +19,8 @@ from limitlens.theory.scaling.laws import named_law
 # Seconds for a key that is drawn, a real query, its distance to a key, a token of a flow and a layer.
 A_KEY, A_QUERY, A_PAIR, A_TOKEN, A_LAYER = 1e-6, 0.3, 1e-6, 5e-4, 2e-3
 
+MOST_DIM = 400  # beyond, the weights of a sphere of keys are no numbers in float64
+
 
 def scaling(
     *,
@@ -79,6 +81,7 @@ def scaling(
         target = 1.0 if theta is None else theta
         return real_keys(looking, seen, beta, target, neighbours, normalise=normalise, seed=seed, files=files)
     dim = 5 if dim is None else dim
+    check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
     gap_law = named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
     if schedules is not None:
         about: dict[str, Any] = {"law": law, "dim": dim} | ({"sub": sub} if law == "subsphere" else {})

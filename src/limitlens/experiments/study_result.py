@@ -20,6 +20,7 @@ from limitlens.lazily import pd
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
+from limitlens.sampling.cells import parse_sizes
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
@@ -218,7 +219,7 @@ class Curve(Result):
             for of, part in BY_NAME.items()
         }
         return cls(
-            sizes=tuple(document["n"]),
+            sizes=parse_sizes(document["n"]),
             controls=arrays["controls"],
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),

@@ -121,7 +121,9 @@ class ProbeRun(Result):
             rows = [{name: arrays[f"{which}.{name}"][row] for name in CURVE} for row in range(len(entries))]
             told = arrays.get(f"{which}.foretold")
             ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
-            known = [{"sizes": parse_sizes(entry["n"]), "seed": check_seed(document["seed"])} for entry in entries]
+            known: list[dict[str, Any]] = [
+                {"sizes": parse_sizes(entry["n"]), "seed": check_seed(document["seed"])} for entry in entries
+            ]
             return [ErrorCurve(**own, **row, foresight=one) for own, row, one in zip(known, rows, ahead, strict=True)]
 
         heads, layers = document["heads"], document["layers"]

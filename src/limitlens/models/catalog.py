@@ -235,13 +235,13 @@ def _read(
         options |= {"revision": revision, "local_files_only": local_files_only}
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
-            config = AutoConfig.from_pretrained(source, **options)
+            config = AutoConfig.from_pretrained(source, **options)  # nosec B615: the options pin the revision
             head = wanted.head and _holds_head(config)
             kind = AutoModelForCausalLM if head else AutoModel
             _check_size(name, kind, config, dtype)
             told: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
             model, found = told
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)  # nosec B615
     except InputError:
         raise
     except Exception as error:  # a file that lies makes the library throw whatever it meets first
