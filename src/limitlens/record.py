@@ -222,7 +222,8 @@ def write_all(files: Mapping[Path, Callable[[Path], Any]]) -> None:
     try:
         for path, beside in partials.items():
             files[path](beside)
-        path.unlink(missing_ok=True)  # what the others belong to, until they are all in place
+        if len(partials) > 1:
+            path.unlink(missing_ok=True)  # what the others belong to, until they are all in place
         for path, beside in partials.items():
             beside.replace(path)
     except (OSError, SafetensorError) as error:

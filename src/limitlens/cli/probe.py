@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Overwrite, Quiet, Resume, Seed, Yes, begin, kept, progress, show
+from limitlens.cli.common import (
+    Device,
+    Every,
+    Json,
+    Memory,
+    Out,
+    Overwrite,
+    Quiet,
+    Resume,
+    Seed,
+    Yes,
+    begin,
+    kept,
+    progress,
+    show,
+)  # fmt: skip
 
 # What only a run that measures needs.
 MEASURING = (

@@ -7,7 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Overwrite, Quiet, Resume, Seed, Yes, begin, kept, progress, show
+from limitlens.cli.common import (
+    Device,
+    Every,
+    Json,
+    Memory,
+    Out,
+    Overwrite,
+    Quiet,
+    Resume,
+    Seed,
+    Yes,
+    begin,
+    kept,
+    progress,
+    show,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve

@@ -235,7 +235,7 @@ def _read(
         options |= {"revision": revision, "local_files_only": local_files_only}
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
-            config = AutoConfig.from_pretrained(source, **options)  # nosec B615: the options pin the revision
+            config = AutoConfig.from_pretrained(source, **options)  # nosec B615
             head = wanted.head and _holds_head(config)
             kind = AutoModelForCausalLM if head else AutoModel
             _check_size(name, kind, config, dtype)

@@ -160,8 +160,8 @@ class PowerGap(GapLaw):
         check_dim(self.dim)
         if not _SMALLEST_EXPONENT <= self.dim - 1 + self.power <= _LARGEST_EXPONENT:
             raise InputError(
-                f"power is {self.power:g} in dimension {self.dim}; expected a local exponent d − 1 + power from "
-                f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT}, so a power from {_SMALLEST_EXPONENT + 1 - self.dim:g} on"
+                f"power is {self.power:g} in dimension {self.dim}; expected an exponent d − 1 + power from "
+                f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT:g}: power {_SMALLEST_EXPONENT + 1 - self.dim:g} or more"
             )
 
     @property
