@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo models test lint format bench soak clean
+.PHONY: help demo models test lint audit format bench soak clean
 
 help:
 	@echo "make demo    set up, probe every head of a real encoder, leave runs/demo/report.html"
@@ -13,7 +13,8 @@ help:
 	@echo "make test    set up, then lint, types and every test"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
 	@echo "make soak    the published numbers and the coverage of intervals, kept there too (an hour)"
-	@echo "make lint    ruff and mypy alone;  make format  rewrite in the project's style"
+	@echo "make audit   known faults of what is installed (asks the network)"
+	@echo "make lint    ruff, bandit and mypy alone;  make format  rewrite in the project's style"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "limitlens needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -34,7 +35,11 @@ models: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/bandit --quiet --severity-level medium --recursive src
 	$(BIN)/mypy
+
+audit: $(READY)
+	$(BIN)/pip-audit --strict --skip-editable
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

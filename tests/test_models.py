@@ -247,7 +247,9 @@ def gguf_model(path: Path, monkeypatch: pytest.MonkeyPatch, *, adds: bool) -> Lo
     """A decoder from a GGUF file whose tokenizer, as transformers makes it, adds no first token either way."""
     path.write_bytes(gguf_bytes(SAID | {"tokenizer.ggml.add_bos_token": adds, "tokenizer.ggml.bos_token_id": 1}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *_, **__: TINY["llama"].model())
+    model, report = TINY["llama"].model(), dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: model.config)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *_, **__: (model, report))
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: letters_with_a_first_token())
     return load(str(path))
 

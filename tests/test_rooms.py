@@ -11,7 +11,7 @@ import limitlens
 from limitlens.loading import KINDS
 
 SOURCE = Path(limitlens.__file__).parent
-GROUND = {"errors", "lazily", "outcome", "record", "results"}  # what every room stands on
+GROUND = {"cost", "errors", "lazily", "outcome", "record", "results"}  # what every room stands on
 
 # Two arrows point up, each inside one function and known by name: `ProbeRun.plan` asks for a plan of itself, and what
 # `loading` reads back may be a comparison, which reads results.

@@ -6,6 +6,7 @@ A message is one sentence: what was given, what was expected, what to do. The co
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Array: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[float, float], None]  # told (done, total), in any unit
+
+
+LARGEST = 1e100  # of a number that is given: the square of a larger one, or of its inverse, is soon no number
 
 
 class InputError(ValueError):
@@ -42,12 +46,32 @@ def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] |
 
 
 def check_number(
-    name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = float("inf")
+    name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = LARGEST
 ) -> float:
     """`value` as a float in [low, below), or (low, below) where not `closed`; else say what was `expected`."""
-    if not (low < value < below or (closed and value == low)):
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} is {_shown(value)}; expected {expected}")
+    if not (low < value < below or (closed and value == low)) or 0 < abs(value) < 1 / LARGEST:
         raise InputError(f"{name} is {value:g}; expected {expected}")
     return float(value)
+
+
+def check_seed(seed: int) -> int:
+    """`seed` as a non-negative integer."""
+    if not isinstance(seed, Integral) or seed < 0:
+        raise InputError(f"the seed is {_shown(seed)}; expected an integer from 0 on")
+    return int(seed)
+
+
+def check_relative(error: float) -> float:
+    """A relative `error` that somebody wants, which 5% is not 5 of."""
+    return check_number("the error", error, "a share between 0 and 1, such as 0.05 for 5%", closed=False, below=1)
+
+
+def _shown(value: Any) -> str:
+    """A value as one short line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"a {type(value).__name__}"
 
 
 def check_covariance(name: str, covariance: Array) -> Array:

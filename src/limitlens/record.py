@@ -12,23 +12,22 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from limitlens.errors import InputError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from limitlens.results import Result
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
@@ -65,10 +64,14 @@ class Run:
                 f"`limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
             )
         try:
-            return replace(kind.load(self), made=self.made)
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            found = replace(kind.load(self), made=self.made)
+            with np.errstate(all="ignore"):  # what its numbers say is told before anybody works with them
+                found.check()
+            return found
+        except InputError as error:
+            where = str(self.folder)
+            raise error if where in str(error) else InputError(f"{where!r}: {error}; run its command again") from None
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
             raise InputError(
                 f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs ({type(error).__name__}: "
                 f"{error}); expected one that limitlens wrote, so run its command again"
@@ -104,39 +107,77 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime | N
     }
 
 
-def open_folder(folder: str | Path) -> Path:
-    """Make the run folder before the work begins, so that a bad path is told before anything is lost."""
-    path = Path(folder)
+@contextmanager
+def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> Iterator[Path]:
+    """A run folder that may be written: it holds nothing of another command, unless `overwrite` says so.
+
+    What was made of it and is empty at the end of the block is taken away again, so that an empty block tells of a bad
+    path before the work begins.
+    """
+    path, made = Path(folder), []
+    if not str(folder).strip():
+        raise InputError(f"the folder is {str(folder)!r}; expected a name, such as runs/mine")
     try:
+        made = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise InputError(f"cannot write to {str(path)!r} ({error.strerror}); give a folder you may write") from None
-    return path
+        holder = None if overwrite else _holder(path)
+        if holder not in (None, command):
+            other = f"what `limitlens {holder}` made" if holder else "a run.json that is not of limitlens"
+            raise InputError(f"{str(path)!r} holds {other}; give another folder, or pass overwrite=True")
+        yield path
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, InputError) else cannot_write(path, error) from None
+    finally:
+        for one in made:
+            with suppress(OSError, ValueError):
+                one.rmdir()
 
 
-def write_run(folder: str | Path, result: Result) -> Path:
-    """Write arrays and tables first and `run.json` last, so that a folder with a run.json is complete."""
-    path = open_folder(folder)
-    arrays = result.arrays()
-    if arrays:
+def _holder(path: Path) -> str | None:
+    """The command whose result a folder holds; empty where its run.json is not of limitlens, None without one."""
+    if not (path / "run.json").exists():
+        return None
+    try:
+        return str(read_run(path).made["command"])
+    except (InputError, KeyError):
+        return ""
+
+
+def cannot_write(path: Path, error: Exception) -> InputError:
+    """That a place cannot be written, in one sentence."""
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"cannot write to {str(path)!r} ({reason}); give a place with room that you may write")
+
+
+def write_run(folder: str | Path, result: Result, overwrite: bool = False) -> Path:
+    """Write arrays, tables, the result's own `files` and `run.json`: a folder with a run.json is complete."""
+    files: dict[str, Callable[[Path], Any]] = dict(result.files())
+    if arrays := result.arrays():
         from safetensors.numpy import save_file
 
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_whole(path / ARRAYS, lambda partial: save_file(whole, partial))
+        files[ARRAYS] = partial(save_file, whole)
     for name, table in result.tables().items():
-        write_table(path / name, table)
+        files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
+        files[f"{name}.csv"] = partial(table.to_csv, index=False)
     made = result.made or provenance(result.kind, {})
     text = to_json({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
-    write_whole(path / "run.json", lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
+    with open_folder(folder, str(made["command"]), overwrite) as path:
+        if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
+            raise InputError(f"{outside!r} is no name of a file; expected one without a folder in it")
+        write_all({path / name: write for name, write in (files | {"run.json": text_writer(text)}).items()})
     return path
 
 
-def write_table(stem: Path, table: pd.DataFrame) -> None:
-    """A table as Parquet and as CSV."""
-    write_whole(stem.with_suffix(".parquet"), lambda path: table.to_parquet(path, index=False))
-    write_whole(stem.with_suffix(".csv"), lambda path: table.to_csv(path, index=False))
+def text_writer(text: str) -> Callable[[Path], Any]:
+    """What writes a text and the end of its last line."""
+    return lambda path: path.write_text(text + "\n", encoding="utf-8", errors="xmlcharrefreplace")
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it holds {name}")
 
 
 def read_run(folder: str | Path) -> Run:
@@ -144,19 +185,24 @@ def read_run(folder: str | Path) -> Run:
     path = Path(folder)
     if path.name == "run.json":
         path = path.parent
-    if not path.is_dir():
-        raise InputError(f"there is no run folder {str(path)!r}; expected one that a command wrote with --out")
+    if not str(folder) or not os.path.isdir(path):
+        raise InputError(f"there is no run folder {str(folder)[:200]!r}; expected one that a command wrote with --out")
     try:
-        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        if not os.path.lexists(path / "run.json"):
+            raise FileNotFoundError
+        if not (path / "run.json").is_file():
+            raise OSError("it is no file")
+        run = json.loads((path / "run.json").read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
         raise InputError(
             f"{str(path)!r} holds no run.json; expected a finished run, so run its command again with --out"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(
             f"{str(path / 'run.json')!r} cannot be read ({error}); expected a whole JSON file, so run its command again"
         ) from None
     whole = isinstance(run, dict) and isinstance(run.get("result"), dict) and isinstance(run.get("kind"), str)
+    whole = whole and all(isinstance(run.get(name), dict) for name in ("arguments", "versions", "host"))
     if not whole or run.get("format") != FORMAT:
         versions = run.get("versions") if isinstance(run, dict) else None
         made = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
@@ -168,14 +214,23 @@ def read_run(folder: str | Path) -> Run:
     return Run(run["kind"], about, run["result"], path)
 
 
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` on a temporary neighbour of `path` and move it into place."""
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+def write_all(files: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Write every file beside its place, then move them all there, the last one last: a full disk changes nothing."""
+    from safetensors import SafetensorError
+
+    partials = {path: path.with_name(f".{path.stem}.partial{path.suffix}") for path in files}
     try:
-        write(partial)
-        partial.replace(path)
+        for path, beside in partials.items():
+            files[path](beside)
+        if len(partials) > 1:
+            path.unlink(missing_ok=True)  # what the others belong to, until they are all in place
+        for path, beside in partials.items():
+            beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(path, error) from None
     finally:
-        partial.unlink(missing_ok=True)
+        for beside in partials.values():
+            beside.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:
@@ -200,18 +255,23 @@ def plain(value: Any) -> Any:
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """A JSON value as the type whose `plain` wrote it: dataclasses, outcomes, tuples, mappings and arrays, nested."""
+    """A JSON value as the type whose `plain` wrote it: dataclasses, outcomes, tuples, mappings and arrays, nested.
+
+    What cannot be of the type raises a TypeError or ValueError, which `Run.result` tells as one sentence.
+    """
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         inner = [part for part in parts if part is not type(None)]
         return None if value is None and len(inner) < len(parts) else typed(inner[0], value)
     if origin is np.ndarray:
         return np.array([] if value is None else value, dtype=float)  # null becomes NaN
+    if origin is Literal and value not in parts:
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, parts))}")
     if origin is tuple:
-        kinds = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
+        kinds = [parts[0]] * len(_of(value, list, tuple)) if parts[-1] is Ellipsis else parts
         return tuple(typed(part, item) for part, item in zip(kinds, value, strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: typed(parts[1], item) for key, item in value.items()}
+        return {key: typed(parts[1], item) for key, item in _of(value, Mapping).items()}
     if is_dataclass(kind) and isinstance(kind, type):
         if isinstance(value, kind):
             return value
@@ -221,4 +281,13 @@ def typed(kind: Any, value: Any) -> Any:
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    return math.nan if kind is float and value is None else value
+    if kind is float:
+        return math.nan if value is None else _of(value, int, float)
+    return _of(value, kind) if kind in (int, str, bool) else value
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    """`value`, which must be of one of these kinds; a truth is no number."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise TypeError(f"{str(value)[:40]!r} is no {kinds[0].__name__}")
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -56,9 +56,21 @@ class Result:
         """The result that a run folder holds; who asked for it adds how it was made."""
         return typed(cls, run.document)  # type: ignore[no-any-return]
 
-    def save(self, folder: str | Path) -> Path:
-        """Leave it in a folder that `limitlens.load` reads back: run.json, tables and arrays."""
-        return write_run(folder, self)
+    def check(self) -> None:
+        """Raise an error where what was read from a folder cannot be shown; `record` says so in one sentence."""
+        self.view()
+        self.tables()
+
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """Other files that a run folder holds, and what writes each of them."""
+        return {}
+
+    def save(self, folder: str | Path, overwrite: bool = False) -> Path:
+        """Leave it in a folder that `limitlens.load` reads back: run.json, tables, arrays and its own files.
+
+        What another command left there is kept, and told, unless `overwrite` says so.
+        """
+        return write_run(folder, self, overwrite)
 
     def report(self, path: str | Path) -> Path:
         """Write its one-file HTML page."""

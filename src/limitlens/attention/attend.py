@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.attention.head import Head
+from limitlens.attention.head import Head, as_head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError
@@ -25,7 +25,7 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
 
 def attend_state(tokens: Any, head: Head, x: Any, *, top: int = 0, precise: bool = True, block: int = BLOCK) -> State:
     """The state behind `attend`; `top` > 0 adds what the diagnostics need."""
-    dtype = torch.float64 if precise else torch.float32
+    head, dtype = as_head(head), torch.float64 if precise else torch.float32
     if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:
         raise InputError(f"tokens have shape {np.shape(tokens)}; expected (n, {head.dim}) with at least one row")
     points = head.check_tokens("x", x)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.attention.head import Head
-from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
 from limitlens.measures.own import TokenLaw, as_measure
 
 HARDMAX_BEYOND = 1000  # of the horizon: n = 30,000 tokens are hardmax long before
@@ -24,9 +24,9 @@ def designed_head(
     "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given in the place of the law of tokens;
     directions without variance are left alone.
     """
-    if not 0 <= horizon <= HARDMAX_BEYOND:
-        wanted = f"a number from 0 to {HARDMAX_BEYOND:,}, such as 1.5: far beyond, attention is hardmax"
-        raise InputError(f"the horizon is {horizon:g}; expected {wanted}")
+    wanted = f"a number from 0 to {HARDMAX_BEYOND:,}, such as 1.5: far beyond, attention is hardmax"
+    check_number("the horizon", horizon, wanted, below=HARDMAX_BEYOND * (1 + 1e-9))
+    check_seed(seed)
     covariance = _covariance(measure)
     dim = len(covariance)
     if isinstance(spectrum, str):
@@ -48,7 +48,9 @@ def designed_head(
 
 def _covariance(measure: TokenLaw | ArrayLike) -> Array:
     if hasattr(measure, "grad_K"):
-        return as_measure(cast("TokenLaw", measure)).covariance
+        law = as_measure(cast("TokenLaw", measure))
+        law.check_spread()
+        return law.covariance
     return check_covariance("covariance", as_array("covariance", measure, ndim=2))
 
 

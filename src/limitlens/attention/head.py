@@ -125,6 +125,15 @@ class Head:
         return f"Head(dim={self.dim}, key_dim={self.key_dim}, value_dim={self.value_dim})"
 
 
+def as_head(head: Any, dim: int | None = None) -> Head:
+    """`head` where it is one, over tokens of dimension `dim` where that is given."""
+    if not isinstance(head, Head):
+        raise InputError(f"the head is a {type(head).__name__}; expected a Head, second after a measure or tokens")
+    if dim is not None and dim != head.dim:
+        raise InputError(f"the measure has dimension {dim} and the head {head.dim}; expected the same")
+    return head
+
+
 def _affine(x: torch.Tensor, matrix: Array, bias: Array | None) -> torch.Tensor:
     import torch
 

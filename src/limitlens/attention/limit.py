@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.attention.head import Head
-from limitlens.errors import Array, InputError
+from limitlens.attention.head import Head, as_head
+from limitlens.errors import Array
 from limitlens.measures.own import TokenLaw, as_measure
 
 
 def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
     """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v)."""
     law = as_measure(measure)
-    if law.dim != head.dim:
-        raise InputError(f"the measure has dimension {law.dim} and the head {head.dim}; expected the same")
+    head = as_head(head, law.dim)
     mean = law.grad_K(head.tilts(x))
     return mean if head.value_map is None else np.asarray(mean @ head.value_map.T + head.value_bias)

@@ -7,7 +7,7 @@ oracles are shown, never taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.keys import CHOICES, named
 from limitlens.lazily import pd
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
-from limitlens.record import to_json, write_whole
+from limitlens.record import text_writer, to_json
 from limitlens.report.view import Block, Table, Text, View, head_map
 from limitlens.report.words import read_words, sentence, worded_view
 from limitlens.results import Result
@@ -92,14 +92,11 @@ class CachePlan(Result):
         """The plan as JSON."""
         return {**super().document(), "total": self.total}
 
-    def save(self, folder: str | Path) -> Path:
-        """Write run.json, tables and kv_budgets.json, which says keys and choice of every layer and head."""
-        path = super().save(folder)
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """kv_budgets.json, which says keys and choice of every layer and head."""
         known = {"format": "limitlens-kv-budgets", "version": 2, "model": self.model, "context": self.context,
                  "budgets": self.keys, "choices": self.choices}  # fmt: skip
-        text = to_json(known) + "\n"
-        write_whole(path / "kv_budgets.json", lambda partial: partial.write_text(text, encoding="utf-8"))
-        return path
+        return {"kv_budgets.json": text_writer(to_json(known))}
 
     def view(self) -> View:
         """What it shows."""

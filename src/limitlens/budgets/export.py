@@ -7,11 +7,13 @@ take. `kv_budgets.csv` holds the same, one row per key/value head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limitlens.lazily import pd
-from limitlens.record import open_folder, to_json, write_whole
+from limitlens.record import text_writer, to_json
 
 if TYPE_CHECKING:
     from limitlens.budgets.plan import Plan
@@ -42,8 +44,7 @@ def budgets_table(plan: Plan) -> pd.DataFrame:
     return table.astype({"budget": "Int64"})
 
 
-def write_budgets(plan: Plan, folder: str | Path) -> None:
-    """Write both files into a folder."""
-    path, text, table = open_folder(folder), to_json(budgets_document(plan)), budgets_table(plan)
-    write_whole(path / "kv_budgets.json", lambda partial: partial.write_text(text + "\n", encoding="utf-8"))
-    write_whole(path / "kv_budgets.csv", lambda partial: table.to_csv(partial, index=False))
+def budget_files(plan: Plan) -> dict[str, Callable[[Path], Any]]:
+    """Both files by name, and what writes them."""
+    writers = text_writer(to_json(budgets_document(plan))), partial(budgets_table(plan).to_csv, index=False)
+    return dict(zip(("kv_budgets.json", "kv_budgets.csv"), writers, strict=True))

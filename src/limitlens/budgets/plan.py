@@ -17,7 +17,7 @@ import numpy as np
 
 from limitlens.attention.device import choose_device
 from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
-from limitlens.budgets.export import write_budgets
+from limitlens.budgets.export import budget_files
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
 from limitlens.budgets.trial import WAYS, HeadTrial, run_trial
 from limitlens.errors import InputError, Progress
@@ -135,11 +135,6 @@ class Plan(Result):
         heads = typed(tuple[HeadPlan, ...], run.document["heads"])
         return cls(**run.document["inputs"], heads=heads, trials=trials)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write run.json, tables and the budgets for other programs (`limitlens.budgets.export`) into a folder."""
-        write_budgets(self, folder)
-        return super().save(folder)
-
     def view(self) -> View:
         """Everything a plan has to show."""
         where = "an endless context" if self.context is None else f"a context of {self.context:,} tokens"
@@ -165,6 +160,8 @@ class Plan(Result):
         share = self.total["share"]
         kept = "" if share is None else f", {share:.1%} of KV entries kept"
         return f"<Plan for {self.model}: error {self.error:g} in {where}, {len(self.heads)} heads{kept}>"
+
+    files = budget_files
 
 
 def plan(

@@ -5,12 +5,14 @@ One file per command, which imports nothing heavy at its top: `limitlens theory`
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, temper, theory, trial
 from limitlens.cli.ascii import write_plainly
+from limitlens.cli.common import spoken
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
@@ -51,8 +53,11 @@ def main(arguments: list[str] | None = None) -> None:
     given, code, said = sys.argv[1:] if arguments is None else arguments, 2, ""
     try:
         code = app(args=given or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
-        said = str(error)
+        said = spoken(str(error))
+    except MemoryError:
+        said = "memory ran out; ask for fewer tokens, replicates, queries or dimensions"
     except UsageError as error:
         context = getattr(error, "ctx", None)
         where = "limitlens" if context is None else context.command_path
@@ -62,6 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output left; nothing to say to anybody
         sys.stderr.close()
         code = 0
+    except OSError as error:  # of stdout alone: whoever reads or writes a file says which
+        said = f"the output could not be written ({error.strerror}); send it to a place with room"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is written once more at the end
     if said or code == 130:
         print(f"limitlens: {said or 'interrupted'}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another command left in --out.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Begin though it takes long, or more memory than there is.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
 Ray = Annotated[str | None, typer.Option("--ray", metavar="auto|HOST:PORT", help="Spread work over a Ray cluster.")]
@@ -58,10 +61,20 @@ def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def begin(out: str | None) -> datetime:
-    """Open the run folder where one is asked for, so that a bad path is told before the work; when that began."""
-    if out is not None:
-        record.open_folder(out)
+class _Said(logging.Handler):
+    """What the library says of its work, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"limitlens: {record.getMessage()}", file=sys.stderr)
+
+
+def begin(context: typer.Context) -> datetime:
+    """Try the run folder where one is asked for, so that a bad path is told before the work; when that began."""
+    given, logger = context.params, logging.getLogger("limitlens")
+    logger.handlers, logger.level = ([] if given.get("quiet") else [_Said()]), logging.INFO
+    if given["out"] is not None:
+        with record.open_folder(given["out"], str(context.info_name), given["overwrite"]):
+            pass
     return datetime.now(UTC)
 
 
@@ -110,11 +123,11 @@ def show(
 
     done: Result = replace(result, made=record.provenance(command, context.params, started))
     if out is not None:
-        done.save(out)
+        done.save(out, context.params["overwrite"])
     if plot is not None:
         drawing = done.plot(Path(out or ".") / f"{plot}.png")
         if out is not None:
-            drawing.savefig(Path(out) / f"{plot}.pdf")
+            record.write_all({Path(out) / f"{plot}.pdf": drawing.savefig})
     if json:
         print_json(done.document())
     else:
@@ -127,11 +140,15 @@ def show(
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:
-    """Warnings on stderr, one line each; mask_self=True and special='bos' are --mask-self and --special bos here."""
+    """Warnings on stderr, one line each."""
+    for warning in () if quiet else warnings:
+        print(f"warning: {spoken(warning)}", file=sys.stderr)
+
+
+def spoken(words: str) -> str:
+    """Words of the library in those of the command line: mask_self=True is --mask-self, special='bos' --special bos."""
 
     def flag(found: re.Match[str]) -> str:
         return f"--{found[1].replace('_', '-')}{' ' * bool(found[2])}{found[2] or ''}"
 
-    for warning in () if quiet else warnings:
-        spoken = re.sub(r"\b([a-z_]+)=(?:True\b|'(\w+)')", flag, warning)
-        print(f"warning: {spoken}", file=sys.stderr)
+    return re.sub(r"\b([a-z_]+)=(?:True\b|'(\w+)')", flag, words)

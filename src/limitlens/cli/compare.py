@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Quiet, begin, show
+from limitlens.cli.common import Json, Out, Overwrite, Quiet, begin, show
 
 
 def compare(
     context: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
     out: Out = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -22,7 +23,7 @@ def compare(
     """
     from limitlens import comparison, loading
 
-    started = begin(out)
+    started = begin(context)
     show(context, "compare", comparison.compare(*runs), started=started, out=out, json=json, quiet=quiet)
     if out is not None:
         loading.load(out).report(out)

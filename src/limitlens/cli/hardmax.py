@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Every, Json, Out, Quiet, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import Every, Json, Out, Overwrite, Quiet, Resume, Seed, Yes, begin, kept, progress, show
 
 
 def hardmax(
@@ -20,6 +20,8 @@ def hardmax(
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or hardmax.png here).")] = False,
     seed: Seed = 0,
     out: Out = None,
+    overwrite: Overwrite = False,
+    yes: Yes = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -31,11 +33,11 @@ def hardmax(
     """
     from limitlens.experiments import hardmax as experiment
 
-    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
+    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
     with progress("attending", quiet) as report:
         result = experiment.hardmax(
             sizes, measure=measure, dim=dim, horizons=horizons, replicates=replicates, queries=queries, seed=seed,
-            progress=report, checkpoint=checkpoint,
+            yes=yes, progress=report, checkpoint=checkpoint,
         )  # fmt: skip
     show(
         context, "hardmax", result, started=started, out=out, json=json, quiet=quiet,

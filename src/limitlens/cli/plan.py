@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Every, Json, Out, Quiet, Resume, begin, kept, progress, show, size
+from limitlens.cli.common import Device, Every, Json, Out, Overwrite, Quiet, Resume, begin, kept, progress, show, size
 
 
 def plan(
@@ -29,6 +29,7 @@ def plan(
     ] = None,
     device: Device = "auto",
     out: Out = None,
+    overwrite: Overwrite = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -41,7 +42,7 @@ def plan(
     """
     from limitlens.budgets.plan import plan as make_plan
 
-    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
+    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
     with progress("trying the plan", quiet) as report:
         made = make_plan(
             run, error, length, keep=keep, total=_total(total), trial=trial, device=device, seed=seed,

@@ -7,7 +7,23 @@ from typing import Annotated
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Ray, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import (
+    Device,
+    Every,
+    Json,
+    Memory,
+    Out,
+    Overwrite,
+    Quiet,
+    Ray,
+    Resume,
+    Seed,
+    Yes,
+    begin,
+    kept,
+    progress,
+    show,
+)  # fmt: skip
 
 # What only a run that measures needs.
 MEASURING = (
@@ -52,6 +68,8 @@ def probe(
     memory: Memory = None,
     ray: Ray = None,
     out: Out = None,
+    overwrite: Overwrite = False,
+    yes: Yes = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -71,7 +89,7 @@ def probe(
     if not (tokens >= 1 and float(tokens).is_integer()):
         raise InputError(f"tokens is {tokens:g}; expected a whole number of at least 1, such as 100000 or 1e5")
     thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
-    started = begin(out)
+    started = begin(context)
     if pilot_only:
         given = (name for name in MEASURING if context.get_parameter_source(name).name != "DEFAULT")  # type: ignore[union-attr]
         if (name := next(given, None)) is not None:
@@ -88,6 +106,6 @@ def probe(
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
-            progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray,
+            yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray,
         )  # fmt: skip
     show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

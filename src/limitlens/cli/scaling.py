@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, show, warn
+from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, Yes, begin, show, warn
 
 
 def scaling(
@@ -33,6 +33,8 @@ def scaling(
     seed: Seed = 0,
     device: Device = "auto",
     out: Out = None,
+    overwrite: Overwrite = False,
+    yes: Yes = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -42,11 +44,11 @@ def scaling(
     """
     from limitlens.critical import scaling as experiment
 
-    started = begin(out)
+    started = begin(context)
     result = experiment.scaling(
         dim=dim, n=n, theta=theta, beta=beta, law=law, concentration=concentration, cosine=cosine, sub=sub, power=power,
         keys=keys, queries=queries, neighbours=neighbours, normalise=normalise, schedules=schedules, heat=heat,
-        layers=layers, amplitude=amplitude, replicates=replicates, seed=seed,
+        layers=layers, amplitude=amplitude, replicates=replicates, seed=seed, yes=yes,
     )  # fmt: skip
     show(context, "scaling", result, started=started, out=out, json=json, quiet=quiet, plot="scaling" if plot else None)
     if device not in ("auto", "cpu"):

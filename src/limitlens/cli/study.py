@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import Device, Every, Json, Memory, Out, Quiet, Ray, Resume, Seed, begin, kept, progress, show
+from limitlens.cli.common import (
+    Device,
+    Every,
+    Json,
+    Memory,
+    Out,
+    Overwrite,
+    Quiet,
+    Ray,
+    Resume,
+    Seed,
+    Yes,
+    begin,
+    kept,
+    progress,
+    show,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve
@@ -40,6 +56,8 @@ def study(
     memory: Memory = None,
     ray: Ray = None,
     out: Out = None,
+    overwrite: Overwrite = False,
+    yes: Yes = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -71,9 +89,9 @@ def study(
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
+    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
-    options |= {"seed": seed, "device": device, "ray": ray, "checkpoint": checkpoint}
+    options |= {"seed": seed, "device": device, "ray": ray, "yes": yes, "checkpoint": checkpoint}
     options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
     with progress("attending", quiet) as options["progress"]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Seed, begin, show
+from limitlens.cli.common import Json, Out, Overwrite, Seed, begin, show
 
 
 def tails(
@@ -20,6 +20,7 @@ def tails(
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or tails.png here).")] = False,
     seed: Seed = 0,
     out: Out = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Judge the tails of a file of tokens, or show attention over a law where its infinite-token limit ends.
@@ -29,7 +30,7 @@ def tails(
     from limitlens.experiments import heavy_tails
     from limitlens.measures.named import sample_from_file
 
-    started = begin(out)
+    started = begin(context)
     tokens = None if sample is None else sample_from_file(sample)
     result = heavy_tails.tails(
         tokens, law=law, tilts=tilts, degrees=degrees, sizes=sizes, replicates=replicates, seed=seed

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Quiet, Seed, begin, progress, show
+from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, begin, progress, show
 
 
 def temper(
@@ -28,6 +28,7 @@ def temper(
     seed: Seed = 0,
     device: Device = "auto",
     out: Out = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,11 +38,11 @@ def temper(
     """
     from limitlens.live.temper import temper as run_temper
 
-    started = begin(out)
+    started = begin(context)
     with progress(f"tempering {model}", quiet) as report:
         made = run_temper(
             model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
             documents=documents, steps=steps, seconds=seconds, seed=seed, device=device, progress=report,
-            keep=lambda made: out and made.save(out),
+            keep=lambda made: out and made.save(out, overwrite),
         )  # fmt: skip
     show(context, "temper", made, started=started, out=out, json=json, quiet=quiet)

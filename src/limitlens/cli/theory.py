@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Quiet, Seed, begin, show
+from limitlens.cli.common import Json, Out, Overwrite, Quiet, Seed, begin, show
 
 
 def theory(
@@ -25,6 +25,7 @@ def theory(
     separation: Annotated[float, typer.Option(help="Of mixture: its means lie between plus and minus this.")] = 2.0,
     seed: Seed = 0,
     out: Out = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,7 +38,7 @@ def theory(
     from limitlens.sampling.cells import parse_grid, parse_sizes
     from limitlens.theory import summary
 
-    started = begin(out)
+    started = begin(context)
     law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
     named, what = spectrum in ("flat", "1/k"), "the spectrum, where neither flat nor 1/k,"
     head = designed_head(law, horizon, spectrum=spectrum if named else parse_grid(spectrum, what), seed=seed)

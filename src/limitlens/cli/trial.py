@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Every, Json, Out, Quiet, Resume, begin, kept, progress, show
+from limitlens.cli.common import Device, Every, Json, Out, Overwrite, Quiet, Resume, begin, kept, progress, show
 
 
 def trial(
@@ -16,6 +16,7 @@ def trial(
     corpus: Annotated[str | None, typer.Option(metavar="TEXT", help="Another text than the plan's.")] = None,
     device: Device = "auto",
     out: Out = None,
+    overwrite: Overwrite = False,
     checkpoint_every: Every = None,
     resume: Resume = False,
     json: Json = False,
@@ -27,7 +28,7 @@ def trial(
     """
     from limitlens.live.cache_trial import trial as run_trial
 
-    started, checkpoint = begin(out), kept(out, checkpoint_every, resume)
+    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
     with progress("reading documents", quiet, "documents") as report:
         made = run_trial(
             plan, documents=documents, corpus=corpus, device=device, progress=report, checkpoint=checkpoint

@@ -6,13 +6,20 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from limitlens.cost import admit
 from limitlens.critical.heat import HeatFlow, heat_flow
 from limitlens.critical.real_keys import RealKeys, median_exponent, real_keys
 from limitlens.critical.scaling_limits import ScalingLimits, scaling_limits
 from limitlens.critical.schedules import Schedules, follow_schedules
-from limitlens.errors import InputError
+from limitlens.critical.weight_samples import MOST_DRAWN
+from limitlens.errors import InputError, as_array, check_number, check_seed
 from limitlens.measures.named import sample_from_file
 from limitlens.theory.scaling.laws import named_law
+
+# Seconds for a key that is drawn, a real query, its distance to a key, a token of a flow and a layer.
+A_KEY, A_QUERY, A_PAIR, A_TOKEN, A_LAYER = 1e-6, 0.3, 1e-6, 5e-4, 2e-3
+
+MOST_DIM = 400  # beyond, the weights of a sphere of keys are no numbers in float64
 
 
 def scaling(
@@ -36,6 +43,7 @@ def scaling(
     amplitude: float = 0.5,
     replicates: int = 2000,
     seed: int = 0,
+    yes: bool = False,
 ) -> ScalingLimits | RealKeys | Schedules | HeatFlow:
     """Does attention over n keys average, select a handful or collapse onto one? Predicted beside measured.
 
@@ -49,17 +57,22 @@ def scaling(
     - `Schedules` for context lengths `schedules`, "lo:hi:k" or a sequence, over a law or real keys.
     - `HeatFlow` for `heat=True`: a density 1 + `amplitude` cos through `layers`.
     """
+    check_seed(seed)
     if theta is not None and beta is not None:
         raise InputError("both theta and beta were given; expected one, since each follows from the other")
     if heat:
         if keys is not None or schedules is not None:
             raise InputError("heat was given with another study; expected it alone, on uniform keys")
         dim, beta = 2 if dim is None else dim, 2000.0 if beta is None else beta
+        check_number("layers", layers, "at least 1", low=1)
+        admit("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
         return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed)
     if keys is not None or queries is not None:
         if keys is None or queries is None:
             raise InputError("one of keys and queries was given; expected both, to look at and to look from")
-        seen, looking = _rows(keys), _rows(queries)
+        seen, looking = as_array("keys", _rows(keys), ndim=2), as_array("queries", _rows(queries), ndim=2)
+        pairs = float(len(seen)) * len(looking)
+        admit("scaling", seconds=A_QUERY * len(looking) + A_PAIR * pairs, memory=16.0 * pairs, yes=yes)
         if schedules is not None:
             local = median_exponent(looking, seen, neighbours, normalise).local
             return follow_schedules(schedules, local, theta=theta, beta=beta)
@@ -68,11 +81,14 @@ def scaling(
         target = 1.0 if theta is None else theta
         return real_keys(looking, seen, beta, target, neighbours, normalise=normalise, seed=seed, files=files)
     dim = 5 if dim is None else dim
+    check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
     gap_law = named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
     if schedules is not None:
         about: dict[str, Any] = {"law": law, "dim": dim} | ({"sub": sub} if law == "subsphere" else {})
         return follow_schedules(schedules, gap_law, theta=theta, beta=beta, about=about)
     theta = 1.0 if theta is None and beta is None else theta
+    drawn = check_number("replicates", replicates, "at least 2, to have a standard error", low=2) * min(n, MOST_DRAWN)
+    admit("scaling", seconds=A_KEY * drawn, memory=200.0 * replicates, yes=yes)
     return scaling_limits(gap_law, _count(n), theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
 
 

@@ -16,9 +16,10 @@ from scipy.special import ndtri
 
 from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
+from limitlens.cost import admit
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.curves.fit import Rate
-from limitlens.errors import Array, InputError, Progress
+from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
@@ -35,6 +36,8 @@ from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
 SAMPLES_PER_REPLICATE = 1000  # on the line, where a sample of any n costs two random numbers
+# Seconds for a sample on the line and bytes of its counts; seconds for a number of a token and for a score elsewhere.
+A_SAMPLE, A_ROW, A_NUMBER, A_SCORE = 1e-3, 1e5, 1e-6, 2e-9
 WORDS = read_words("experiments/words.json")["hardmax"]
 HARD: Colour = "red"
 SOFT = tuple(shade for shade in SHADES if shade != HARD)
@@ -164,6 +167,7 @@ def hardmax(
     replicates: int = 400,
     queries: int = 2048,
     seed: int = 0,
+    yes: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Hardmax:
@@ -174,7 +178,11 @@ def hardmax(
     measured with `queries` queries per sample, kept in a `checkpoint` as they are. `progress` is told (done, total).
     """
     counts, grid = parse_sizes(sizes), parse_grid(horizons, "horizons")
+    _check(counts, replicates)
+    check_seed(seed)
     if measure == "gaussian" and dim == 1:
+        samples = float(replicates) * len(counts) * (1 + len(grid))
+        admit("hardmax", seconds=A_SAMPLE * samples, memory=A_ROW * float(replicates), yes=yes)
         softmax = []
         for done, horizon in enumerate(grid):
             softmax.append(softmax_line(horizon, counts, replicates, seed))
@@ -182,7 +190,10 @@ def hardmax(
                 progress(done + 1, len(grid) + 1)
         return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
-    head = designed_head(law.covariance, 1.0, seed=seed)
+    check_number("queries", queries, "at least 2, such as 2048", low=2)
+    a_token = law.dim * (A_NUMBER + min(queries, counts[-1]) * A_SCORE)
+    admit("hardmax", seconds=a_token * replicates * counts[-1], yes=yes)
+    head = designed_head(law, 1.0, seed=seed)
     options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
     curve = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     return Hardmax(measure if isinstance(measure, str) else repr(law), law.dim, (), curve, seed)

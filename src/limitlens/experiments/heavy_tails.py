@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.errors import Array, InputError
+from limitlens.cost import admit
+from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.lazily import pd
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, typed
@@ -27,6 +28,7 @@ from limitlens.theory.prediction import Prediction
 
 WORDS = read_words("experiments/words.json")["tails"]
 LAWS = ("gaussian", "laplace", "student")
+A_TOKEN = 1e-7  # seconds for a token at a tilt and a size
 CHUNK = 1 << 22  # tokens held at once
 
 
@@ -159,8 +161,13 @@ def tails(
     """
     if tokens is not None:
         return check_tails(tokens.tokens if isinstance(tokens, Sample) else Sample(tokens).tokens)
-    attend = partial(heavy_curve, law, sizes=parse_sizes(sizes), degrees=degrees, replicates=replicates, seed=seed)
-    return HeavyTails(law, tuple(attend(tilt) for tilt in parse_grid(tilts, "tilts")), seed)
+    counts, grid = parse_sizes(sizes), parse_grid(tilts, "tilts")
+    check_seed(seed)
+    check_number("replicates", replicates, "at least 2, for the error bars", low=2)
+    seconds, memory = A_TOKEN * replicates * sum(counts) * len(grid), 64.0 * max(counts[-1], replicates)
+    admit("tails", seconds=seconds, memory=memory, remedy="ask for smaller sizes, or fewer replicates or tilts")
+    attend = partial(heavy_curve, law, sizes=counts, degrees=degrees, replicates=replicates, seed=seed)
+    return HeavyTails(law, tuple(attend(tilt) for tilt in grid), seed)
 
 
 def heavy_curve(

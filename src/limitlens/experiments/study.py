@@ -21,28 +21,33 @@ from torch import Tensor
 
 from limitlens.attention.design import HARDMAX_BEYOND
 from limitlens.attention.device import choose_device
-from limitlens.attention.head import Head
+from limitlens.attention.head import Head, as_head
 from limitlens.attention.kernels import Kernel, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
+from limitlens.cost import admit
 from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import UniformErrors, uniform_errors
-from limitlens.errors import Array, InputError, Progress
+from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments.study_result import MOMENT, Curve, Later
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
-from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.measures.own import OwnMeasure, TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Saved, identity, under
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved, room
-from limitlens.sampling.streams import PAGE
+from limitlens.sampling.streams import PAGE, generator_for
 from limitlens.theory import curve, rates, validity
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
+# Seconds for each number of a token, for each of its scores, and for each product in the root of a covariance.
+A_NUMBER, A_SCORE, A_ROOT = 3e-7, 3e-10, 3e-9
+KEPT = 40  # numbers kept of each replicate and size, for each dimension of a value
+CHECKED_QUERIES = 32  # at which K of a person's own law must be finite
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 DEVICE_TIMES = 512  # as many on a GPU, which many replicates fill: some 20 GB
 FLOAT_BYTES = 10  # that each of them costs at most, with all that is made of it on the way
@@ -74,6 +79,7 @@ def study(
     radius: float | None = None,
     seed: int = 0,
     device: str = "auto",
+    yes: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
@@ -88,18 +94,24 @@ def study(
     (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far, and leaves a `checkpoint`
     where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds. `ray`
     is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread.
+    What takes more than a day or more memory than there is (`limitlens.cost`) is begun with `yes` alone.
     """
     started = time.perf_counter()
     measure, cells = as_measure(measure), Cells(parse_sizes(sizes))
-    if replicates < 2:
-        raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
-    if queries is not None and not 2 <= queries <= MOST_QUERIES:
-        raise InputError(f"queries is {queries}; expected 2 to {MOST_QUERIES}, of which a few hundred are enough")
-    if measure.dim != head.dim:
-        raise InputError(f"the measure has dimension {measure.dim} and the head {head.dim}; expected the same")
+    head = as_head(head, measure.dim)
+    check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
+    few = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, few, low=2, below=MOST_QUERIES + 1)
+    if radius is not None:
+        check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
+    check_seed(seed)
+    measure.check_spread()
     if mask_self and cells.sizes[0] < 2:
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
+    admit("the study", *study_cost(head, cells, replicates, queries), yes=yes)
+    if isinstance(measure, OwnMeasure):
+        measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
     reference = reference_for(measure, head, cells.sizes[-1], seed, where)
     work = _Work(measure, reference, head, cells, replicates, mask_self, radius, where, memory)
     asked: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
@@ -167,6 +179,14 @@ def study(
         warnings=tuple(warnings),
         notes=tuple(notes),
     )
+
+
+def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -> tuple[float, float]:
+    """Seconds that a study takes and bytes that it keeps, from counts alone (`limitlens.cost`)."""
+    steps, dim = float(replicates) * len(cells.sizes), head.value_dim
+    numbers = float(replicates) * cells.sizes[-1] * (head.dim + head.key_dim + dim)
+    scores = min(queries or PILOT_QUERIES, cells.sizes[-1]) * A_SCORE
+    return numbers * (A_NUMBER + scores) + steps * A_ROOT * dim**3, 8 * steps * KEPT * dim
 
 
 def _in_theory(of: Reach, proxy: Reach | None) -> dict[str, float]:

@@ -14,12 +14,13 @@ from limitlens.curves.controls import controlled
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
 from limitlens.curves.estimators import denoised
 from limitlens.curves.fit import Rate
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, InputError, check_relative
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
 from limitlens.lazily import pd
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
+from limitlens.sampling.cells import parse_sizes
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
@@ -119,7 +120,7 @@ class Curve(Result):
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
         """Token sample complexity: the smallest n whose relative output error is at most `error`."""
-        return self.relative.tokens_for(error, context)
+        return self.relative.tokens_for(check_relative(error), context)
 
     def correction(self, name: str) -> Array:
         """Factor (sizes,) that is in the error `name`, for the reference and for query noise."""
@@ -218,7 +219,7 @@ class Curve(Result):
             for of, part in BY_NAME.items()
         }
         return cls(
-            sizes=tuple(document["n"]),
+            sizes=parse_sizes(document["n"]),
             controls=arrays["controls"],
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),

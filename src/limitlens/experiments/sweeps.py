@@ -12,8 +12,9 @@ import numpy as np
 
 from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
+from limitlens.cost import admit
 from limitlens.errors import Array, InputError, Progress
-from limitlens.experiments.study import study
+from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import Curve
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
 from limitlens.lazily import pd
@@ -21,6 +22,7 @@ from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
+from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.cluster import connected
 
@@ -172,6 +174,7 @@ def sweep(
     radius: float | None = None,
     seed: int = 0,
     device: str = "auto",
+    yes: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
@@ -189,16 +192,19 @@ def sweep(
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
     options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint}
     options |= {"memory": memory, "ray": ray}
+    count = len(horizons or radii or ())
     if radii is not None:
         if radius is not None:
             raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
         head = designed_head(measure, horizon, spectrum=spectrum, seed=seed)
+        _admit(head, count, sizes, replicates, queries, yes)
         return radius_sweep(measure, head, radii, progress=progress, **options)
     values = [float(value) for value in horizons or ()]
     if not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
     heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values]
-    studies = [partial(study, measure, head, radius=radius, **options) for head in heads]
+    _admit(heads[0], count, sizes, replicates, queries, yes)
+    studies = [partial(study, measure, head, radius=radius, yes=True, **options) for head in heads]
     return HorizonSweep(*_each(values, studies, progress, ray))
 
 
@@ -231,11 +237,17 @@ def radius_sweep(
         raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     common = partial(
         study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device,
-        checkpoint=checkpoint, memory=memory, ray=ray,
+        yes=True, checkpoint=checkpoint, memory=memory, ray=ray,
     )  # fmt: skip
     values = [float(radius) for radius in radii]
     studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
     return RadiusSweep(*_each(values, studies, progress, ray))
+
+
+def _admit(head: Head, count: int, sizes: str | Sequence[int], replicates: int, queries: int | None, yes: bool) -> None:
+    """Say what all studies of a sweep take together."""
+    seconds, memory = study_cost(head, Cells(parse_sizes(sizes)), replicates, queries)
+    admit("the sweep", count * seconds, count * memory, yes=yes)
 
 
 def _each(

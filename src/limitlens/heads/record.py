@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.curves.error_curve import ErrorCurve, TokensFor
-from limitlens.errors import Array
+from limitlens.errors import Array, check_relative
 from limitlens.heads.critical_factor import CriticalFactor
 from limitlens.heads.regimes import Regime
 from limitlens.record import plain, typed
@@ -142,6 +142,7 @@ class HeadRecord:
 
     def keys_for(self, error: float, context: float = math.inf) -> TokensFor:
         """Random keys that keep the head within an error in a context, its sink among them."""
+        check_relative(error)
         own, atoms = self.context(context), self.sink.keys if self.sink else 0
         rest = max(own - atoms, 1)
         factor = self.sink_factor(rest)  # of a curve: scaling what is asked of it spares scaling its resamples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from limitlens import results
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.curves.foresight import Foresight
-from limitlens.errors import InputError, check_number
+from limitlens.errors import InputError, check_number, check_seed
 from limitlens.heads import figures, findings
 from limitlens.heads.overview import LayerRecord, layer_documents, summary
 from limitlens.heads.predictors import rate_skills
@@ -21,8 +21,9 @@ from limitlens.heads.record import MOMENTS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
 from limitlens.lazily import Drawing, Tensor, pd
-from limitlens.record import Run, open_folder, plain, typed, write_whole
+from limitlens.record import Run, plain, typed
 from limitlens.results import Result
+from limitlens.sampling.cells import parse_sizes
 
 STATES = "states.safetensors"
 CURVE = ("powers", "outputs", "unseen", "floor")  # the arrays of an error curve
@@ -120,7 +121,9 @@ class ProbeRun(Result):
             rows = [{name: arrays[f"{which}.{name}"][row] for name in CURVE} for row in range(len(entries))]
             told = arrays.get(f"{which}.foretold")
             ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
-            known = [{"sizes": tuple(entry["n"]), "seed": document["seed"]} for entry in entries]
+            known: list[dict[str, Any]] = [
+                {"sizes": parse_sizes(entry["n"]), "seed": check_seed(document["seed"])} for entry in entries
+            ]
             return [ErrorCurve(**own, **row, foresight=one) for own, row, one in zip(known, rows, ahead, strict=True)]
 
         heads, layers = document["heads"], document["layers"]
@@ -138,6 +141,13 @@ class ProbeRun(Result):
         judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
         found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
         return replace(found, reference=states)
+
+    def check(self) -> None:
+        """Raise a ValueError unless every head has a number at each of its sizes; the view of a probe takes seconds."""
+        for head in self.records:
+            parts = (head.centred, head.predicted_error, head.effective_tokens)
+            if any(part.shape != (len(head.sizes),) for part in parts):
+                raise ValueError(f"{head.name} has other sizes than its curve")
 
     @property
     def table(self) -> pd.DataFrame:
@@ -224,13 +234,11 @@ class ProbeRun(Result):
                     found |= {"foretold_sizes": told[0].sizes}
         return found
 
-    def save(self, folder: str | Path) -> Path:
-        """Write run.json, tables, curves and the reference states into a folder that `limitlens.load` reads back."""
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """The reference states, which a run folder holds beside arrays and tables."""
         from safetensors.torch import save_file
 
-        path = open_folder(folder)
-        write_whole(path / STATES, lambda partial: save_file(dict(self.states), partial))
-        return super().save(path)
+        return {STATES: partial(save_file, dict(self.states))}
 
     def predict(self, n: float) -> pd.DataFrame:
         """The error of every head at n tokens with its 95% interval, beyond the sizes measured too: one row a head.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -132,12 +132,9 @@ class Temper(Result):
         about = self.model, self.identity, self.trained, self.to, self.stretch, text
         return Exponents(*about, own.level, own.far, own.exponents, own.constants)
 
-    def save(self, folder: str | Path) -> Path:
-        """Leave it in a folder that `limitlens.load` reads back, with a file of exponents for each fit."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name in self.fits:
-            self.exponents(name).write(Path(folder) / f"{name}.json")
-        return super().save(folder)
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """A file of exponents for each fit."""
+        return {f"{name}.json": self.exponents(name).write for name in self.fits}
 
     def view(self) -> View:
         """What it shows."""

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from limitlens.cost import admit
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.lazily import torch
+
+_MATRICES = 12
 
 
 def check_dim(dim: int) -> int:
@@ -17,7 +20,10 @@ def check_dim(dim: int) -> int:
         number = operator.index(dim)
     except TypeError:
         raise InputError(f"dim is {dim!r}; expected a whole number, the dimension of the tokens") from None
-    return int(check_number("dim", number, "at least 1, the dimension of the tokens", low=1))
+    check_number("dim", number, "at least 1, the dimension of the tokens", low=1)
+    # Head, covariance and their factors are matrices; some dozen of them live at once.
+    admit(f"a law of dimension {number:,}", memory=8.0 * _MATRICES * number**2, remedy="choose a smaller dimension")
+    return number
 
 
 def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:

@@ -54,6 +54,12 @@ class Measure(ABC):
         """Cov X = ∇²K(0), shape (d, d)."""
         return self.hess_K(np.zeros(self.dim))
 
+    def check_spread(self) -> None:
+        """Raise an `InputError` where the tokens are equal, as far as float32 can tell."""
+        spread = float(np.sqrt(np.trace(self.covariance)))
+        if not spread > max(1e-7 * float(np.linalg.norm(self.mean)), 1e-15):
+            raise InputError(f"all tokens are equal (their spread is {spread:.2g}); expected tokens with some spread")
+
     def check_tilts(self, tilts: object) -> Array:
         """`tilts` as a finite float64 array whose last axis has length d."""
         array = as_array("tilts", tilts)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.lazily import torch
 from limitlens.measures._shared import by_blocks, check_weights, choose, token_shape
 from limitlens.measures.base import Measure
 
 _TILTS = 1024  # tilts in a block
+LONGEST = 1e15  # of a token: its square times any dimension is a number in float32
 _ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
 
 
@@ -85,7 +86,7 @@ class Discrete(_Finite):
         self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
         support = self.weights > 0  # a point of weight zero must not set the largest score
         self._points, self._weights = self.points[support], self.weights[support]
-        self.radius = _largest_length(self._points)
+        self.radius = _check_length("points", _largest_length(self._points))
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw points independently, with their weights."""
@@ -117,7 +118,7 @@ class Sample(_Finite):
             if not finite.all():
                 row = seen + int(np.argmin(finite))
                 raise InputError(f"tokens hold NaN or infinity in row {row}; expected finite numbers: drop such rows")
-            self.radius, seen = max(self.radius, _largest_length(block)), seen + len(block)
+            self.radius, seen = max(self.radius, _check_length("tokens", _largest_length(block))), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw with replacement, so that the tokens are independent."""
@@ -140,7 +141,8 @@ def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
         tokens = (tensor.float() if tensor.element_size() < 4 else tensor).numpy()  # NumPy has no bfloat16
     if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "fiu" or tokens.ndim != 2:
         return as_array("tokens", tokens, ndim=2)
-    return tokens
+    # torch knows neither foreign byte orders nor long doubles
+    return tokens if tokens.dtype.isnative and tokens.dtype.itemsize <= 8 else tokens.astype(np.float64)
 
 
 def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
@@ -149,4 +151,10 @@ def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def _largest_length(points: Array) -> float:
-    return float(np.sqrt(np.einsum("ij,ij->i", points, points).max()))
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.einsum("ij,ij->i", points, points).max()))
+
+
+def _check_length(name: str, length: float) -> float:
+    expected = f"lengths up to {LONGEST:g}, since kernels compute in float32, so divide them by a constant"
+    return check_number(f"the largest length of {name}", length, expected, below=LONGEST)

@@ -1,11 +1,12 @@
 """Laws by name, as the command line spells them, and samples from files."""
 
-from pathlib import Path
+import os
 
 import numpy as np
 
 from limitlens.errors import InputError, check_number
 from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sample, Sphere, VonMisesFisher
+from limitlens.measures._shared import check_dim
 
 NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 
@@ -18,13 +19,14 @@ def named_measure(
     gaussian: N(0, I). mixture: `components` equal parts N(m, I), their m even along the first axis between ±separation.
     sphere, ball: the unit ones. cube: [−1, 1]^d. vmf: `concentration` around the first axis.
     """
-    check_number("the dimension", dim, "a positive integer", low=1)
-    axis = np.eye(dim)[0]
+    axis = np.zeros(check_dim(dim))
+    axis[0] = 1
     match name:
         case "gaussian":
             return Gaussian(np.zeros(dim), 1.0)
         case "mixture":
             check_number("the number of components", components, "at least 2, or use gaussian", low=2)
+            check_number("the separation", separation, "a number from 0 to 1e15", below=1e15)
             means = np.linspace(-separation, separation, components)[:, None] * axis
             return GaussianMixture(np.full(components, 1 / components), means, 1.0)
         case "sphere" | "ball" | "cube":
@@ -36,15 +38,16 @@ def named_measure(
 
 def sample_from_file(path: str) -> Sample:
     """The tokens of a .npy file of shape (n, d). Nothing in the file is executed."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"there is no file {path!r}; expected a .npy file with tokens of shape (n, dim)")
+    if not os.path.isfile(path):  # neither a pipe nor a device, which may never end
+        raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with tokens of shape (n, dim)")
     try:
-        tokens = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError):
+        with open(path, "rb") as file:
+            if file.read(6) != b"\x93NUMPY":  # an archive is not even opened: what it holds may be of any size
+                raise ValueError
+        with np.errstate(over="ignore"):  # of the number of bytes that a header claims
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # a map fails where the file holds less
+    except Exception:  # a header is parsed by Python, which throws whatever it likes at one that lies
         raise InputError(f"{path!r} cannot be read as a .npy file of numbers; save tokens with numpy.save") from None
-    if not isinstance(tokens, np.ndarray):
-        raise InputError(f"{path!r} holds several arrays; expected one array of shape (n, dim) saved with numpy.save")
     if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.number) or np.iscomplexobj(tokens):
         raise InputError(f"{path!r} holds {tokens.dtype} of shape {tokens.shape}; expected real numbers (n, dim)")
     return Sample(tokens)

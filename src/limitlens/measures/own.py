@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.measures._shared import check_dim, token_shape
+from limitlens.measures._shared import brief, check_dim, token_shape
 from limitlens.measures.base import Measure
 
 if TYPE_CHECKING:
     import torch
 
 _STEP = 1e-3  # of a tilt, over the spread of the tokens: truncation and rounding both cost about 1e-12
+_CHECKED, _NEAR = 4, 0.2  # tilts at which a law is checked, and how far out they lie, over the spread of the tokens
 _NEEDED = ("dim", "K", "grad_K", "sample")
 
 
@@ -46,8 +47,18 @@ def as_measure(law: TokenLaw) -> Measure:
     missing = [name for name in _NEEDED if not hasattr(law, name)]
     if missing or isinstance(law, type):
         what = f"the class {law.__name__}" if isinstance(law, type) else f"a {type(law).__name__} without {missing[0]}"
-        raise InputError(f"the measure is {what}; expected one of limitlens or an object with {', '.join(_NEEDED)}")
-    return OwnMeasure(law)
+        tokens = " (of tokens in an array, Sample is the law)" if hasattr(law, "shape") else ""
+        expected = f"expected one of limitlens{tokens} or an object with {', '.join(_NEEDED)}"
+        raise InputError(f"the measure is {what}; {expected}")
+    own = OwnMeasure(law)
+    # Not at 0, where the gradient of a centred law says nothing.
+    own.check(np.random.default_rng(0).standard_normal((_CHECKED, own.dim)) * _NEAR / np.maximum(_spread(own), 1e-300))
+    return own
+
+
+def _spread(law: Measure) -> Array:
+    """Standard deviations of the tokens along each axis, as ∇K tells them."""
+    return np.sqrt(np.maximum(np.diagonal(law.covariance), 0.0))
 
 
 class OwnMeasure(Measure):
@@ -74,6 +85,23 @@ class OwnMeasure(Measure):
         if hasattr(self.law, "hess_K"):
             return self.factor**2 * self._answer("hess_K", self.law.hess_K(self.factor * at), (*at.shape, self.dim))
         return self._differences(at, self._steps)
+
+    def check(self, tilts: Array) -> None:
+        """Raise an `InputError` unless K is finite at these tilts (m, d), and ∇K is its gradient along a direction."""
+        tilts, toward = self.check_tilts(tilts), np.random.default_rng(1).standard_normal(self.dim)
+        step = _STEP / max(float(np.linalg.norm(toward * _spread(self))), 1e-300) * toward
+        moved = [self.K(tilts + move * step) for move in (1, -1, 2, -2)]
+        found = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
+        told = self.grad_K(tilts) @ step
+        # K is rounded to 1e-16 of itself, of which a difference over a step of 1e-3 leaves 1e-13.
+        rounding = 1e-12 * (1 + np.abs(moved[0]))
+        wrong = np.abs(found - told) > 1e-4 * np.maximum(np.abs(found), np.abs(told)) + rounding
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise InputError(
+                f"grad_K is not the gradient of K: along a small step from the tilt {brief(tilts[i])} K changes by "
+                f"{found[i]:.6g} and grad_K says {told[i]:.6g}; expected K(t) = log E exp<t, X> and its gradient"
+            )
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Tokens of the law, times the factor."""
@@ -104,7 +132,7 @@ class OwnMeasure(Measure):
         return np.asarray((slopes + np.swapaxes(slopes, -1, -2)) / 2)
 
     def _answer(self, name: str, found: Any, shape: tuple[int, ...]) -> Array:
-        values = as_array(name, found)
+        values = as_array(f"{name} of the measure at a tilt", found)
         if values.shape != shape:
             raise InputError(f"{name} gave the shape {values.shape}; expected {shape}, one value for each tilt")
         return values

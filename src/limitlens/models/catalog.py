@@ -12,12 +12,14 @@ import importlib.util
 import io
 import os
 import re
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from limitlens.cost import admit
 from limitlens.errors import InputError
 from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
+_OF_A_LAYER = re.compile(r"\.\d+\.")
+MOST_LAYERS = 1024  # that a model may claim: none has as many
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
@@ -89,6 +93,7 @@ class LoadedModel:
     sha256: str | None = None  # the digest of the weights, for a model on this machine
     note: str = ""  # what a result must say about it, or empty
     opening: tuple[int, ...] | None = None  # with which every text began in training, where its file says so
+    unused: tuple[str, ...] = ()  # weights of its file that are of layers which the model does not have
 
     @cached_property
     def digest(self) -> str:
@@ -146,7 +151,10 @@ def load(
     path = Path(name)
     if os.path.isdir(path):
         if not (path / "config.json").is_file():
-            raise InputError(f"the folder {name} has no config.json; expected a model as transformers saves it")
+            raise InputError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
+        read = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".model", ".txt"))
+        if (strange := next((file.name for file in read if not file.is_file()), None)) is not None:
+            raise InputError(f"{strange} in the folder {name!r} is no file; expected a model as transformers saves it")
         return _read(path, name, wanted, sha256=_digest_folder(path))
     if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
@@ -210,11 +218,10 @@ def _read(
 ) -> LoadedModel:
     """Load from a folder, a GGUF file or the hub."""
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
-    opening = None
+    opening, dtype, format = None, wanted.dtype or torch.float32, {"use_safetensors": True}  # pickled weights: never
     if isinstance(source, Path):
         options["local_files_only"] = True
         if source.suffix.lower() == ".gguf":
@@ -222,32 +229,75 @@ def _read(
             if needed:
                 raise InputError(f"{name} is a GGUF file, which needs `pip install {' '.join(needed)}` first")
             opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file knows nothing of it
-            options["gguf_file"] = source.name
+            options["gguf_file"], format = source.name, {}
             source = source.parent
     else:
         options |= {"revision": revision, "local_files_only": local_files_only}
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
-            head = wanted.head and _holds_head(AutoConfig.from_pretrained(source, **options))
+            config = AutoConfig.from_pretrained(source, **options)  # nosec B615
+            head = wanted.head and _holds_head(config)
             kind = AutoModelForCausalLM if head else AutoModel
-            model = kind.from_pretrained(source, dtype=wanted.dtype or torch.float32, **options)
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            _check_size(name, kind, config, dtype)
+            told: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
+            model, found = told
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)  # nosec B615
+    except InputError:
+        raise
+    except Exception as error:  # a file that lies makes the library throw whatever it meets first
         raise InputError(
-            f"the model {name} could not be loaded ({reason}); expected one that transformers knows, with its tokenizer"
+            f"the model {name} could not be loaded ({_reason(error)}); expected one that transformers knows, with "
+            "weights in safetensors or GGUF and its tokenizer"
         ) from error
+    _check_whole(name, found)
     model = model.eval().requires_grad_(False)
     model.to(device=wanted.device)
     model.config.get_text_config().use_cache = head  # without one, windows are read once and nothing is generated
     commit = revision or getattr(model.config, "_commit_hash", None)
-    loaded = LoadedModel(name, model, tokenizer, revision=commit, sha256=sha256, note=note, opening=opening)
+    unused = tuple(sorted(key for key in found["unexpected_keys"] if _OF_A_LAYER.search(key)))
+    loaded = LoadedModel(name, model, tokenizer, commit, sha256, note, opening, unused)
     if wanted.head and loaded.causal and not head:
         raise InputError(
             f"the model {name} is a decoder without its language-model head ({type(model).__name__}); expected one "
             "that was saved with it"
         )
     return loaded
+
+
+def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
+    """Refuse a model that this machine cannot hold, before its weights are made: a configuration may claim anything."""
+    import torch
+
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if layers > MOST_LAYERS:
+        raise InputError(f"the model {name} claims {layers:,} layers; expected at most {MOST_LAYERS:,}")
+    with torch.device("meta"):
+        weights = sum(part.numel() for part in kind.from_config(config).parameters())
+    admit(f"the model {name}", memory=float(weights) * dtype.itemsize, remedy="choose a smaller model")
+
+
+def _check_whole(name: str, found: Mapping[str, Any]) -> None:
+    """Refuse a model of which a weight was drawn at random because its file does not hold it; a pooler may be missing.
+
+    `found` is what transformers reports of a load. No other head of a task is ever asked for: a stack has none, and a
+    language model without its own predicts nothing.
+    """
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
+    missing += sorted(str(key[0]) for key in found["mismatched_keys"])
+    if missing:
+        others = f" and {len(missing) - 1:,} more of its weights" if missing[1:] else ""
+        raise InputError(
+            f"the file of the model {name} lacks {missing[0]}{others}, which would be drawn at random; expected every "
+            "weight that its configuration names, so fetch the model again"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """The first words of an error of transformers, on one line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its configuration says"
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+    return (kind + " ".join(str(error).split())[:200]).rstrip(".: ") or type(error).__name__
 
 
 def _holds_head(config: Any) -> bool:

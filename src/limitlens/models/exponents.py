@@ -16,7 +16,7 @@ import numpy as np
 
 from limitlens.errors import Array, InputError
 from limitlens.lazily import PreTrainedModel, Tensor, torch
-from limitlens.record import to_json, typed, write_whole
+from limitlens.record import text_writer, to_json, typed, write_all
 
 Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)
 
@@ -46,7 +46,7 @@ class Exponents:
 
     def write(self, path: Path) -> None:
         """Write the file."""
-        write_whole(path, lambda partial: partial.write_text(to_json(self, indent=1) + "\n", encoding="utf-8"))
+        write_all({path: text_writer(to_json(self, indent=1))})
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:

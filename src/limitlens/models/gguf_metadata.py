@@ -25,11 +25,14 @@ _ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-b
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The entries of a GGUF file that are no arrays, by their keys; none where its version is not known here."""
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF" or _number(file, "<I") not in _VERSIONS:
-            return {}
-        _, entries = _number(file, "<Q"), _number(file, "<Q")
-        found = {_string(file): _value(file, _number(file, "<I")) for _ in range(entries)}
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF" or _number(file, "<I") not in _VERSIONS:
+                return {}
+            _, entries = _number(file, "<Q"), _number(file, "<Q")
+            found = {_string(file): _value(file, _number(file, "<I")) for _ in range(entries)}
+    except (OSError, ValueError, OverflowError, RecursionError) as error:  # it leads us to places that are not there
+        raise error if isinstance(error, InputError) else _broken(str(path)) from None
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -40,7 +43,7 @@ def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
         added = True
     if added is False:
         return ()
-    return (int(first),) if added and first is not None else None
+    return (first,) if added and isinstance(first, int) else None
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -74,5 +77,9 @@ def _number(file: BinaryIO, layout: str) -> Any:
 def _bytes(file: BinaryIO, count: int) -> bytes:
     found = file.read(count) if count < _LONGEST else b""
     if len(found) < count:
-        raise InputError(f"the file {file.name} ends within its own description; expected a whole GGUF file")
+        raise _broken(file.name)
     return found
+
+
+def _broken(name: str) -> InputError:
+    return InputError(f"the file {name} ends within its own description; expected a whole GGUF file")

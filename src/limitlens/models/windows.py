@@ -60,6 +60,11 @@ class Windows:
             )
         self.length, self.count = length, -(-tokens // length)
         self.warnings = _check_positions(loaded, length) + _check_first(loaded, special, self.prefix)
+        if loaded.unused:
+            named = f"{loaded.unused[0]} and {len(loaded.unused) - 1:,} more"
+            self.warnings.append(f"the file of {loaded.name} holds weights of layers that the model has not: {named}")
+        table: Any = loaded.model.get_input_embeddings()
+        rows = table.weight.shape[0]
         self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the object
         weakref.finalize(self, self._file.close)
         digest = hashlib.sha256()
@@ -67,6 +72,11 @@ class Windows:
         for document in corpus.documents():
             digest.update(document.encode())
             ids = _encode(loaded.tokenizer, document)[: wanted - written]
+            if ids and max(ids) >= rows:
+                raise InputError(
+                    f"the tokenizer of {loaded.name} gives the token {max(ids)} and the model knows {rows:,}; expected "
+                    "the tokenizer that the model was trained with"
+                )
             self._file.write(np.asarray(ids, dtype=_ID).tobytes())
             written += len(ids)
             if written == wanted:
@@ -165,7 +175,10 @@ def _put_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     with quiet():  # documents are longer than the model's positions, and are cut afterwards
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        try:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:  # the library throws bare exceptions at a vocabulary that is not whole
+            raise InputError(f"the tokenizer cannot read the text ({error}); expected a whole tokenizer.json") from None
 
 
 def _check_positions(loaded: LoadedModel, length: int) -> list[str]:

@@ -98,8 +98,10 @@ def _shared_detail(collector: Collector, head: int, context: int) -> LayerDetail
     dimension, outside = _local_dimension(layer.query[head][:, layer.some(DIMENSION_QUERIES)], key)
     each = np.asarray(scores.float().cpu()).reshape(groups, -1, len(key))
     windows = layer.clusters[detail.cpu().numpy()]
+    with np.errstate(divide="ignore", invalid="ignore"):  # where the limit is 0 there is no relative error
+        plugged_in = np.sqrt(square / size)
     return LayerDetail(
-        effective_tokens, np.sqrt(square / size), top_weight, entropy, ranks,
+        effective_tokens, plugged_in, top_weight, entropy, ranks,
         effective_sums=every[0].swapaxes(0, 1), top_sums=every[1].swapaxes(0, 1),
         members=np.asarray(member.sum(0).cpu()),
         ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],

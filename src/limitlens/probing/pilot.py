@@ -139,6 +139,10 @@ class _Gather:
                 f"layer {captured.layer} of {self.loaded.name} adds a bias to its scores by relative position, and a "
                 "pooled key has none; choose a model with rotary, learned or no positions"
             )
+        for name in ("query", "key", "value"):
+            if not torch.isfinite(getattr(captured, name).float().square().sum()):
+                given = f"layer {captured.layer} of {self.loaded.name} gives a {name} that is not finite"
+                raise InputError(f"{given}, or far too large; expected a model whose weights are whole")
         if self.start == 0:
             self.traits[captured.layer] = self._traits(captured)
         stop = self.start + captured.query.shape[0]

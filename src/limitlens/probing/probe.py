@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.state import State
-from limitlens.errors import InputError, Progress, check_number
+from limitlens.cost import admit
+from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.heads.overview import LayerRecord
 from limitlens.heads.record import HeadRecord
 from limitlens.heads.regimes import Thresholds
@@ -46,6 +47,7 @@ PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checki
 # Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
 # where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
 QUERY_WINDOWS = 64
+OPERATIONS, FASTER = 2e10, 100  # a second on two cores, and how many times as many a device does, at least
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
@@ -64,6 +66,7 @@ def probe(
     device: str = "auto",
     batch: int | None = None,
     thresholds: Thresholds | None = None,
+    yes: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
@@ -85,6 +88,7 @@ def probe(
     device : auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is
     batch : windows a forward; about 4,000 tokens when left out
     thresholds : where one regime ends and the next begins
+    yes : begin even where it takes more than a day, or more memory than there is (`limitlens.cost`)
     progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with what it has
     checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
     memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
@@ -97,12 +101,24 @@ def probe(
     check_number("queries", queries, "at least 2, such as 256", low=2)
     check_number("factor", factor, "a positive number, such as 2.0", closed=False)
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
+    check_seed(seed)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
+    admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
     with workers_for(loaded.model.device) as workers:
         over = stream if ray is None else partial(gather, ray, device, model)
         work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
+
+
+def _cost(loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int) -> tuple[float, float]:
+    """Seconds and bytes, from counts alone: 2 operations a weight and token, 4 a query, token and number of a key."""
+    config = loaded.model.config.get_text_config()
+    width = float(getattr(config, "hidden_size", 1) * getattr(config, "num_hidden_layers", 1))
+    weights = sum(part.numel() for part in loaded.model.parameters())
+    faster = 1 if loaded.model.device.type == "cpu" else FASTER
+    seconds = windows.tokens * (2 * weights + 4 * queries * width) / OPERATIONS / faster
+    return seconds, 8 * width * queries * (replicates * len(cells.sizes) + windows.length)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from string import Template
 from typing import Any
 
 from limitlens.errors import InputError
-from limitlens.record import write_whole
+from limitlens.record import cannot_write, text_writer, write_all
 from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, Text, View, Widget
 from limitlens.report.words import cell, is_number, numeric, sentence
 
@@ -38,12 +38,13 @@ def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
         target = target / "report.html"
     html = page(view, made)
     try:
+        foreign = target.exists() and not target.read_bytes().startswith(html[:15].encode())
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, lambda partial: partial.write_text(html, encoding="utf-8", errors="xmlcharrefreplace"))
-    except OSError as error:
-        raise InputError(
-            f"cannot write the report to {str(target)!r} ({error.strerror}); give a file that you may write"
-        ) from None
+    except (OSError, ValueError) as error:
+        raise cannot_write(target, error) from None
+    if foreign:
+        raise InputError(f"{str(target)!r} is there and no page; give another name for the report, or take it away")
+    write_all({target: text_writer(html)})
     return target
 
 

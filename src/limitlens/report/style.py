@@ -9,6 +9,7 @@ from typing import Any
 
 from limitlens.errors import InputError
 from limitlens.lazily import Drawing
+from limitlens.record import write_all
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
@@ -44,12 +45,7 @@ def saved(figure: Drawing, path: str | Path | None) -> Drawing:
     target = Path(path)
     if target.suffix[1:].lower() not in endings:
         raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
-    try:
-        figure.savefig(target)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the figure to {str(path)!r} ({error.strerror}); give a file that you may write"
-        ) from None
+    write_all({target: figure.savefig})
     return figure
 
 

@@ -13,6 +13,9 @@ import numpy as np
 
 from limitlens.errors import InputError
 
+LARGEST = 10**15  # of a size: larger ones are no whole numbers in float64
+MOST = 10_000  # sizes, horizons or whatever a grid holds
+
 
 @dataclass(frozen=True)
 class Cells:
@@ -46,9 +49,12 @@ def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
     >>> parse_sizes("1000:8000:4")
     (1000, 2000, 4000, 8000)
     """
+    numbers = parse_grid(text, "sizes", "1000:30000:12")
+    if max(numbers) > LARGEST or not (isinstance(text, str) or all(number.is_integer() for number in numbers)):
+        raise InputError(f"sizes are {text!r}; expected whole numbers up to {LARGEST:g}, such as 1000:30000:12")
     if not isinstance(text, str):
-        return Cells(tuple(int(size) for size in text)).sizes
-    values = [round(value) for value in parse_grid(text, "sizes", "1000:30000:12")]
+        return Cells(tuple(int(number) for number in numbers)).sizes
+    values = [round(value) for value in numbers]
     # Neighbours in a progression may round to the same size; in a list they are a mistake.
     return Cells(tuple(dict.fromkeys(values) if ":" in text else values)).sizes
 
@@ -59,15 +65,16 @@ def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8")
         if isinstance(text, str) and ":" in text:
             low, high, count = text.split(":")
             lo, hi, k = float(low), float(high), int(count)
-            if 0 < lo <= hi < float("inf") and k >= 1:
+            if 0 < lo <= hi < float("inf") and 1 <= k <= MOST:
                 return [float(value) for value in np.geomspace(lo, hi, k)]
             raise ValueError
         values = [float(part) for part in (text.split(",") if isinstance(text, str) else text)]
         if values and all(0 < value < float("inf") for value in values):
             return values
         raise ValueError
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
+        given = repr(text) if len(repr(text)) < 80 else f"{repr(text)[:60]}..."
         raise InputError(
-            f"{name} is {text!r}; expected lo:hi:k with 0 < lo <= hi and k >= 1, such as {example}, or numbers such as "
-            "1 or 1,2,5"
+            f"{name} is {given}; expected lo:hi:k with 0 < lo <= hi and 1 <= k <= {MOST:,}, such as {example}, or "
+            "numbers such as 1 or 1,2,5"
         ) from None

@@ -27,7 +27,7 @@ from limitlens.errors import InputError, Progress
 from limitlens.lazily import Tensor, torch
 from limitlens.measures import Sample
 from limitlens.measures.base import Measure
-from limitlens.record import installed, open_folder, plain, write_whole
+from limitlens.record import installed, plain, write_all
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Checkpoint:
         started, written = time.monotonic(), folder is not None
         try:
             if folder is not None:
-                _write(open_folder(folder), self._jobs)
+                folder.mkdir(parents=True, exist_ok=True)
+                _write(folder, self._jobs)
         except (OSError, InputError) as error:
             written, told = False, "the work goes on, and the checkpoint before this one, if there is one, stays"
             print(f"limitlens: no checkpoint could be written ({error}); {told}", file=sys.stderr)
@@ -264,7 +265,7 @@ def _write(folder: Path, jobs: Sequence[Saved]) -> None:
         with suppress(FileNotFoundError):
             newest.replace(folder / BEFORE)
 
-    write_whole(newest, write)
+    write_all({newest: write})
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:

@@ -95,7 +95,9 @@ def summary(
     `mask_self` leaves a query's own token out of its softmax.
     """
     hardmax.check_size(n)
-    check_number("the error", error, "a positive number, such as 0.1", closed=False)
+    check_number("the error", error, "a positive number, such as 0.1", closed=False, below=1e15)
+    if radius is not None:
+        check_number("the radius", radius, "a number from 0 to 1e15", below=1e15)
     law = as_measure(measure)
     counts = np.atleast_1d(as_array("sizes", n if sizes is None else sizes, ndim=(0, 1)))
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius

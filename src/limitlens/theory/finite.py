@@ -23,7 +23,7 @@ from limitlens.measures.base import Measure
 from limitlens.theory.clt import asymptotic_covariance, check_level, log_weight_cost
 
 LARGEST_COST = 600.0  # of log(1 + χ²), with room for products of its exponential; beyond, bounds are infinite
-_count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1)
+_count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1, below=np.inf)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from limitlens.theory.scaling._quadrature import tanh_sinh
 
 _NODES = 401
 _SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
+_LARGEST_EXPONENT = 1000  # beyond, constants of the sphere are no numbers in float64
 _NEGLIGIBLE = 1e-18
 
 
@@ -157,10 +158,10 @@ class PowerGap(GapLaw):
 
     def __post_init__(self) -> None:
         check_dim(self.dim)
-        if not self.dim - 1 + self.power >= _SMALLEST_EXPONENT:
+        if not _SMALLEST_EXPONENT <= self.dim - 1 + self.power <= _LARGEST_EXPONENT:
             raise InputError(
-                f"power is {self.power:g} in dimension {self.dim}; expected a local exponent d − 1 + power of at least "
-                f"{_SMALLEST_EXPONENT:g}, so raise the power to at least {_SMALLEST_EXPONENT + 1 - self.dim:g}"
+                f"power is {self.power:g} in dimension {self.dim}; expected an exponent d − 1 + power from "
+                f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT:g}: power {_SMALLEST_EXPONENT + 1 - self.dim:g} or more"
             )
 
     @property
