@@ -103,9 +103,8 @@ def summary(
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
     of = _Predictor(law, *_matrices(head, law.dim), n)
     compact = bool(np.isfinite(law.radius))
-    listed = rates.predictions(
-        of.reach, gaussian=of.gaussian, compact=compact, proxy_coupling=None if of.proxy is None else of.proxy.coupling
-    )
+    coupling = None if of.proxy is None else of.proxy.coupling
+    listed = rates.predictions(of.reach, gaussian=of.gaussian, compact=compact, proxy_coupling=coupling)
     warnings = validity.warnings(of.reach, n, mask_self=mask_self)
     if not of.gaussian:
         warnings.append("sharp rates hold for Gaussian tokens; for this law they are those of its covariance alone")
@@ -204,10 +203,8 @@ class _Predictor:
         if self.gaussian:
             laws = (bounds.uniform_gaussian, bounds.uniform_supremum)
             found += [law(self.law.covariance, self.A, radius, self.V) for law in laws]
-        return {
-            b.prediction.name: {**b.prediction.as_dict(), "at_n": b.at(self.n), "useful_from": b.useful_from}
-            for b in found
-        }
+        told = [(b.prediction, {"at_n": b.at(self.n), "useful_from": b.useful_from}) for b in found]
+        return {prediction.name: prediction.as_dict() | more for prediction, more in told}
 
     def query(self, spread: float, error: float) -> dict[str, Any]:
         """Central limit theorem, its validity and the finite-n bounds at one query."""

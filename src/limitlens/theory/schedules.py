@@ -68,8 +68,7 @@ def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str
     control.check_beta(beta)
     if any(later < earlier for earlier, later in pairwise(sizes)):
         raise InputError(f"the context lengths {list(sizes)} go down; expected them to grow from the first")
-    every = rules(first, beta, law)
-    return {name: [_step(n, schedule(n), law) for n in sizes] for name, schedule in every.items()}
+    return {name: [_step(n, rule(n), law) for n in sizes] for name, rule in rules(first, beta, law).items()}
 
 
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:

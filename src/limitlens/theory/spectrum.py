@@ -45,9 +45,8 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
     half = root @ score_matrix(A, len(root))
     B = half @ root
     one_sided, covariance_norm = float(np.linalg.norm(half, 2)), float(np.linalg.norm(root, 2)) ** 2
-    return _reach(
-        np.asarray(np.linalg.svd(B, compute_uv=False)), one_sided, covariance_norm, float(np.trace(B)), len(root)
-    )
+    values = np.asarray(np.linalg.svd(B, compute_uv=False))
+    return _reach(values, one_sided, covariance_norm, float(np.trace(B)), len(root))
 
 
 def reach_from_projections(covariance: ArrayLike, Wq: ArrayLike, Wk: ArrayLike, head_dim: int | None = None) -> Reach:
