@@ -33,9 +33,9 @@ ll.study(law, head, [1000, 20_000], replicates=8, queries=512, memory=int(sys.ar
         """
 import sys
 import limitlens as ll
-ll.probe("minilm", "stdlib-docs", 40_000, replicates=8, memory=int(sys.argv[1]))
+ll.probe("minilm", "stdlib-docs", 20_000, sizes="64:1024:5", replicates=4, memory=int(sys.argv[1]))
 """,
-        (1_500_000_000, 10**12),
+        (1_050_000_000, 10**12),
     ),
 }
 

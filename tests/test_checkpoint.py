@@ -262,6 +262,8 @@ def test_the_command_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--resume"], "--resume was given without --out; expected the folder"),
         (["--checkpoint-every", "60s"], "--checkpoint-every was given without --out"),
         (["--checkpoint-every", "soon", "--out", str(tmp_path)], "every 'soon'; expected tokens"),
+        (["--memory", "4"], "--memory is '4'; expected a size such as 16MB"),
+        (["--memory", "1MB"], "memory is bounded to 0.001 GB; expected"),
     ):
         code, _, err = ran(capsys, *arguments)
         assert code == 2

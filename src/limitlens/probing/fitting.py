@@ -31,7 +31,7 @@ def windows_at_once(window: int, wanted: int, device: torch.device, memory: int 
 
 def waiting(pilot: Pilot, deck: Deck, part: int, forward: int, memory: int | None) -> int:
     """Tokens that may wait, a multiple of the `part` that a forward of so many bytes brings, or all of a block."""
-    held, measured, token = forward, 0, 0
+    held = measured = token = 0
     for layer in pilot.layers.values():
         shared, groups, m, k = layer.query.shape
         kept = deck.slots * shared * 2 * k * 4
@@ -40,6 +40,6 @@ def waiting(pilot: Pilot, deck: Deck, part: int, forward: int, memory: int | Non
         scores = 4 * shared * groups * min(m, DETAIL_QUERIES) * deck.cells.sizes[-1]
         measured = max(measured, torch.get_num_threads() * (COPIES * kept + SCORES * scores))
         token += shared * 2 * k * 4
-    needed = max(token * part, measured)
+    needed = max(forward + token * part, measured)  # one comes after the other
     left = room(memory, layer.query.device, held + needed, "what the samples keep, and measuring it")
-    return min(max(deck.blocks), part * int(min((left + needed) / (token * part), 1e9)))
+    return min(max(deck.blocks), part * int(min((left + needed - forward) / (token * part), 1e9)))

@@ -212,7 +212,8 @@ def identity(measure: Measure, head: Head) -> dict[str, str]:
 
 def _made() -> dict[str, Any]:
     """What numbers depend on beyond what a job is asked."""
-    about = {"threads": torch.get_num_threads(), "processor": torch.backends.cpu.get_cpu_capability()}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    about = {"threads": torch.get_num_threads(), "processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
