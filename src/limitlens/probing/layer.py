@@ -127,7 +127,8 @@ def _views(
 
     def squares(vectors: Tensor) -> Tensor:
         """Squared norms, (r, G · m, v) to (r, G, m)."""
-        return torch.linalg.vecdot(vectors, vectors).reshape(len(vectors), groups, m)
+        found: Tensor = torch.linalg.vecdot(vectors, vectors)
+        return found.reshape(len(vectors), groups, m)
 
     errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
     floats = FLOATS_AT_ONCE * (1 if steps[0].lse.device.type == "cpu" else DEVICE_TIMES)
