@@ -24,3 +24,17 @@ def alternate(rounds: int, **works: Callable[[], Any]) -> dict[str, float]:
         for name, work in works.items():
             times[name].append(seconds(work))
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def taken(work: Callable[[], Any], rounds: int = 5, pick: Callable[[list[float]], float] = statistics.median) -> float:
+    """Processor seconds of one call, of some after one more: a busy machine tells much the same.
+
+    What lives in cache is slowed by others even so: for that `pick` the least.
+    """
+    work()
+    found = []
+    for _ in range(rounds):
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return pick(found)

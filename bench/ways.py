@@ -25,12 +25,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limitlens as ll
 from bench.peaks import REPORT
+from bench.timing import taken
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.report.style import BLUE, GREY, figure_style, saved
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
-QUERIES, TOKENS, DIM, ROUNDS = 1024, 16_384, 64, 5
+QUERIES, TOKENS, DIM = 1024, 16_384, 64
 BLOCK = 4096  # tokens at a time, of a stream that is never held
 FIGURE = Path(__file__).parents[1] / "docs" / "cost.svg"
 
@@ -96,17 +97,6 @@ def case() -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values; scores of deviation 1."""
     torch.manual_seed(0)
     return torch.randn(QUERIES, DIM) / DIM**0.5, torch.randn(TOKENS, DIM), torch.randn(TOKENS, DIM)
-
-
-def taken(work: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Processor seconds of one call: the median of some, after one more."""
-    work()
-    found = []
-    for _ in range(rounds):
-        started = time.process_time()
-        work()
-        found.append(time.process_time() - started)
-    return float(np.median(found))
 
 
 def memory(name: str) -> float:

@@ -52,8 +52,8 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         deck, layer = collector.deck, collector.layer
         some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
         sizes = np.rint(curves.counts.mean(0)).tolist()
-        kept = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, *kept, sizes, seed=deck.seed, workers=workers)
+        key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
+        told = foretell(layer, key, value, sizes, seed=deck.seed, workers=workers)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 

@@ -102,7 +102,7 @@ def _step(collector: Collector, head: int, j: int) -> tuple[State, Peak]:
     for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
         alike = kept[deck.filled[kept, j] == length]
         slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=query.device)
-        key, value = (rows.unflatten(0, slots.shape) for rows in collector.kept(slots.flatten(), head))
+        key, value = (rows.reshape(*slots.shape, -1) for rows in collector.kept(slots.flatten(), head))
         states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
         peaks = peak_over(query, key, value, collector.layer.traits.softcap)
         if len(alike) == deck.replicates:
@@ -127,7 +127,8 @@ def _views(
 
     def squares(vectors: Tensor) -> Tensor:
         """Squared norms, (r, G · m, v) to (r, G, m)."""
-        return torch.linalg.vecdot(vectors, vectors).reshape(len(vectors), groups, m)
+        found: Tensor = torch.linalg.vecdot(vectors, vectors)
+        return found.reshape(len(vectors), groups, m)
 
     errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
     floats = FLOATS_AT_ONCE * (1 if steps[0].lse.device.type == "cpu" else DEVICE_TIMES)

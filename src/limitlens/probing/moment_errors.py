@@ -97,17 +97,17 @@ class OutputMoments:
         total = own.sum(1, keepdim=True)
         mean = torch.linalg.vecdot(own, total - own)
         D = errors - total / errors.shape[1]
-        H = (self.centred + D.unflatten(0, (-1, len(self.limit))) / 2).flatten(0, 1)
+        H = (self.centred + D.reshape(-1, *self.limit.shape) / 2).flatten(0, 1)
         product = D.mT @ H
         whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
         clusters = self.member.shape[1]
         if len(self.stacked) < len(D):
             self.stacked = D.new_zeros(len(D), clusters * 2 * self.most, D.shape[-1])
         stacked = self.stacked[: len(D)].index_copy_(1, self.rows, D).index_copy_(1, self.rows + self.most, H)
-        rows = stacked.unflatten(1, (clusters, -1))  # (r · G, C, 2 s, v)
-        gram = (rows @ rows.mT).unflatten(2, (2, -1)).unflatten(-1, (2, -1))  # (r · G, C, 2, s, 2, s)
+        rows = stacked.reshape(len(D), clusters, 2 * self.most, -1)
+        gram = (rows @ rows.mT).reshape(len(D), clusters, 2, self.most, 2, self.most)
         (DD, DH), HH = gram[:, :, 0].unbind(3), gram[:, :, 1, :, 1]
         inner = (DD * HH + DH * DH.mT).sum((-1, -2))
-        found = torch.stack((mean, 2 * (whole - inner))).double().unflatten(1, (-1, len(self.limit)))
+        found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
         return 2 * shares - shares.mean(-1, keepdim=True)

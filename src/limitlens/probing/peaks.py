@@ -48,7 +48,7 @@ def hardmax_errors(layer: Layer, steps: list[Peak], left_over: list[Peak]) -> Sq
 
     def of(vectors: Tensor) -> Tensor:
         """Mean squared norms in every cluster, (..., G · q, v) to (..., G, C)."""
-        return vectors.square().sum(-1).unflatten(-1, (groups, -1)) @ member
+        return vectors.square().sum(-1).reshape(*vectors.shape[:-2], groups, -1) @ member
 
     squares = torch.stack([of(peak.value - best) for peak in accumulate(steps, Peak.merge)], -1)  # (R, G, C, J)
     own = of(best)[..., None].expand(*squares.shape[1:])
