@@ -2,8 +2,8 @@
 
 `numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
 far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
-killed them, `fuzz` how 10,000 hostile calls end; `python -m bench.soak coverage` runs one alone. Each line is one number,
-what it should be and how far off it may be; the process ends with 1 if one is missed.
+killed them, `fuzz` how 10,000 hostile calls end; `python -m bench.soak coverage` runs one alone. Each line is one
+number, what it should be and how far off it may be; the process ends with 1 if one is missed.
 """
 
 from __future__ import annotations
