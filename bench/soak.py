@@ -2,8 +2,8 @@
 
 `numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
 far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
-killed them; `python -m bench.soak coverage` runs one alone. Each line is one number,
-what it should be and how far off it may be; the process ends with 1 if one is missed.
+killed them, `fuzz` how 10,000 hostile calls end; `python -m bench.soak coverage` runs one alone. Each line is one
+number, what it should be and how far off it may be; the process ends with 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -92,11 +92,19 @@ def kills(count: int = 1000) -> list[dict[str, object]]:
     return [row(f"{told}: jobs of {found['ended']} that ended otherwise", len(found["different"]), 0.0, 0.0, 0.0)]
 
 
+def hostile() -> list[dict[str, object]]:
+    """10,000 hostile calls and files (bench/fuzz.py); kept in fuzz.json."""
+    from bench import fuzz
+
+    return fuzz.run()
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
     "numbers": ("soak.json", numbers),
     "coverage": ("coverage.json", covered),
     "probes": ("probes.json", probes),
     "kills": ("kills.json", kills),
+    "fuzz": ("fuzz.json", hostile),
 }
 
 
