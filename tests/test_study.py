@@ -342,7 +342,7 @@ def test_results_print_themselves(tmp_path):
         (lambda: sweep(ll.Cube(1), radii=[1, 2, 3], radius=2), "both radius and radii"),
         (lambda: choose_device("tpu"), "expected auto, cpu or cuda"),
         (lambda: named_measure("gauss", 1), "expected one of"),
-        (lambda: named_measure("sphere", 0), "dimension is 0"),
+        (lambda: named_measure("sphere", 0), "dim is 0"),
         (lambda: named_measure("mixture", 2, components=1), "at least 2"),
     ],
 )

@@ -64,6 +64,7 @@ def scaling(
         if keys is not None or schedules is not None:
             raise InputError("heat was given with another study; expected it alone, on uniform keys")
         dim, beta = 2 if dim is None else dim, 2000.0 if beta is None else beta
+        check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9)
         check_number("layers", layers, "at least 1", low=1)
         admit("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
         return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed)
@@ -81,6 +82,7 @@ def scaling(
         target = 1.0 if theta is None else theta
         return real_keys(looking, seen, beta, target, neighbours, normalise=normalise, seed=seed, files=files)
     dim = 5 if dim is None else dim
+    check_number("the concentration", concentration, "a number from 0 to 1e9", below=1e9)
     check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
     gap_law = named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
     if schedules is not None:

@@ -87,7 +87,7 @@ def student_law(degrees: float) -> HeavyLaw:
     K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and leads the second by as much, so its weight
     tends to 1 and the output grows like n^{1/ν}.
     """
-    freedom = check_number("degrees", degrees, "a positive number of degrees of freedom", closed=False)
+    freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token takes all"
     share = Prediction("participation", 1.0, Status.VERIFIED, "1", DERIVED, note)
     growth = Prediction("growth", 1.0 / freedom, Status.VERIFIED, "1/ν", DERIVED, "exponent of n in the output")
