@@ -72,7 +72,7 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
         kept = torch.zeros_like(priority, dtype=torch.bool).scatter(-1, best, True)
     else:
         first = torch.arange(priority.shape[-1], device=priority.device) < counts
-        best, first = torch.broadcast_tensors(priority.argsort(-1, descending=True), first)
+        best, first = torch.broadcast_tensors(priority.argsort(-1, descending=True), first)  # type: ignore[no-untyped-call]
         kept = torch.zeros_like(first).scatter(-1, best, first)
     return kept if seen is None else kept & seen
 
