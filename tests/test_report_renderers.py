@@ -212,7 +212,7 @@ def test_a_page_goes_into_a_file_or_a_folder(tmp_path: Path) -> None:
     deep = write_page(everything(), tmp_path / "new" / "page.html", MADE)
     assert deep.read_text(encoding="utf-8") == (tmp_path / "report.html").read_text(encoding="utf-8")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write the report to"):
+    with pytest.raises(InputError, match="cannot write to"):
         write_page(everything(), tmp_path / "file" / "page.html", MADE)
 
 
@@ -334,7 +334,7 @@ def test_paper_refuses_an_ending_that_it_cannot_write(name: str, tmp_path: Path)
     with pytest.raises(InputError, match=r"expected a file that ends in one of: .*pdf.*png"):
         draw([PLAIN], tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="cannot write the figure"):
+    with pytest.raises(InputError, match="cannot write to"):
         draw([PLAIN], tmp_path / "no such folder" / "a.png")
 
 

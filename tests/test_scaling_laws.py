@@ -125,7 +125,7 @@ def test_regimes_are_named_by_participation() -> None:
     ("act", "words"),
     [
         (lambda: uniform(1), "dim is 1"),
-        (lambda: PowerGap(3, -2), "local exponent"),
+        (lambda: PowerGap(3, -2), "power is -2 in dimension 3"),
         (lambda: VonMisesFisherGap(3, -1.0), "concentration is -1"),
         (lambda: VonMisesFisherGap(3, 1.0, 2.0), "between -1 and 1"),
         (lambda: subsphere(5, 7), "between 2 and the ambient dimension 5"),

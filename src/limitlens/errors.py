@@ -51,8 +51,10 @@ def check_number(
     """`value` as a float in [low, below), or (low, below) where not `closed`; else say what was `expected`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
-    if not (low < value < below or (closed and value == low)) or 0 < abs(value) < 1 / LARGEST:
+    if not (low < value < below or (closed and value == low)):
         raise InputError(f"{name} is {value:g}; expected {expected}")
+    if 0 < abs(value) < 1 / LARGEST:
+        raise InputError(f"{name} is {value:g}; expected {expected}, and no number so near to 0 that it vanishes")
     return float(value)
 
 
