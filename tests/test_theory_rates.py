@@ -136,7 +136,7 @@ def test_the_proved_rate_of_a_mixture_is_not_that_of_its_covariance():
 
 
 @settings(max_examples=50, deadline=None)
-@given(horizon=st.just(0.0) | st.floats(1e-99, 60.0))
+@given(horizon=st.floats(0.0, 60.0))
 def test_exponents_are_ordered(horizon):
     sharp = rates.rate_sharp(horizon)
     assert rates.rate_proved(horizon**2) <= rates.rate_drawn(horizon) <= sharp <= 0.5

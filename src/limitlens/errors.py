@@ -53,7 +53,7 @@ def check_number(
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
     if not (low < value < below or (closed and value == low)):
         raise InputError(f"{name} is {value:g}; expected {expected}")
-    if 0 < abs(value) < 1 / LARGEST:
+    if not closed and 0 < abs(value) < 1 / LARGEST:  # one that may be 0 may come near it
         raise InputError(f"{name} is {value:g}; expected {expected}, and no number so near to 0 that it vanishes")
     return float(value)
 
