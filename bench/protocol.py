@@ -102,13 +102,13 @@ def against(label: str, scale: float) -> dict[str, object]:
     curve = ll.study(ll.Gaussian(np.zeros(DIM), 0.1), head, SIZES, replicates=OUR_REPLICATES)
     our_seconds = time.process_time() - started
     row: dict[str, object] = {
-        "horizon": curve.reach.horizon,
+        "horizon": curve.theory["horizon"],
         "queries": curve.queries,
         "seconds": {"protocol": their_seconds, "study": our_seconds},
         "replicates": {"protocol": PLAIN_REPLICATES, "study": OUR_REPLICATES},
     }
     print(
-        f"{label}: horizon {curve.reach.horizon:.2f}; protocol {their_seconds:.0f} s for {PLAIN_REPLICATES} "
+        f"{label}: horizon {curve.theory['horizon']:.2f}; protocol {their_seconds:.0f} s for {PLAIN_REPLICATES} "
         f"replicates, study {our_seconds:.1f} s for {OUR_REPLICATES} with {curve.queries} queries"
     )
     row["single_queries"] = single_queries(head)
