@@ -7,6 +7,7 @@ token (reading the text, dealing its tokens) or per share (adding what a worker 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ LAW = ll.Gaussian(np.zeros(16), 1.0)
 
 
 def study(address: str, replicates: int) -> None:
-    ll.study(LAW, designed_head(LAW, 1.0), "1000:30000:6", replicates=replicates, queries=256, ray=address)
+    ll.study(LAW, designed_head(LAW, 1.0), "1000:200000:6", replicates=replicates, queries=256, ray=address)
 
 
 def probe(address: str, tokens: int) -> ll.ProbeRun:
@@ -86,6 +87,8 @@ def driver() -> dict[str, float]:
 
 def run() -> dict[str, Any]:
     torch.set_num_threads(1)
+    busy = os.getloadavg()[0]  # before it begins: on a busy machine a second worker finds no core, and no ratio is one
+    print(f"load {busy:.1f} on {os.cpu_count()} cores", flush=True)
     alone = driver()
     print({name: f"{value:.3g}" for name, value in alone.items()}, flush=True)
     head = {"num_cpus": 1, "include_dashboard": False}
@@ -100,4 +103,4 @@ def run() -> dict[str, Any]:
         for cluster in clusters.values():
             cluster.shutdown()
     rate = TOKENS / statistics.median(found["probe"]["seconds"]["one"])
-    return {**found, "probe_tokens_a_second": rate, "driver": alone}
+    return {**found, "probe_tokens_a_second": rate, "driver": alone, "load_before": busy}

@@ -46,7 +46,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=1e12)
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--rate", type=float, help="tokens a second of one worker; one core's when left out")
-    given, found = parser.parse_args(), json.loads((RESULTS / "cluster.json").read_text())
+    given, path = parser.parse_args(), RESULTS / "cluster.json"
+    if not path.exists():
+        parser.error("there is no bench/results/cluster.json yet; run python -m bench cluster on a quiet machine first")
+    found = json.loads(path.read_text())
     rate = found["probe_tokens_a_second"] if given.rate is None else given.rate
     made = cost(given.tokens, given.workers, rate, found["driver"])
     print(f"{given.tokens:.3g} tokens on {given.workers} workers of {rate:,.0f} tokens a second each")

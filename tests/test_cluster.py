@@ -19,7 +19,9 @@ from limitlens.cli import main
 from limitlens.errors import InputError
 from limitlens.experiments import study as study_module
 from limitlens.experiments import sweeps
+from limitlens.models import LoadedModel
 from limitlens.probing import probe as probe_module
+from limitlens.probing import shares
 from limitlens.sampling import cluster, placement
 from tiny_models import TINY, letters, tiny_tokenizer
 
@@ -136,6 +138,43 @@ def test_a_probe_outlives_a_machine(machines: Any, tmp_path: Path, monkeypatch: 
     assert distance(alone.arrays(), spread.arrays()) < 1e-10
     for mine, other in zip(alone.records, spread.records, strict=True):
         np.testing.assert_allclose(other.curve.error, mine.curve.error, rtol=1e-10)
+
+
+def test_a_probe_on_a_cluster_is_interrupted_whole_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "BLOCK", 160)
+    monkeypatch.setattr(placement, "KEPT_STEP", 8)
+    out: list[int] = []
+
+    def here(address: str, prepare: Any, pieces: Any, *, gpus: bool = True) -> Iterator[Any]:
+        """Two pieces are always out, as on a cluster."""
+        work, waiting = prepare(), []
+        for piece in pieces(2):
+            waiting.append(piece)
+            out.append(len(waiting))
+            if len(waiting) == 2:
+                yield work(waiting.pop(0))
+        yield from map(work, waiting)
+
+    monkeypatch.setattr(shares, "spread", here)
+    model = LoadedModel("tiny", TINY["llama"].model(), tiny_tokenizer(special=False))
+    options: dict[str, Any] = {"tokens": 6000, "window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
+    options |= {"corpus": letters(tmp_path), "batch": 5}
+    alone = ll.probe(model, **options)
+
+    def stop(done: float, total: float) -> None:
+        if done / total > 0.5:
+            raise KeyboardInterrupt
+
+    kept = ll.Checkpoint(tmp_path / "run")
+    half = ll.probe(model, **options, ray="auto", checkpoint=kept, progress=stop)
+    assert half.interrupted
+    assert max(out) == 2
+    # What was out when it was asked to stop is in it: as many tokens are counted as were merged.
+    assert half.tokens < alone.tokens
+    again = ll.probe(model, **options, ray="auto", checkpoint=ll.Checkpoint(tmp_path / "run", resume=True))
+    assert not again.interrupted
+    assert again.tokens == alone.tokens
+    assert distance(alone.arrays(), again.arrays()) < 1e-10
 
 
 def test_a_sweep_spreads_each_study_over_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:

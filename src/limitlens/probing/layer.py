@@ -102,7 +102,7 @@ def _step(collector: Collector, head: int, j: int) -> tuple[State, Peak]:
     for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
         alike = kept[deck.filled[kept, j] == length]
         slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=query.device)
-        key, value = (rows.reshape(*slots.shape, -1) for rows in collector.kept(slots.flatten(), head))
+        key, value = (rows.reshape(*slots.shape, rows.shape[-1]) for rows in collector.kept(slots.flatten(), head))
         states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
         peaks = peak_over(query, key, value, collector.layer.traits.softcap)
         if len(alike) == deck.replicates:
