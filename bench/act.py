@@ -1,0 +1,87 @@
+"""What acting on a model costs, on the cores at hand: curves of choices of keys beside a probe, and a plan's trial.
+
+Curves and probe are given the same windows, as many as a plan takes; the probe reserves a tenth of them, the curves
+read all. They take turns, and a ratio is one of neighbours. Seconds include everything but loading the model; beside
+them stand those of the processors in user mode, which tell more on a machine that others use.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench.cache import tell
+from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.budgets.cut import BEHIND, measure_cut
+from limitlens.keys import CHOICES
+from limitlens.live.cache_trial import trial
+from limitlens.models import load
+from limitlens.probing.probe import probe
+
+CONTEXT = 1024
+SIX = ("random", "sinks", "norm", "accumulated", "expected", "mixed")  # the dearest: two of them sample, twice each
+WINDOWS, ROUNDS, DOCUMENTS = FITTED + CHECKED, 3, 10
+TEXT = "stdlib-docs"
+WANTED = {"curves_over_probe": 2.0, "trial_seconds": 300}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """What work gives, the seconds it takes, and those of the processors in user mode."""
+    began, before = time.perf_counter(), os.times().user
+    found = work()
+    return found, {"wall": time.perf_counter() - began, "user": os.times().user - before}
+
+
+def beside_probe(model: str) -> dict[str, Any]:
+    """Curves of six choices and a probe of the same windows in turns, and the median ratio of neighbours."""
+    loaded, length = load(model), CONTEXT + BEHIND
+    windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
+    tokens, rows = WINDOWS * length, range(WINDOWS)  # a probe opens the text at its beginning
+    works: dict[str, Callable[[], Any]] = {
+        "probe": lambda: probe(loaded, TEXT, tokens, window=length, sizes="64:512:4"),
+        "curves": lambda: measure_cut(loaded, windows, rows, CONTEXT, SIX),
+    }
+    measure_cut(loaded, windows, rows[:1], CONTEXT, SIX)  # warm up
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            _, seconds = timed(work)
+            taken[name].append(seconds)
+            print(f"  {name}: {seconds['wall']:.1f} s, {seconds['user']:.1f} s of user time", flush=True)
+    ratio = {
+        kind: statistics.median(a[kind] / b[kind] for a, b in zip(taken["curves"], taken["probe"], strict=True))
+        for kind in ("wall", "user")
+    }
+    print(
+        f"{model}: {WINDOWS} windows of {length:,} tokens; curves of {len(SIX)} choices take {ratio['wall']:.2f} of a "
+        f"probe ({ratio['user']:.2f} of its user time; wanted {WANTED['curves_over_probe']:g})",
+        flush=True,
+    )
+    return {"windows": WINDOWS, "length": length, "choices": SIX, "seconds": taken, "ratio": ratio}
+
+
+def whole_trial(model: str) -> dict[str, Any]:
+    """The trial of a plan for a quarter of the cache: every choice in every allocation.
+
+    What the plan says changes nothing of what its trial costs, so it comes from two windows, all heads alike.
+    """
+    loaded = load(model, head=True)
+    windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
+    curves = measure_cut(loaded, windows, order_of(windows, 0)[:2], CONTEXT, tuple(CHOICES))
+    made = make_plan(loaded.name, TEXT, "auto", curves, np.ones(curves.full.shape[1:]), total=0.25, fitted=1)
+    tried, seconds = timed(lambda: trial(made, documents=DOCUMENTS, model=loaded, progress=tell))
+    print(
+        f"{model}: {len(tried.settings)} settings on {tried.documents} documents of {CONTEXT:,} + {BEHIND} tokens: "
+        f"{seconds['wall']:.0f} s, {seconds['user']:.0f} s of user time (wanted {WANTED['trial_seconds']:g} s)",
+        flush=True,
+    )
+    return {"documents": tried.documents, "settings": len(tried.settings), "seconds": seconds}
+
+
+def run() -> dict[str, Any]:
+    return {"wanted": WANTED, "curves": beside_probe("smollm2"), "trial": whole_trial("smollm2")}
