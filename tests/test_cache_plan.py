@@ -261,6 +261,7 @@ def test_a_trial_compares_settings_of_one_size() -> None:
     made = planned()
     tried = ll.trial(made, documents=3, model=language_model(), corpus=text())
     assert tried.documents == 3
+    assert "letters.txt: 3 documents of 64 + 128 tokens" in str(tried)
     assert {(one.choice, one.allocation) for one in tried.settings} == {
         *((name, way) for name in CHOICES for way in allocate.ALLOCATIONS), (BEST, "plan"),
     }  # fmt: skip
