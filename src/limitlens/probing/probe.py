@@ -38,7 +38,7 @@ from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import Deck
+from limitlens.sampling.placement import KEPT_STEP, Deck
 from limitlens.sampling.workers import Workers, one_after_another, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
@@ -118,7 +118,9 @@ def _cost(loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, 
     weights = sum(part.numel() for part in loaded.model.parameters())
     faster = 1 if loaded.model.device.type == "cpu" else FASTER
     seconds = windows.tokens * (2 * weights + 4 * queries * width) / OPERATIONS / faster
-    return seconds, 8 * width * queries * (replicates * len(cells.sizes) + windows.length)
+    kept = sum(step for step in cells.steps if step <= KEPT_STEP)  # tokens whose keys and values are kept
+    states = 1 + replicates * sum(step > KEPT_STEP for step in cells.steps)
+    return seconds, 8 * width * (queries * states + replicates * kept)
 
 
 @dataclass
