@@ -43,7 +43,7 @@ def beside_probe(model: str) -> dict[str, Any]:
     windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
     tokens, rows = WINDOWS * length, range(WINDOWS)  # a probe opens the text at its beginning
     works: dict[str, Callable[[], Any]] = {
-        "probe": lambda: probe(loaded, TEXT, tokens, window=length, sizes="64:512:4", yes=True),
+        "probe": lambda: probe(loaded, TEXT, tokens, window=length, sizes="64:512:4"),
         "curves": lambda: measure_cut(loaded, windows, rows, CONTEXT, SIX),
     }
     measure_cut(loaded, windows, rows[:1], CONTEXT, SIX)  # warm up

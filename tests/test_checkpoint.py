@@ -246,7 +246,7 @@ def test_the_command_goes_on_after_a_signal(
         yield lambda done, total: os.kill(os.getpid(), number) if done == 3 else None
 
     with monkeypatch.context() as patched:
-        patched.setattr(command, "progress", press)
+        patched.setattr(command.common, "progress", press)
         code, cut, err = ran(capsys, "--out", out)
     assert code == 130
     assert cut["interrupted"]

@@ -140,7 +140,7 @@ def test_ctrl_c_saves_the_work_so_far(
         yield lambda done, total: os.kill(os.getpid(), signal.SIGINT) if 0.7 < done / total < 0.9 else None
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(command, "progress", press)
+    monkeypatch.setattr(command.common, "progress", press)
     monkeypatch.setattr(probe_module, "BLOCK", 20 * 16)
     model, text = files
     code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--out", str(tmp_path / "run"))

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 import limitlens as ll
 from limitlens.attention.device import choose_device
+from limitlens.curves import estimators
 from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import reference_for
 from limitlens.curves.uniform import uniform_errors
@@ -133,6 +134,16 @@ def test_rate_beyond_one_is_slower():
     assert abs(mean.slope - 0.335) < 0.03 + 2 * mean.stderr
     assert abs(covariance.slope - 0.267) < 0.03 + 2 * covariance.stderr
     assert mean.slope < 0.42
+
+
+def test_operator_norms_by_products_alone_are_those_of_eigenvalues():
+    torch.manual_seed(0)
+    drawn = torch.randn(40, 24, 24, dtype=torch.float64)
+    matrices = torch.cat((drawn + drawn.mT, 1e-9 * (drawn + drawn.mT)))
+    matrices[0] = torch.diag(torch.tensor([1.0, -1.0] * 12, dtype=torch.float64))  # two leading eigenvalues
+    matrices[1] = 0
+    exact, found = estimators._operator_norm(matrices), estimators._norm_by_squaring(matrices)
+    assert_allclose(found, exact, rtol=4e-6)
 
 
 def test_predicted_curves_lie_on_the_measured_ones():

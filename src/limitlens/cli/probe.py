@@ -7,23 +7,6 @@ from typing import Annotated
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import (
-    Device,
-    Every,
-    Json,
-    Memory,
-    Out,
-    Overwrite,
-    Quiet,
-    Ray,
-    Resume,
-    Seed,
-    Yes,
-    begin,
-    kept,
-    progress,
-    show,
-)  # fmt: skip
 
 # What only a run that measures needs.
 MEASURING = (
@@ -63,17 +46,17 @@ def probe(
     ] = 0.75,
     frozen_weight: Annotated[float, typer.Option(help="A frozen head gives one key this weight.")] = 0.5,
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
-    seed: Seed = 0,
-    device: Device = "auto",
-    memory: Memory = None,
-    ray: Ray = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    yes: Yes = False,
-    checkpoint_every: Every = None,
-    resume: Resume = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    seed: common.Seed = 0,
+    device: common.Device = "auto",
+    memory: common.Memory = None,
+    ray: common.Ray = None,
+    out: common.Out = None,
+    overwrite: common.Overwrite = False,
+    yes: common.Yes = False,
+    checkpoint_every: common.Every = None,
+    resume: common.Resume = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Every head of a real transformer in one pass over a corpus: errors, rates, regimes, tokens needed.
 
@@ -89,23 +72,23 @@ def probe(
     if not (tokens >= 1 and float(tokens).is_integer()):
         raise InputError(f"tokens is {tokens:g}; expected a whole number of at least 1, such as 100000 or 1e5")
     thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
-    started = begin(context)
+    started = common.begin(context)
     if pilot_only:
         given = (name for name in MEASURING if context.get_parameter_source(name).name != "DEFAULT")  # type: ignore[union-attr]
         if (name := next(given, None)) is not None:
             raise InputError(f"--{name.replace('_', '-')} is of no use with --pilot-only, which measures nothing")
-        with progress(f"foretelling {model}", quiet, unit="layers") as report:
+        with common.progress(f"foretelling {model}", quiet, unit="layers") as report:
             told = predict(
                 model, corpus, tokens=int(tokens), queries=queries, window=window, special=special, sizes=sizes,
                 seed=seed, device=device, progress=report,
             )  # fmt: skip
-        show(context, "probe", told, started=started, out=out, json=json, quiet=quiet)
+        common.show(context, "probe", told, started=started, out=out, json=json, quiet=quiet)
         return
-    checkpoint = kept(out, checkpoint_every, resume)
-    with progress(f"probing {model}", quiet, unit="tokens") as report:
+    checkpoint = common.kept(out, checkpoint_every, resume)
+    with common.progress(f"probing {model}", quiet, unit="tokens") as report:
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
             yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray,
         )  # fmt: skip
-    show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)
+    common.show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -7,23 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitlens.cli import common
-from limitlens.cli.common import (
-    Device,
-    Every,
-    Json,
-    Memory,
-    Out,
-    Overwrite,
-    Quiet,
-    Ray,
-    Resume,
-    Seed,
-    Yes,
-    begin,
-    kept,
-    progress,
-    show,
-)  # fmt: skip
 
 if TYPE_CHECKING:
     from limitlens.experiments.study_result import Curve
@@ -51,17 +34,17 @@ def study(
     components: Annotated[int, typer.Option(help="Of mixture.")] = 2,
     separation: Annotated[float, typer.Option(help="Of mixture: its means lie between plus and minus this.")] = 2.0,
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or study.png here).")] = False,
-    seed: Seed = 0,
-    device: Device = "auto",
-    memory: Memory = None,
-    ray: Ray = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    yes: Yes = False,
-    checkpoint_every: Every = None,
-    resume: Resume = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    seed: common.Seed = 0,
+    device: common.Device = "auto",
+    memory: common.Memory = None,
+    ray: common.Ray = None,
+    out: common.Out = None,
+    overwrite: common.Overwrite = False,
+    yes: common.Yes = False,
+    checkpoint_every: common.Every = None,
+    resume: common.Resume = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Error curves of attention over n tokens and their rates, against theory.
 
@@ -89,12 +72,12 @@ def study(
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
+    started, checkpoint = common.begin(context), common.kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
     options |= {"seed": seed, "device": device, "ray": ray, "yes": yes, "checkpoint": checkpoint}
     options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
-    with progress("attending", quiet) as options["progress"]:
+    with common.progress("attending", quiet) as options["progress"]:
         if horizons is not None:
             result = sweep(law, horizons=parse_grid(horizons, "horizons"), spectrum=shape, **options)
         elif len(radii) > 1:
@@ -102,4 +85,6 @@ def study(
         else:
             result = run_study(law, designed_head(law.covariance, horizon, spectrum=shape, seed=seed), **options)
     drawn = "study" if plot else None
-    show(context, "study", result, started=started, out=out, json=json, quiet=quiet, plot=drawn, checkpoint=checkpoint)
+    common.show(
+        context, "study", result, started=started, out=out, json=json, quiet=quiet, plot=drawn, checkpoint=checkpoint
+    )

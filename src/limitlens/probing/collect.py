@@ -133,19 +133,19 @@ class Collector:
         """Make room for tokens such as these."""
         deck, device = self.deck, key.device
         shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
-        self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]
         self.special = State.empty((shared,), m, v, device=device)
         self.key = key.new_zeros(deck.slots, *key.shape[1:])
         self.value = value.new_zeros(deck.slots, *value.shape[1:])
         self.waiting = tuple(tokens.new_zeros(deck.wait, *tokens.shape[1:]) for tokens in (key, value))
-        q = self.detail_query.shape[1]
-        self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
         if device.type != "cpu" and self.layer.kernel is None and not split.unable(self.query, value):
             rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
             self.on_device = DeviceCells(self.query, rows, deck.states, value)
             self.states = [self.on_device.states[cell] for cell in range(deck.states)]
-            peaks = self.on_device.peaks
-            self.peaks = [Peak(peaks.score[cell], peaks.value[cell]) for cell in range(deck.states)]
+            self.peaks = [self.on_device.peaks[cell] for cell in range(deck.states)]
+        else:
+            q = self.detail_query.shape[1]
+            self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]
+            self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
         if hidden is not None:
             self.hidden = key.new_zeros(deck.first, hidden.shape[-1])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.sampling.placement import Hand
+from limitlens.sampling.placement import Hand, sent
 
 
 class DeviceCells:
@@ -25,8 +25,10 @@ class DeviceCells:
 
     def take(self, hand: Hand, key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand: keys and values (n, Hkv, ·)."""
+        if not hand.streamed:
+            return
         heads, device = self.states.lse.shape[1], key.device
-        cells = torch.as_tensor(np.array(hand.streamed)).pin_memory().to(device, non_blocking=True)
+        cells = sent(np.array(hand.streamed), device)
         head = torch.arange(heads, device=device)
         spans = cells[:, None, 1:].expand(-1, heads, -1)
         jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)
@@ -43,8 +45,7 @@ class DeviceCells:
         merged = self.states[which].merge(state)
         score, place = (part.view(*shape, -1)[..., self.detail] for part in (found.peak, found.where))
         best = Peak(score.to(value.dtype), value[place, head[None, :, None]])
-        better = Peak(self.peaks.score[which], self.peaks.value[which]).merge(best)
-        for name, tensor in self.states.tensors().items():  # once nothing is left to do that memory may not suffice for
-            tensor.index_copy_(0, which, getattr(merged, name))
-        self.peaks.score.index_copy_(0, which, better.score)
-        self.peaks.value.index_copy_(0, which, better.value)
+        better = self.peaks[which].merge(best)
+        # Once nothing is left to do that memory may not suffice for.
+        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():
+            tensor.index_copy_(0, which, (merged.tensors() | better.tensors())[name])

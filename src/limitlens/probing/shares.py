@@ -123,7 +123,7 @@ def gather(
         for index, share in layers.items():
             add_share(collectors[index], share, slots)
         clock.model, clock.attention, done = clock.model + spent.model, clock.attention + spent.attention, done + blocks
-        interrupt.during(lambda tokens, _: report(int(tokens)), tokens, 0)
+        interrupt.during(report, tokens)
         if not given or not interrupt.asked:  # a checkpoint in between, or the end of what was out
             job.passed(tokens, partial(standing, done, pool, deck, collectors), interrupt)
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from limitlens.probing.pilot import Pilot
 from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import Deck, Hand, Part
+from limitlens.sampling.placement import Deck, Hand, Part, sent
 
 
 @dataclass
@@ -93,6 +93,11 @@ def stream(
     taken: set[tuple[int, str]]
     limit = pool.at_once
 
+    @cache
+    def marks(count: int) -> Tensor:
+        """Which pooled tokens of so many windows are special."""
+        return sent(np.flatnonzero(np.tile(special, count)), device)
+
     def take(captured: Captured) -> None:
         begun = time.perf_counter()
         collectors[captured.layer].add(captured, part, positions, marked, taken)
@@ -107,7 +112,7 @@ def stream(
                 forward(few, piece, before)
             return
         part, taken = own, set(before)
-        marked = torch.as_tensor(np.flatnonzero(np.tile(special, len(ids))), device=device)
+        marked = marks(len(ids))
         try:
             loaded.model(input_ids=ids.to(device))
         except torch.cuda.OutOfMemoryError:
@@ -120,10 +125,7 @@ def stream(
             begun, before = time.perf_counter(), clock.attention
             forward(ids, whole)
             clock.model += time.perf_counter() - begun - (clock.attention - before)
-            try:
-                report(ids.numel())
-            except KeyboardInterrupt:  # half a block is no deal: it must be ended first
-                interrupt.asked = True
+            interrupt.during(report, ids.numel())  # half a block is no deal: it must be ended first
             if whole.ends:
                 done += 1
                 job.passed(deck.blocks[done - 1], partial(standing, done, pool, deck, collectors), interrupt)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import ParamSpec
 
-from limitlens.errors import Progress
+Told = ParamSpec("Told")
 
 
 class Interrupt:
@@ -22,11 +23,11 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
 
-    def during(self, progress: Progress | None, done: float, total: float) -> None:
+    def during(self, told: Callable[Told, None] | None, *progress: Told.args, **named: Told.kwargs) -> None:
         """Tell of progress; an interrupt meanwhile is only noted."""
         try:
-            if progress is not None:
-                progress(done, total)
+            if told is not None:
+                told(*progress, **named)
         except KeyboardInterrupt:
             self.asked = True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,10 +69,6 @@ class Hand:
         After `wait` tokens, a multiple of that, those that wait are attended to: a hand of its own is complete.
         """
 
-        def there(index: NDArray[np.int64]) -> Tensor:
-            moved = torch.from_numpy(index)
-            return moved if str(device) == "cpu" else moved.pin_memory().to(device, non_blocking=True)
-
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self.order))
         for start in range(0, len(place), length):
@@ -89,7 +86,13 @@ class Hand:
             places = np.searchsorted(there_wait, places)
             indices = (kept, slots, others, places, some, kept[early], slots[early])
             ends = start + length >= len(place)
-            yield Part(*map(there, indices), hand if last else None, ends)  # type: ignore[call-arg, arg-type]
+            yield Part(*(sent(index, device) for index in indices), hand if last else None, ends)  # type: ignore[call-arg, arg-type]
+
+
+def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
+    """An array on a device; a GPU does not wait for it, nor does whoever sends it."""
+    moved = torch.from_numpy(index)
+    return moved if str(device) == "cpu" else moved.pin_memory().to(device, non_blocking=True)
 
 
 class Deck:

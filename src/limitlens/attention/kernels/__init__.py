@@ -34,15 +34,6 @@ def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") 
     return cpu.attend if query.device.type == "cpu" else partial(split.attend, precision=precision)
 
 
-def kernel_words(device: torch.device, precision: Precision = "accurate") -> str:
-    """Which kernel computes attention there, for people."""
-    if device.type == "cpu":
-        return "the fused CPU kernel, float32"
-    if precision != "exact" and not split.missing():
-        return f"the split-precision CUDA kernel, {precision}"
-    return "the plain kernel, float32" + (f" ({split.missing()})" if precision != "exact" else "")
-
-
 def state_of(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, top: int = 0, kernel: Kernel | None = None
 ) -> State:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from limitlens.attention.state import State, merge_all
+
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
 PART = 65_536  # keys that one float32 accumulator sees
@@ -126,15 +128,19 @@ def attend_jobs(
     found = _launch(queries, keys, values, work.contiguous(), m, bias, parts, more, wide, longest < SHORT)
     if parts == 1:
         return Found(**(found | {"output": found["output"][..., :v]}))
-    found = {name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]) for name, tensor in found.items()}
-    share = torch.softmax(found["lse"].masked_fill(torch.isneginf(found["lse"]).all(1, keepdim=True), 0.0), 1)
-    lse = torch.logsumexp(found["lse"], 1)
-    output = (share[..., None] * found["output"][..., :v]).sum(1)
+    found = {
+        name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]).transpose(0, 1) for name, tensor in found.items()
+    }
+    sets = zip((work[:, 3] - work[:, 2]).view(-1, parts).T, found["lse"], found["output"][..., :v], strict=True)
+    whole = merge_all(State(*one) for one in sets)
     if not more:
-        return Found(lse, output)
-    peak, best = found["peak"].max(1)
-    where = found["where"].gather(1, best[:, None])[:, 0]
-    return Found(lse, output, torch.logsumexp(found["lse2"], 1), (share * found["score"]).sum(1), peak, where)
+        return Found(whole.lse, whole.output)
+    share = torch.exp(found["lse"] - whole.lse).nan_to_num(0.0)  # over no keys all are −inf
+    peak, best = found["peak"].max(0)
+    where = found["where"].gather(0, best[None])[0]
+    return Found(
+        whole.lse, whole.output, torch.logsumexp(found["lse2"], 0), (share * found["score"]).sum(0), peak, where
+    )
 
 
 def _launch(
