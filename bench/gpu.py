@@ -1,18 +1,21 @@
 """What one GPU does: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
 
-`python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [study=CPU_SECONDS] [far]`:
+`python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [study=CPU_SECONDS] [far]
+[same]`:
 MODEL a folder or alias, TEXT a file, whose windows are run as often as a probe asks for (fine for timing, and said).
 What was measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,7 @@ from limitlens.heads.regimes import Thresholds
 from limitlens.models import LoadedModel, load
 from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import BLOCK, _Work
+from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.workers import workers_for
@@ -153,7 +157,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None}
 
     def work() -> _Work:
-        return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers)
+        return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)
 
     def bare() -> float:
         used = np.concatenate((made.pilot_windows, made.pool.indices))
@@ -234,6 +238,37 @@ def far(most: int = 10**9) -> dict[str, Any]:
     return found
 
 
+def same(loaded: LoadedModel, text: str) -> dict[str, Any]:
+    """Whether a run on the device gives its numbers again, bit for bit: asked twice, and broken off and resumed."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from kill_cases import told
+
+    law = ll.Gaussian(np.zeros(16), 1.0)
+    head = ll.designed_head(law, 1.0)
+    jobs: dict[str, Callable[..., Any]] = {
+        "probe": lambda **own: ll.probe(loaded, text, 60_000, sizes="64:1024:5", batch=8, **own),
+        "study": lambda **own: ll.study(law, head, "1000:1000000:4", replicates=16, device="cuda", **own),
+    }
+    found: dict[str, Any] = {}
+    for name, job in jobs.items():
+        expected = told(job())
+        ends = [told(job()) == expected]
+        for share in np.random.default_rng(0).uniform(0.1, 0.95, 8):
+            with tempfile.TemporaryDirectory() as folder:
+
+                def broken(done: int, total: int, share: float = share) -> None:
+                    if done > share * total:
+                        raise RuntimeError("broken off")
+
+                with contextlib.suppress(RuntimeError):
+                    job(checkpoint=ll.Checkpoint(folder, every=1), progress=broken)
+                kept = Path(folder, "checkpoint.safetensors").exists()
+                ends.append(kept and told(job(checkpoint=ll.Checkpoint(folder, every=1, resume=True))) == expected)
+        found[name] = {"twice": ends[0], "resumed": sum(ends[1:]), "broken_off": len(ends) - 1}
+        print(f"same numbers, {name}: {found[name]}", flush=True)
+    return found
+
+
 def main(model: str, text: str, *parts: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
@@ -249,11 +284,14 @@ def main(model: str, text: str, *parts: str) -> None:
         else:
             loaded = load(model, device=torch.device("cuda"))
             loaded.model.float()
+            if name == "same":
+                kept["same"] = same(loaded, text)
+                given = ""
             if name == "wide":
                 loaded = wide_encoder(loaded)
             elif name == "bf16":
                 loaded.model.bfloat16()
-            for tokens in map(int, given.split(",")):
+            for tokens in map(int, filter(None, given.split(","))):
                 label = f"ratio_{tokens // 10**6}m"
                 found = probe(loaded, text, tokens)
                 where = kept.setdefault(name, {})
