@@ -139,7 +139,8 @@ def test_answers_of_a_page_are_those_of_the_curve():
 def test_the_rate_is_that_of_the_rows():
     rows = nested(np.random.default_rng(3), 30, 4)
     curve = ErrorCurve.of(SIZES, rows, seed=5)
-    assert curve.rate == fit_rate(np.asarray(SIZES), Scatter(rows[None], np.ones((1, len(SIZES))), 2, 5))
+    alone = Scatter(rows[None], np.ones((1, len(SIZES))), 2, 5, np.zeros((0, len(SIZES))))
+    assert curve.rate == fit_rate(np.asarray(SIZES), alone)
 
 
 @pytest.mark.parametrize("dim", [1, 4])

@@ -15,7 +15,7 @@ SIZES = np.geomspace(1000, 30000, 8)
 
 def scattered(rows: Array, moment: int = 1) -> Scatter:
     """Rows (replicates, sizes) of one cluster of queries."""
-    return Scatter(rows[None], np.ones((1, rows.shape[1])), moment, 0)
+    return Scatter(rows[None], np.ones((1, rows.shape[1])), moment, 0, np.zeros((0, rows.shape[1])))
 
 
 def fit_rate(rows: Array, moment: int = 1, usable: Array | None = None) -> fit.Rate | None:

@@ -79,6 +79,8 @@ class ErrorCurve:
     unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
     seed: int = 0
+    # (k, sizes): how far other windows of text for the pool would move log e, in k independent ways (`Foresight.text`)
+    text: Array = field(default_factory=lambda: np.zeros((0, 1)))
     foresight: Foresight | None = None  # what a pilot foretells outside the sizes measured; without it, a power law
 
     @classmethod
@@ -105,7 +107,12 @@ class ErrorCurve:
     @cached_property
     def _scatter(self) -> Scatter:
         powers = np.asarray(self.powers / self.unseen**self.moment)
-        return Scatter(powers, np.broadcast_to(self.outputs, (len(powers), len(self.sizes))), self.moment, self.seed)
+        wide = len(self.sizes)
+        outputs, text = (
+            np.broadcast_to(self.outputs, (len(powers), wide)),
+            np.broadcast_to(self.text, (len(self.text), wide)),
+        )
+        return Scatter(powers, outputs, self.moment, self.seed, text)
 
     @cached_property
     def error(self) -> Array:
@@ -114,7 +121,7 @@ class ErrorCurve:
 
     @cached_property
     def stderr(self) -> Array:
-        """Its standard error by the delta method, over replicates and over clusters of queries, (sizes,)."""
+        """Its standard error by the delta method, over replicates, clusters of queries and windows of text."""
         return np.asarray(self.error * self._scatter.stderr)
 
     @property

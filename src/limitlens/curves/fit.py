@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from limitlens.curves.scatter import LEVEL, Scatter
+from limitlens.curves.scatter import LEVEL, Scatter, student
 from limitlens.errors import Array
 
 DECIDES = 10  # evidence from which on one law is preferred to the other
@@ -24,7 +24,7 @@ class Rate:
     """A fitted rate."""
 
     slope: float  # β > 0 of e = c n^{−β}, always of the power law, so that rates compare whatever the law
-    stderr: float  # standard error and 95% interval of the slope, over replicates and over clusters of queries
+    stderr: float  # standard error and 95% interval of the slope, over replicates, clusters of queries and windows
     interval: tuple[float, float]
     constant: float  # c of the power law
     evidence: float  # AIC(log) − AIC(power), positive for the power law: it counts beyond ±2 and decides beyond ±10
@@ -59,15 +59,18 @@ def fit_rate(sizes: Array, scatter: Scatter, usable: NDArray[np.bool_] | None = 
     n, log_mean = n[keep], np.log(mean[keep]) / scatter.moment
     parts = [part[:, keep] - part[:, keep].mean(0) for part in scatter.deviations()]
     covariances = [part.T @ part / (len(part) - 1) for part in parts]
-    covariance = covariances[0] + covariances[1]
+    text = scatter.text[:, keep]
+    covariance = covariances[0] + covariances[1] + text.T @ text
     # Every size counts alike: weights from the scatter at hand would lean on sizes where rare replicates are missing.
     weights = _line_weights(np.log(n))
     over, across = (float(weights[1] @ part @ weights[1]) for part in covariances)
-    stderr = float(np.sqrt(over + across))
+    other = float(np.square(text @ weights[1]).sum())
+    stderr = float(np.sqrt(over + across + other))
     intercept, minus_slope = (float(w @ log_mean) for w in weights)
     placed = np.zeros(len(keep))
     placed[keep] = weights[1]
-    half_width = float(special.stdtrit(scatter.freedom(placed, over, across), (1 + LEVEL) / 2)) * stderr
+    wider = student(scatter.freedom(placed, over, across))
+    half_width = float(special.ndtri((1 + LEVEL) / 2)) * float(np.sqrt(wider**2 * (over + across) + other))
     count = scatter.witnesses
     misfits = [_misfit(axis, log_mean, covariance, count) for axis in (np.log(n), np.log(np.log(n)))]
     log_weights = _line_weights(np.log(np.log(n)))

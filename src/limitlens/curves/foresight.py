@@ -2,14 +2,14 @@
 
 The law behind it (`theory.pilot_law`) is exact for the pilot's own tokens. What is uncertain is which queries and which
 tokens those were: clusters of queries are resampled, and the tokens' part is read off the halves of the pilot, in three
-ways to halve it. At n beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and twice
-their difference is added (the bias falls like 1/√M or faster) and counted as uncertain. A pilot of few windows of text
-lacks what differs between windows, much the same at any n: there halves are of windows, and the mean of their
+ways to halve its text. At n beyond the pilot it has not converged itself; M tokens against M/2 say by how much, and
+twice their difference is added (the bias falls like 1/√M or faster) and counted as uncertain. A pilot of few windows of
+text lacks what differs between windows, much the same at any n: there halves are of windows, and the mean of their
 difference is added at every n.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from limitlens.curves.crossing import between, crossing
 from limitlens.curves.scatter import LEVEL, student
 from limitlens.errors import Array
-from limitlens.theory.pilot_law import PilotErrors
+from limitlens.theory.pilot_law import BY_QUARTERS, PilotErrors
 
 DRAWS = 200
 DRIFT = 2.0  # times the logarithm of M tokens over M/2
@@ -31,12 +31,15 @@ class Foresight:
 
     sizes: Array
     logs: Array
+    # (3, K): how far each halving by quarters of the pilot, whole windows of its text, moves the logarithms beyond what
+    # its tokens do, such that 1.96 root sums of their squares are the 95% interval
+    text: Array = field(default_factory=lambda: np.zeros((0, 1)))
 
     @classmethod
     def of(cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False) -> Self:
         """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens.
 
-        `windows` says that its parts are of whole windows of text.
+        `windows` says that it is of few windows of text, and its quarters are of whole ones.
         """
         labels, inverse = np.unique(clusters, return_inverse=True)
         generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
@@ -48,17 +51,23 @@ class Foresight:
             logs = 0.5 * np.log(np.maximum(share @ found.error, _TINY) / (share @ found.output))
             half = 0.5 * np.log(np.maximum(found.halves.mean(2), _TINY) / found.half_outputs.mean(2))
             whole = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY) / found.output.mean(0))
-            drift = whole - half.mean((0, 1))
+            by_quarters, by_tokens = np.split(half, [BY_QUARTERS], 1)
+            drift = whole - (by_quarters if windows else by_tokens).mean((0, 1))
             logs[1:] = logs[0] + few * (logs[1:] - logs[0])
             level, times = 0.0, DRIFT
             if windows:  # at larger n a half repeats its own tokens, which is another matter
                 level, times = float(drift[n <= max(tokens / 6, n[0])].mean()), 1.0
             beyond = level + np.where(n >= tokens, times * np.maximum(drift - level, 0.0), 0.0)
             # The differences of the halvings are independent, and few.
-            apart = student(half.shape[1]) * (half[0] - half[1]) / 2 / math.sqrt(half.shape[1])
+            apart, tokens_apart = (
+                student(way.shape[1]) * (way[0] - way[1]) / 2 / math.sqrt(way.shape[1])
+                for way in (by_quarters, by_tokens)
+            )
+            more = 1 - np.square(tokens_apart).sum() / max(np.square(apart).sum(), _TINY)
             noise = generator.standard_normal((DRAWS, 1 + len(apart)))
             logs[1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond
-        return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32))
+        text = math.sqrt(max(more, 0.0)) * apart
+        return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32), text)
 
     @property
     def defined(self) -> bool:
@@ -68,6 +77,10 @@ class Foresight:
     def at(self, n: Any) -> Array:
         """log e at sizes n within the foretold ones, a power law between them: (1 + draws, len(n))."""
         return between(np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float)))
+
+    def moved(self, n: Any) -> Array:
+        """How far other windows of text would move log e at sizes n, (3, len(n))."""
+        return between(np.log(self.sizes), self.text, np.log(np.asarray(n, dtype=float)))
 
     def error(self, n: Any) -> Array:
         """The error at sizes n with the ends of its 95% interval: (3, len(n))."""

@@ -7,7 +7,7 @@ relative to: e^moment = mean S / mean O. All replicates share the queries and al
 
 V_both, which takes every S_cr for a witness of its own, is contained in either of the others, and resampling both at
 once would count it once more. Resamples of the two are added, and a linear map takes V_both out of their covariance
-between sizes.
+between sizes. Neither knows of the windows of text that made the pool: what others would change is given (`text`).
 """
 
 import math
@@ -36,6 +36,7 @@ class Scatter:
     outputs: Array
     moment: int
     seed: int
+    text: Array  # (k, sizes): how far other windows of text would move log e, in k independent ways
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -102,7 +103,9 @@ class Scatter:
         With few clusters of queries they are widened such that 1.96 of them are the 95% interval.
         """
         found = np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0))
-        return np.asarray(found if self.counts[1] < 2 else found * [self._wider(size) for size in range(len(found))])
+        if self.counts[1] > 1:
+            found = found * [self._wider(size) for size in range(len(found))]
+        return np.asarray(np.sqrt(found**2 + np.square(self.text).sum(0)))
 
     def _wider(self, size: int) -> float:
         """How much wider Student's quantile is for the error at one size."""
@@ -129,9 +132,10 @@ class Scatter:
         return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
 
     def draws(self, wide: bool = False) -> Array:
-        """The same of both together: (resamples, sizes)."""
+        """The same of both together, and of other windows of text: (resamples, sizes)."""
         over, across = self.deviations(wide)
-        return np.asarray(over + across)
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x7E87]))
+        return np.asarray(over + across + generator.standard_normal((len(over), len(self.text))) @ self.text)
 
     def _log(self, powers: Array) -> Array:
         """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""

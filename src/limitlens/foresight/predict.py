@@ -26,7 +26,7 @@ from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, Pilot, run_pilot
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, workers_for
-from limitlens.theory.pilot_law import PARTS
+from limitlens.theory.pilot_law import QUARTERS
 
 READ = 100_000  # tokens of the text, or all there are, among which the pilot's windows are drawn
 QUERY_WINDOWS = 32  # windows that give queries, at least: intervals come from resampling them
@@ -113,8 +113,8 @@ def _heads(
     positions = slice(pilot.positions.start, pilot.positions.stop)
     tokens, queries = len(keyed) * len(pilot.positions), len(pilot.queries)
     # Whole windows make up its parts, where there are enough: tokens of one are no independent witnesses.
-    place = np.arange(tokens) // len(pilot.positions) if len(keyed) >= PARTS else np.arange(tokens)
-    quarters = place * PARTS // (len(keyed) if len(keyed) >= PARTS else tokens)
+    place = np.arange(tokens) // len(pilot.positions) if len(keyed) >= QUARTERS else np.arange(tokens)
+    quarters = place * QUARTERS // (len(keyed) if len(keyed) >= QUARTERS else tokens)
     waiting: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in pilot.layers}
     found: list[HeadPrediction] = []
     seen, done = 0, count(1)
@@ -126,7 +126,7 @@ def _heads(
             return
         key, value = (torch.cat(part) for part in zip(*parts, strict=True))
         parts.clear()
-        told = foretell(layer, key, value, n, queries=queries, parts=quarters, seed=seed, workers=workers)
+        told = foretell(layer, key, value, n, queries=queries, quarters=quarters, few=True, seed=seed, workers=workers)
         found.extend(_head(layer, head, one, n) for head, one in enumerate(told))
         if progress is not None:
             progress(next(done), len(pilot.layers))

@@ -22,6 +22,7 @@ from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
 from limitlens.sampling.workers import Workers, one_after_another
+from limitlens.theory.pilot_law import QUARTERS
 
 # What a head's record takes from its layer's as it is, by the same name.
 GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
@@ -50,10 +51,11 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         share = torch.exp(collector.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
         deck, layer = collector.deck, collector.layer
-        some = torch.as_tensor(deck.some_slots(TOKENS), device=collector.key.device)
+        slots = deck.some_slots(TOKENS)
+        some, quarters = torch.as_tensor(slots, device=collector.key.device), deck.origin[slots] * QUARTERS // deck.seen
         sizes = np.rint(curves.counts.mean(0)).tolist()
         key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, key, value, sizes, seed=deck.seed, workers=workers)
+        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed, workers=workers)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 
@@ -71,9 +73,13 @@ def head_records(
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
-        curve = main.curve(head, sizes, foresight=told[-1], **known)
+        curve = main.curve(head, sizes, foresight=told[-1], text=told[-1].moved(sizes), **known)
         others = {name: above_noise(part.curve(head, sizes, **known)) for name, part in curves.others.items()}
-        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, foresight=told[0], **known)
+        pooled = (
+            None
+            if curves.atomic is None
+            else curves.bare.curve(head, sizes, foresight=told[0], text=told[0].moved(sizes), **known)
+        )
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,

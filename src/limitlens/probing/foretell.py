@@ -28,12 +28,13 @@ def foretold_sizes(sizes: Sequence[float]) -> list[int]:
 
 def foretell(
     layer: Layer, key: Tensor, value: Tensor, sizes: Sequence[float],
-    *, queries: int = QUERIES, parts: NDArray[np.intp] | None = None, seed: int = 0,
+    *, queries: int = QUERIES, quarters: NDArray[np.intp] | None = None, few: bool = False, seed: int = 0,
     workers: Workers = one_after_another,
 ) -> list[tuple[Foresight, ...]]:  # fmt: skip
     """For each head of a layer what keys and values (M, Hkv, ·) foretell: bare, and beside the atom.
 
-    `parts` (M,) are the four parts they come from (`theory.pilot_law`); without them they are in random order.
+    `quarters` (M,) of the text they come from; without them they are in random order. `few` windows of text say less
+    than their tokens promise (`Foresight.of`).
     """
     wanted = np.asarray(foretold_sizes(sizes))
     shared, groups, m, _ = layer.query.shape
@@ -48,7 +49,7 @@ def foretell(
             own = layer.atom[pair]
             atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
         values = np.asarray(value[:, pair].double().cpu())
-        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, parts=parts, matmul=product)  # type: ignore[arg-type]
-        return tuple(Foresight.of(wanted, one, clusters, len(key), seed, parts is not None) for one in told)
+        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, quarters=quarters, matmul=product)  # type: ignore[arg-type]
+        return tuple(Foresight.of(wanted, one, clusters, len(key), seed, few) for one in told)
 
     return list(workers(of, range(shared * groups)))

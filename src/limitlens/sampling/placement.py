@@ -109,6 +109,7 @@ class Deck:
         held = np.where(self.kept, steps, 0).ravel()
         self.start = (np.cumsum(held) - held).reshape(self.kept.shape)  # (R, J): first slot of a kept cell
         self.slots = int(held.sum())  # all there are
+        self.origin = np.zeros(self.slots, np.int64)  # of the token in each slot: its place in the stream
         self.first = min(FIRST, cells.sizes[-1])  # the first ones, of replicate 0
         self.number = np.cumsum(~self.kept).reshape(self.kept.shape) - 1  # (R, J): the state of a streamed cell
         self.states = int((~self.kept).sum()) + LEFT_OVER  # all there are; the last are of the tokens of no cell
@@ -138,11 +139,14 @@ class Deck:
             others = [*(parts[cell] for cell in streamed), *np.array_split(parts[-1], LEFT_OVER)]
             numbers = [*self.number.ravel()[streamed], *range(self.states - LEFT_OVER, self.states)]
             stops = np.cumsum([len(part) for part in others])
+            order = np.concatenate([*(parts[cell] for cell in kept), *others])
+            taken = np.concatenate([np.empty(0, np.int64), *slots])
+            self.origin[taken] = self.seen + order[: len(taken)]
             self.filled = self.filled + counts
             self.seen += block
             yield Hand(
-                order=np.concatenate([*(parts[cell] for cell in kept), *others]),
-                slots=np.concatenate([np.empty(0, np.int64), *slots]),
+                order=order,
+                slots=taken,
                 streamed=[
                     (int(number), int(stop) - len(part), int(stop))
                     for number, part, stop in zip(numbers, others, stops, strict=True)

@@ -26,7 +26,6 @@ number of tokens and any number of sizes, and its exponentials are those of the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -43,8 +42,10 @@ SURVIVING = 30.0  # tokens heavier than 1/s, over the smallest n, at the last s:
 # n is drawn without replacement from these shares of the pilot on: the first whatever n is, the second where n is so
 # large that it matters little (1/2n) that the law without replacement lets the number of tokens vary
 REPEATED, SOMEWHAT, MANY = 1 / 6, 1 / 32, 128
-PARTS = 4  # of a pilot: two of them are a half, and there are three ways to halve it
-HALVES = tuple(combinations(range(PARTS), 2))  # (0, 1) and (2, 3), the first and the last, are the two of one way
+QUARTERS, PARTS = 4, 8  # of a pilot: each of the quarters that it comes from is in two parts
+# Independent ways to halve it: three by quarters, then three that take half the tokens of each of them.
+HALVINGS = tuple(np.array([bin(part & way).count("1") % 2 for part in range(PARTS)]) for way in (2, 4, 6, 1, 3, 5))
+BY_QUARTERS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class PilotErrors:
     error: Array
     output: Array
     whole: Array  # the same error with replacement, at any size
-    halves: Array  # (2, 3, queries, sizes): and from either half alone, for three halvings
+    halves: Array  # (2, 6, queries, sizes): and from either half alone, for the halvings of `HALVINGS`
     half_outputs: Array  # with the outputs that these are relative to
 
 
@@ -64,18 +65,18 @@ Product: TypeAlias = Callable[[Half, Half], Half]
 
 def pilot_errors(
     scores: Array, values: Array, sizes: Array, atom: tuple[Array, Array] | None = None,
-    *, parts: NDArray[np.intp] | None = None, matmul: Product = np.matmul,
+    *, quarters: NDArray[np.intp] | None = None, matmul: Product = np.matmul,
 ) -> tuple[PilotErrors, ...]:  # fmt: skip
     """E|Γ_n − Γ|² for samples of a pilot of M tokens at each of m queries; and beside an atom.
 
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
-    value (m, v) for each query. `parts` (M,) puts every token into one of four independent parts; without it they are
-    in random order. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
+    value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
+    they are in random order. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
     """
     raw, v = np.asarray(scores, dtype=np.float64), as_array("values", values, ndim=2)
     n = np.asarray(sizes, dtype=np.float64)
     if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < PARTS:
-        raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 4")
+        raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 8")
     top = raw.max(1, keepdims=True)
     if not np.isfinite(top).all():
         raise InputError("a query sees no token of the pilot, or a score is not a number; expected finite scores")
@@ -85,24 +86,26 @@ def pilot_errors(
         logs[unseen] = -np.inf
     mean, middle = np.array([np.exp(log).mean() for log in logs]), v.mean(0)
     logs -= np.log(mean)[:, None]
-    quarter = np.arange(len(v)) * PARTS // len(v) if parts is None else parts
-    pilot = _Gathered.of(logs, v - middle, quarter, n, matmul)
+    place = np.arange(len(v))
+    first = 2 * (place * QUARTERS // len(v) if quarters is None else quarters)
+    pilot = _Gathered.of(logs, v - middle, first + place % 2, n, matmul)
     ways = [(np.zeros(len(raw)), np.zeros_like(pilot.limit))]
     if atom is not None:  # beyond e^60 an atom is all there is
         weight = np.exp(np.minimum(atom[0] - top[:, 0] - np.log(mean), 60.0))
         ways.append((weight, atom[1] - middle - pilot.limit))
     repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * len(v)) & (n < len(v)))
-    drawn = [pilot.with_replacement(n, parts, ways) for parts in (range(PARTS), *HALVES[:3], *HALVES[:2:-1])]
+    halves = [np.flatnonzero(way == side) for side in (0, 1) for way in HALVINGS]
+    drawn = [pilot.with_replacement(n, parts, ways) for parts in (np.arange(PARTS), *halves)]
     found = []
     for way, (weight, away) in enumerate(ways):
-        (whole, centre), *halves = (each[way] for each in drawn)
+        (whole, centre), *from_half = (each[way] for each in drawn)
         error = whole.copy()
         for j in repeated:
             error[:, j] = pilot.without_replacement(n[j], weight, away) / (1 - n[j] / len(v))
-        centres = (centre, *(about for _, about in halves))
+        centres = (centre, *(about for _, about in from_half))
         output, *outputs = (np.square(pilot.limit + middle + about).sum(-1).T for about in centres)
-        shape = (2, 3, *error.shape)
-        told = (np.reshape(part, shape) for part in ([half for half, _ in halves], outputs))
+        shape = (2, len(HALVINGS), *error.shape)
+        told = (np.reshape(part, shape) for part in ([half for half, _ in from_half], outputs))
         found.append(PilotErrors(error, output, whole, *told))
     return tuple(found)
 
@@ -124,7 +127,7 @@ class _Gathered:
     matmul: Product
 
     @classmethod
-    def of(cls, logs: Array, values: Array, quarter: NDArray[np.intp], n: Array, matmul: Product) -> Self:
+    def of(cls, logs: Array, values: Array, part: NDArray[np.intp], n: Array, matmul: Product) -> Self:
         """Split each of M tokens between the two nodes around its weight, of which logs (m, M) are given and mean 1."""
         queries, tokens = logs.shape
         low, high = logs.min(), logs.max()
@@ -140,7 +143,7 @@ class _Gathered:
         ends = np.arange(0, 2 * tokens + 1, 2, dtype=np.int32)
         spread = sparse.csc_array((np.empty(2 * tokens), np.zeros(2 * tokens, np.int32), ends), shape=(rows, tokens))
         place, share = spread.indices.reshape(-1, 2), spread.data.reshape(-1, 2)  # filled anew for every query
-        first = (quarter * size).astype(np.int32)
+        first = (part * size).astype(np.int32)
         for i, log in enumerate(logs):  # one query at a time: what it needs stays in cache
             weight, at = np.exp(log), np.maximum((log - (low - (1 + 1e-9) * GAP)) * (1 / GAP), 0).astype(np.int32)
             upper = np.maximum(weight * over[at] - 1, 0) * (1 / np.expm1(GAP))
@@ -175,13 +178,13 @@ class _Gathered:
         return cls(s, node, count, flat.sum(0), limit, left, once, twice, pull, matmul)
 
     def with_replacement(
-        self, n: Array, which: Sequence[int], ways: Sequence[tuple[Array, Array]]
+        self, n: Array, which: NDArray[np.intp], ways: Sequence[tuple[Array, Array]]
     ) -> list[tuple[Array, Array]]:
         """The integral for draws from some parts, (m, sizes), and their g about the limit of all, (sizes, m, v).
 
         In each way the atom has weights (m,) and lies so far (m, v) from the limit.
         """
-        tokens = float(self.count[list(which)].sum((0, 1))[0])
+        tokens = float(self.count[which].sum((0, 1))[0])
         left, once, twice, pull = (
             sum(sums[part] for part in which) / tokens for sums in (self.left, self.once, self.twice, self.pull)
         )
