@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from limitlens.curves.error_curve import ErrorCurve
+from limitlens.curves.foresight import Foresight
+from limitlens.curves.scatter import student
 from limitlens.errors import Array
 from limitlens.heads.regimes import Regime, classify, resampled
+from limitlens.theory.pilot_law import pilot_errors
 
 SIZES = (64, 128, 256, 512)
 CLUSTERS, REPLICATES = 16, 24
@@ -106,3 +111,38 @@ def test_a_pool_that_has_not_converged_says_so(spread: float, converged: bool) -
     curve = ErrorCurve.of(sizes, np.array(found), unseen=np.sqrt(1 - np.array(sizes) / pool))
     assert (curve.pool_share < 0.5) == converged
     assert (curve.error[-1] / np.sqrt(np.mean(true)) > 0.85) == converged
+
+
+def test_other_windows_of_text_count() -> None:
+    """Each experiment has a pool of its own, which moves its whole curve; three halvings tell by how much."""
+    rng, width, hits, wide = np.random.default_rng(3), 0.2, [], 0.95
+    for _ in range(300):
+        curve = drawn(rng, 0.1, 0.1, 0.1)
+        moved, halvings = width * rng.standard_normal(), width * rng.standard_normal((3, 1))
+        text = student(3) * np.tile(halvings, (1, len(SIZES))) / np.sqrt(3)
+        own = replace(curve, powers=curve.powers * np.exp(2 * moved), text=text)
+        (_, low, high), (_, least, most) = own.predict(128), replace(own, text=text[:0]).predict(128)
+        interval = own.tokens_for(0.0625).interval
+        hits.append(
+            (low <= 128**-0.5 <= high, interval[0] <= 256 <= (interval[1] or np.inf), least <= 128**-0.5 <= most)
+        )
+    told, crossed, without = np.mean(hits, axis=0)
+    assert (told, crossed) == pytest.approx((wide, wide), abs=0.035)
+    assert without < 0.6
+
+
+@pytest.mark.parametrize(("shared", "share"), [(0.0, (0.0, 0.7)), (0.3, (0.6, 1.1)), (1.0, (0.6, 1.1))])
+def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[float, float]) -> None:
+    """Tokens of a window share a level: what other windows move, over how far the errors of whole pilots scatter."""
+    rng, n, told, errors = np.random.default_rng(4), np.array([16, 64]), [], []
+    for _ in range(40):
+        level = np.repeat(shared * rng.standard_normal(64), 32)
+        scores, values = 0.7 * rng.normal(size=(32, 2048)) + 0.5 * level, rng.normal(size=(2048, 3))
+        values = 5 + values * np.exp(level)[:, None]
+        (one,) = pilot_errors(scores, values, n, quarters=np.arange(2048) // 512)
+        found = Foresight.of(n, one, np.arange(32), 2048, 0)
+        told.append(np.square(found.moved(n)).sum(0))
+        errors.append(found.logs[0])
+    ratio = np.sqrt(np.mean(told, axis=0)) / student(3) / np.std(errors, axis=0)
+    assert (ratio >= share[0]).all()
+    assert (ratio <= share[1]).all()

@@ -107,11 +107,8 @@ class ErrorCurve:
     @cached_property
     def _scatter(self) -> Scatter:
         powers = np.asarray(self.powers / self.unseen**self.moment)
-        wide = len(self.sizes)
-        outputs, text = (
-            np.broadcast_to(self.outputs, (len(powers), wide)),
-            np.broadcast_to(self.text, (len(self.text), wide)),
-        )
+        counts = (len(powers), len(self.sizes)), (len(self.text), len(self.sizes))
+        outputs, text = (np.broadcast_to(*pair) for pair in zip((self.outputs, self.text), counts, strict=True))
         return Scatter(powers, outputs, self.moment, self.seed, text)
 
     @cached_property

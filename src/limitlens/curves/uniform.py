@@ -95,7 +95,7 @@ class _Ascent:
         """The queries that see the `count` tokens best which lie farthest out as keys: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens = self.reference.tokens(self.replicates, start, stop).numpy() - self.measure.mean
+            tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
             keys = tokens if self.head.key_map is None else tokens @ self.head.key_map.T
             queries = np.concatenate((queries, keys @ self.head.query_map), 1)
             lengths = np.linalg.norm(queries, axis=-1)
@@ -144,6 +144,6 @@ class _Ascent:
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens: Tensor = self.reference.tokens(self.replicates, start, stop)
+            tokens: Tensor = self.reference.tokens(self.replicates, start, stop).cpu()
             state = state.merge(state_of(query, tokens, tokens))
         return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))
