@@ -252,8 +252,8 @@ def same(loaded: LoadedModel, text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, job in jobs.items():
         expected = told(job())
-        ends = [told(job()) == expected]
-        for share in np.random.default_rng(0).uniform(0.1, 0.95, 8):
+        ends, kept = [told(job()) == expected], 0
+        for share in (0.3, 0.8):
             with tempfile.TemporaryDirectory() as folder:
 
                 def broken(done: int, total: int, share: float = share) -> None:
@@ -262,9 +262,9 @@ def same(loaded: LoadedModel, text: str) -> dict[str, Any]:
 
                 with contextlib.suppress(RuntimeError):
                     job(checkpoint=ll.Checkpoint(folder, every=1), progress=broken)
-                kept = Path(folder, "checkpoint.safetensors").exists()
-                ends.append(kept and told(job(checkpoint=ll.Checkpoint(folder, every=1, resume=True))) == expected)
-        found[name] = {"twice": ends[0], "resumed": sum(ends[1:]), "broken_off": len(ends) - 1}
+                kept += Path(folder, "checkpoint.safetensors").exists()
+                ends.append(told(job(checkpoint=ll.Checkpoint(folder, every=1, resume=True))) == expected)
+        found[name] = {"twice": ends[0], "broken_off": len(ends) - 1, "checkpoints": kept, "same": sum(ends[1:])}
         print(f"same numbers, {name}: {found[name]}", flush=True)
     return found
 
