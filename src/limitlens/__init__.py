@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
     from limitlens.live.cache_trial import trial as trial
+    from limitlens.live.depth import depth as depth
     from limitlens.live.temper import temper as temper
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
@@ -68,6 +69,7 @@ _ROOMS = {
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",
     "live.cache_trial": "trial",
+    "live.depth": "depth",
     "live.temper": "temper",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
