@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun as ProbeRun
     from limitlens.live.cache_trial import trial as trial
     from limitlens.live.depth import depth as depth
+    from limitlens.live.downstream import downstream as downstream
     from limitlens.live.temper import temper as temper
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
@@ -70,6 +71,7 @@ _ROOMS = {
     "heads.result": "ProbeRun",
     "live.cache_trial": "trial",
     "live.depth": "depth",
+    "live.downstream": "downstream",
     "live.temper": "temper",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",

@@ -31,6 +31,7 @@ KINDS = {
     "cache trial": "live.cache_trial:CacheTrial",
     "temper": "live.temper_result:Temper",
     "depth": "live.depth_result:DepthRun",
+    "downstream": "live.downstream:Downstream",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
 }
