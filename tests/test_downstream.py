@@ -121,7 +121,7 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
         ((tmp_path / "none.jsonl",), "a row without 'label'; expected a text and a label"),
         ((tmp_path / "one",), "fewer than two labels; expected a folder for each label"),
         ((tmp_path / "broken.zip",), "cannot be read"),
-        ((tmp_path / "nowhere",), "is no folder"),
+        ((tmp_path / "nowhere",), "No such file"),
         ((tmp_path / "other.csv", "--keys", "4"), "labelled x, y and"),
         ((data(), "--keys", "4", "--way", "alone"), "a way of shared, own"),
     ):

@@ -18,7 +18,6 @@ def downstream(
     test: Annotated[int, typer.Option(min=6, help="Documents that are asked.")] = 500,
     train: Annotated[int | None, typer.Option(min=2, help="Documents that are learned; all others.")] = None,
     window: Annotated[int | None, typer.Option(min=2, help="Tokens that are read; up to 512 when left out.")] = None,
-    replicates: Annotated[int, typer.Option(min=1, help="Draws of each document.")] = 1,
     seed: common.Seed = 0,
     device: common.Device = "auto",
     out: common.Out = None,
@@ -37,7 +36,7 @@ def downstream(
     started, checkpoint = common.begin(context), common.kept(out, checkpoint_every, resume)
     with common.progress("reading documents", quiet, "documents") as report:
         made = run(
-            model, data, keys, way=way, test=test, train=train, window=window, replicates=replicates, seed=seed,
-            device=device, progress=report, checkpoint=checkpoint,
+            model, data, keys, way=way, test=test, train=train, window=window, seed=seed, device=device,
+            progress=report, checkpoint=checkpoint,
         )  # fmt: skip
     common.show(context, "downstream", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -17,8 +17,8 @@ from torch import Tensor
 from limitlens.attention.device import choose_device
 from limitlens.cost import admit
 from limitlens.errors import Array, InputError, Progress, check_seed
-from limitlens.live.depth_result import BESIDE, ERRORS, PREDICTIONS, WAYS, DepthRun
-from limitlens.live.draws import Draws, generator_of, numbers_of_keys
+from limitlens.live.depth_result import BESIDE, ERRORS, PREDICTIONS, DepthRun
+from limitlens.live.draws import WAYS, Draws, generator_of, numbers_of_keys
 from limitlens.live.reader import Reader
 from limitlens.live.together import DRAWS, add_up
 from limitlens.models import LoadedModel, Windows, intervene, load, open_corpus

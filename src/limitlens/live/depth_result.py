@@ -16,7 +16,6 @@ from limitlens.report.view import Block, Row, View, line
 from limitlens.report.words import read_words, worded_figure, worded_view
 
 WORDS = read_words("live/words.json")["depth"]
-WAYS = ("shared", "own")  # whether the queries of a document share their keys
 RUNS = ("resampled", "fixed")  # keys of the layers: drawn anew in each, or the same in all
 BESIDE = ("fixed", "single", "heads")  # what may be run beside the first of them
 ERRORS = ("error", "mean_error", "covariance_error")  # of each hidden state, of their mean and covariance in a document

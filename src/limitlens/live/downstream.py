@@ -18,8 +18,7 @@ from limitlens.attention.device import choose_device
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.lazily import pd
 from limitlens.live.by_document import ByDocument, Statistic, curves, shown, tabled
-from limitlens.live.depth_result import WAYS
-from limitlens.live.draws import Draws, generator_of, numbers_of_keys
+from limitlens.live.draws import WAYS, Draws, generator_of, numbers_of_keys
 from limitlens.live.labelled import fit_head, read_labelled, scores
 from limitlens.models import Captured, LoadedModel, capture, intervene, load
 from limitlens.report.view import Row, View
@@ -45,7 +44,6 @@ class Downstream(ByDocument):
     documents: int
     sizes: tuple[int, ...]
     way: str
-    replicates: int
     seed: int
     # (documents, sizes, 7): right, the same label, margin, squared change of the margin; of the whole model right,
     # margin and its square. A margin is the score of the true label less the best other
@@ -88,8 +86,8 @@ class Downstream(ByDocument):
 
 def downstream(
     model: str | LoadedModel, data: str, keys: str | Sequence[int] = "16:256:5", *, way: str = "shared",
-    test: int = 500, train: int | None = None, window: int | None = None, replicates: int = 1, seed: int = 0,
-    device: str = "auto", progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+    test: int = 500, train: int | None = None, window: int | None = None, seed: int = 0, device: str = "auto",
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Downstream:  # fmt: skip
     """Accuracy, agreement and margins of a classifier when each query sees n keys.
 
@@ -121,15 +119,13 @@ def downstream(
             found: Any = loaded.model(input_ids=torch.tensor([given], device=loaded.model.device))
         return np.asarray((found.logits[0] if own else found.last_hidden_state[0].mean(0)).double().cpu())
 
-    features = []
+    features = np.zeros((len(learned), 0 if own else len(read(asked[0]))))
     for done, index in enumerate(learned):
-        features.append(read(index))
-        progress(done + 1, len(order))
-    centre, spread, weights, penalty = 0.0, 1.0, None, float("nan")
-    if not own:
-        centre, spread = np.mean(features, 0), np.std(features, 0) + 1e-12
-        truth = np.array([places[rows[index][1]] for index in learned])
-        weights, penalty = fit_head((np.array(features) - centre) / spread, truth, seed)
+        features[done] = read(index)
+        progress(done + 1, len(learned) + len(asked))
+    centre, spread = (features.mean(0), features.std(0) + 1e-12) if len(features) else (0.0, 1.0)
+    truth = np.array([places[rows[index][1]] for index in learned])
+    weights, penalty = (None, float("nan")) if own else fit_head((features - centre) / spread, truth, seed)
 
     def margin(found: Array, label: int) -> tuple[float, int]:
         said = found if weights is None else scores(weights, (found - centre) / spread)
@@ -141,31 +137,20 @@ def downstream(
         with capture(loaded.model, lambda call: reaches.extend(_reach(call))):
             whole, best = margin(read(index), label)
         outcomes = np.zeros((len(sizes), 7))
-        for at, _ in np.ndindex(len(sizes), replicates):
-            with intervene(loaded.model, keys=Draws(sizes[at], generator, own=way == "own")):
+        for at, size in enumerate(sizes):
+            with intervene(loaded.model, keys=Draws(size, generator, own=way == "own")):
                 cut, said = margin(read(index), label)
-            outcomes[at] += (said == label, said == best, cut, (cut - whole) ** 2, best == label, whole, whole**2)
-        return {"outcomes": outcomes / replicates, "horizon": np.mean(reaches)}
+            outcomes[at] = said == label, said == best, cut, (cut - whole) ** 2, best == label, whole, whole**2
+        return {"outcomes": outcomes, "horizon": np.mean(reaches)}
 
     def report(done: float, total: float) -> None:
         progress(len(learned) + done, len(learned) + total)
 
-    job: dict[str, Any] = {
-        "job": "downstream",
-        "weights": loaded.digest,
-        "data": digest(*(f"{a} {b}" for a, b in rows)),
-    }
-    job |= {
-        "keys": sizes,
-        "way": way,
-        "window": length,
-        "replicates": replicates,
-        "seed": seed,
-        "counts": [test, train],
-    }
+    job = {"job": "downstream", "weights": loaded.digest, "data": digest(*(f"{label} {text}" for text, label in rows))}
+    job |= {"asked": repr((sizes, way, length, seed, test, train))}
     found = (checkpoint or Checkpoint()).each(job, len(asked), document, tokens=length, fewest=6, progress=report)
     done = len(found["horizon"])
-    about = loaded.name, data, tuple(names), length, len(learned), penalty, done, sizes, way, replicates, seed
+    about = loaded.name, data, tuple(names), length, len(learned), penalty, done, sizes, way, seed
     return Downstream(*about, **found, interrupted=done < len(asked))
 
 

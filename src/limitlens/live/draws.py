@@ -3,7 +3,7 @@
 A query keeps n of the keys that it sees, drawn without replacement; all of them where it sees no more. In a causal
 model it always keeps itself and, unless the layer has a sliding window, the first token, the sink of most decoders;
 both count among the n. The m others stand for the c keys they were drawn from, so log(c/m) is added to their scores, as
-in `limitlens.keys.random`; where nothing is kept for certain this changes nothing.
+in `limitlens.keys.random`; where nothing is kept for certain this would change nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from limitlens.errors import InputError
 from limitlens.models import Captured
 from limitlens.sampling.cells import parse_sizes
 
+WAYS = ("shared", "own")  # whether the queries of a document share their keys
 FEWEST = 3  # keys of a query of a causal model: itself, the first token and a random one
 
 
@@ -50,46 +51,33 @@ class Draws:
             shape = batch, heads if self.apart else 1, length if self.own else 1, there
             self.drawn = torch.rand(shape, generator=self.generator).to(call.key.device)
         seen, count = call.seen(), min(self.count, there)
-        if seen is None and call.bias is None and call.sinks is None and not self.own:
+        if seen is None and call.bias is None and not self.own:  # then a layer costs less than with all keys
             kept = self.drawn[:, :, 0].topk(count, -1, largest=False, sorted=False).indices[..., None]
             key, value = (
                 part.gather(2, kept.expand(-1, part.shape[1], -1, part.shape[3])) for part in (call.key, call.value)
             )
             return replace(call, key=key, value=value)
-        order, held = self.drawn.expand(*self.drawn.shape[:2], length, there), _held(call)
-        if seen is not None:
-            order = order.masked_fill(~seen, 2.0)
-        if held is not None:
-            order = order.masked_fill(held, -1.0)
-        mask = order <= order.kthvalue(count, -1, keepdim=True).values
-        if held is None and call.sinks is None:
+        order = self.drawn.expand(*self.drawn.shape[:2], length, there)
+        order = order if seen is None else order.masked_fill(~seen, 2.0)
+        if not call.causal or seen is None:
+            mask = order <= order.kthvalue(count, -1, keepdim=True).values
             return replace(call, mask=mask if seen is None else mask & seen)
-        every = torch.ones_like(mask) if seen is None else seen.expand(mask.shape)
-        mask = mask & every
-        free = every if held is None else every & ~held
+        key_at = torch.arange(there, device=order.device)
+        held = key_at == key_at[there - length :, None]
+        held = held if call.sliding_window is not None else held | (key_at == 0)
+        order, free = order.masked_fill(held, -1.0), seen & ~held
+        mask = (order <= order.kthvalue(count, -1, keepdim=True).values) & seen
         stand = free.sum(-1, keepdim=True) / (mask & free).sum(-1, keepdim=True).clamp_min(1)
         weight = torch.where(free, stand.clamp_min(1).log(), 0.0).to(call.query.dtype)
         return replace(call, mask=mask, bias=weight if call.bias is None else call.bias + weight)
 
 
-def _held(call: Captured) -> Tensor | None:
-    """True where a key is kept for certain, (L, N): the query's own and the first; None where nothing is causal."""
-    if not call.causal:
-        return None
-    length, there = call.query.shape[2], call.key.shape[2]
-    key = torch.arange(there, device=call.key.device)
-    own = key == key[there - length :, None]
-    return own if call.sliding_window is not None else own | (key == 0)
-
-
 def numbers_of_keys(keys: str | Sequence[int], length: int, causal: bool) -> tuple[int, ...]:
     """Numbers of keys that queries of documents of this length may be left."""
-    sizes, fewest = parse_sizes(keys), FEWEST if causal else 1
-    if sizes[0] < fewest or sizes[-1] > length:
-        raise InputError(
-            f"keys are {', '.join(map(str, sizes))} for documents of {length} tokens; expected numbers from {fewest} "
-            f"to {length}"
-        )
+    sizes, least = parse_sizes(keys), FEWEST if causal else 1
+    if sizes[0] < least or sizes[-1] > length:
+        given = f"keys are {', '.join(map(str, sizes))} for documents of {length} tokens"
+        raise InputError(f"{given}; expected numbers from {least} to {length}")
     return sizes
 
 
