@@ -58,6 +58,18 @@ def tempered() -> Any:
     return tempered()
 
 
+def depth() -> Any:
+    from cache_cases import language_model, text
+
+    return ll.depth(language_model(), text(), [4, 16], documents=2, window=32)
+
+
+def downstream() -> Any:
+    from downstream_cases import data, encoder
+
+    return ll.downstream(encoder(), data(), [4, 16], test=12)
+
+
 # What makes each kind of result, with inputs as small as they may be.
 MAKERS: dict[str, Callable[[], Any]] = {
     "study": lambda: ll.study(LINE, ll.Head(0.5), SIZES, replicates=12, queries=32),
@@ -77,6 +89,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "cache plan": lambda: cache_plan(),
     "cache trial": lambda: cache_trial(),
     "temper": tempered,
+    "depth": depth,
+    "downstream": downstream,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)

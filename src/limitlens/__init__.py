@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
     from limitlens.live.cache_trial import trial as trial
+    from limitlens.live.depth import depth as depth
+    from limitlens.live.downstream import downstream as downstream
     from limitlens.live.temper import temper as temper
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403
@@ -68,6 +70,8 @@ _ROOMS = {
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",
     "live.cache_trial": "trial",
+    "live.depth": "depth",
+    "live.downstream": "downstream",
     "live.temper": "temper",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",

@@ -30,6 +30,8 @@ KINDS = {
     "cache plan": "budgets.cache_plan:CachePlan",
     "cache trial": "live.cache_trial:CacheTrial",
     "temper": "live.temper_result:Temper",
+    "depth": "live.depth_result:DepthRun",
+    "downstream": "live.downstream:Downstream",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
 }

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import typer
 
-from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, temper, theory, trial
 from limitlens.cli.ascii import write_plainly
 from limitlens.cli.common import spoken
 from limitlens.errors import InputError
@@ -25,10 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    probe.probe, plan.plan, trial.trial, temper.temper, report.report, compare.compare, study.study, theory.theory,
-    hardmax.hardmax, tails.tails, scaling.scaling, doctor.doctor,
+    "probe", "plan", "trial", "temper", "depth", "downstream", "report", "compare", "study", "theory", "hardmax",
+    "tails", "scaling", "doctor",
 ):  # fmt: skip
-    app.command(command.__name__)(command)
+    app.command(command)(getattr(import_module(f"limitlens.cli.{command}"), command))
 
 
 def version(show: bool) -> None:

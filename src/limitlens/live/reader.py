@@ -53,6 +53,11 @@ class Reader:
         found: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
         return found
 
+    def logits(self, states: Tensor) -> Tensor:
+        """What hidden states (n, d) predict, (n, vocabulary) in float32."""
+        logits = self.project(states).float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
     def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
         """Nats of tokens start .. n − 1 from the hidden states before them; logits are computed again for gradients."""
         from torch.utils.checkpoint import checkpoint
@@ -60,10 +65,7 @@ class Reader:
         targets = ids.to(self.device)
 
         def part(states: Tensor, wanted: Tensor) -> Tensor:
-            logits = self.project(states).float()
-            if self.softcap is not None:
-                logits = self.softcap * torch.tanh(logits / self.softcap)
-            return torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+            return torch.nn.functional.cross_entropy(self.logits(states), wanted, reduction="none")
 
         found = []
         for begin in range(start, len(ids), ROWS):

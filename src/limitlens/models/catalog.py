@@ -135,17 +135,20 @@ class _Wanted:
     device: str | torch.device
     dtype: torch.dtype | None
     head: bool
+    labels: bool
 
 
 def load(
-    name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False
-) -> LoadedModel:
+    name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False,
+    labels: bool = False,
+) -> LoadedModel:  # fmt: skip
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
     With `head` a decoder comes with its language-model head and a key/value cache, ready to predict and to generate; an
-    encoder has none, and comes as it does without. Code from a repository is never run.
+    encoder has none, and comes as it does without. With `labels` a model that was saved as a classifier of sequences
+    comes as one. Code from a repository is never run.
     """
-    wanted = _Wanted(device, dtype, head)
+    wanted = _Wanted(device, dtype, head, labels)
     if name in ALIASES:
         return _load_alias(name, wanted)
     path = Path(name)
@@ -218,6 +221,7 @@ def _read(
 ) -> LoadedModel:
     """Load from a folder, a GGUF file or the hub."""
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
@@ -237,7 +241,9 @@ def _read(
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
             config = AutoConfig.from_pretrained(source, **options)  # nosec B615
             head = wanted.head and _holds_head(config)
-            kind = AutoModelForCausalLM if head else AutoModel
+            kind: Any = AutoModelForCausalLM if head else AutoModel
+            if wanted.labels and any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+                kind = transformers.AutoModelForSequenceClassification
             _check_size(name, kind, config, dtype)
             told: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
             model, found = told
