@@ -78,6 +78,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "cache trial": lambda: cache_trial(),
     "temper": tempered,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
+    "reproduction": lambda: ll.reproduce("backward-heat", quick=True, layers=5, n=300),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 

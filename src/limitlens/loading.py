@@ -32,6 +32,7 @@ KINDS = {
     "temper": "live.temper_result:Temper",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
+    "reproduction": "published.reproduction:Reproduction",
 }
 
 

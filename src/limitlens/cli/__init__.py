@@ -11,6 +11,7 @@ import sys
 import typer
 
 from limitlens.cli import compare, doctor, hardmax, plan, probe, report, scaling, study, tails, temper, theory, trial
+from limitlens.cli import reproduce as reproduction
 from limitlens.cli.ascii import write_plainly
 from limitlens.cli.common import spoken
 from limitlens.errors import InputError
@@ -27,6 +28,7 @@ app = typer.Typer(
 for command in (
     probe.probe, plan.plan, trial.trial, temper.temper, report.report, compare.compare, study.study, theory.theory,
     hardmax.hardmax, tails.tails, scaling.scaling, doctor.doctor,
+    reproduction.reproduce,
 ):  # fmt: skip
     app.command(command.__name__)(command)
 
