@@ -46,9 +46,12 @@ class Claim:
         theirs = self.published if number.published is None else number.published
         if theirs is None or math.isnan(number.value):
             return theirs, "no number to compare" if theirs is None else "not known at these sizes"
-        gap, slack = number.value - theirs, SURE * (number.stderr or 0.0) + self.within * abs(theirs) + 1e-12
-        if {"equal": abs(gap) <= slack, "at least": gap >= -slack, "at most": gap <= slack}[self.test]:
-            return theirs, f"agrees, within {100 * self.within:g}%" if self.within else "agrees"
+        gap, errors = number.value - theirs, SURE * (number.stderr or 0.0)
+        beyond = {"equal": abs(gap), "at least": -gap, "at most": gap}[self.test]
+        if beyond <= errors:
+            return theirs, "agrees within errors" if beyond > 0 else "agrees"
+        if beyond <= errors + self.within * abs(theirs):
+            return theirs, f"agrees within {100 * self.within:g}%"
         return theirs, f"differs: {self.why}" if self.why else "differs"
 
 

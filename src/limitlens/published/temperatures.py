@@ -66,27 +66,28 @@ def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: 
 def critical_log_n(
     work: Work, *, correlations: list[float], sizes: list[int], dim: int, gammas: str, queries: int
 ) -> None:
-    """Tokens of pairwise correlation ρ at β = γ log n: the weight of a token on itself, and where it is one half.
+    """Tokens of pairwise correlation ρ at β = γ log n: the γ at which a token has half of its own mass.
 
     Tokens are √ρ u + √(1−ρ) v with v uniform on the sphere across u. With all correlations exactly ρ the weight is
     1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
     """
     rng, grid = np.random.default_rng(work.seed), np.array(parse_grid(gammas, "gammas"))  # γ (1 − ρ)
-    for rho, n in work.each([(rho, n) for rho in correlations for n in sizes]):
+    found = np.empty((2, len(sizes), len(correlations)))
+    for place in work.each(list(np.ndindex(found.shape[1:]))):
+        n, rho = sizes[place[0]], correlations[place[1]]
         across = rng.standard_normal((n, dim))
         across /= np.linalg.norm(across, axis=1, keepdims=True)
         scores = math.log(n) / (1 - rho) * (rho + (1 - rho) * (across[:queries] @ across.T))
         scores -= np.diagonal(scores)[:, None]
         weights = np.stack([1 / np.exp(gamma * scores).sum(1) for gamma in grid])
         halfway = np.array([np.interp(0.5, own, grid) for own in weights.T])
-        number = Number(float(halfway.mean()), float(halfway.std(ddof=1) / math.sqrt(len(halfway))))
-        if n == sizes[-1]:
-            stderr = weights.std(1, ddof=1) / math.sqrt(len(halfway))
-            work.draw(f"ρ = {rho:g}, n = {n:,}", grid, weights.mean(1), stderr)
-            work.numbers[f"transition_{rho:g}"] = number
-        elif (rho, n) == (correlations[0], sizes[0]):
-            work.numbers["transition_few"] = number
-    work.draw("all correlations exactly ρ", grid, 1 / (1 + (n - 1) * float(n) ** -grid), line=True)
+        found[:, *place] = halfway.mean(), halfway.std(ddof=1) / math.sqrt(len(halfway))
+    rho = np.array(correlations)
+    for (gamma, stderr), n in zip(np.moveaxis(found, 1, 0), sizes, strict=True):
+        work.draw(f"n = {n:,}", rho, gamma / (1 - rho), stderr / (1 - rho))
+    work.draw("1/(1−ρ)", fine := np.linspace(0, rho.max(), 60), 1 / (1 - fine), line=True)
+    work.numbers |= {f"transition_{r:g}": Number(*found[:, -1, place]) for place, r in enumerate(correlations)}
+    work.numbers["transition_few"] = Number(*found[:, 0, 0])
 
 
 def _number(found: Quantity) -> Number:
