@@ -17,7 +17,7 @@ from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import probe
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import Projected, error_rows, moments, slopes
-from limitlens.published.work import Work
+from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.rates import rate_drawn, rate_rms_output, rate_sharp
 

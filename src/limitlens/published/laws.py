@@ -17,7 +17,7 @@ from limitlens.measures import Gaussian, Sphere
 from limitlens.measures.base import Measure
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import Projected, error_rows, moments, output, slopes
-from limitlens.published.work import Work
+from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
 from limitlens.theory.rates import rate_drawn, rate_sharp

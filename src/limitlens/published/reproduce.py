@@ -8,8 +8,7 @@ from typing import Any
 
 from limitlens.errors import InputError, Progress, check_seed
 from limitlens.published.catalogue import named
-from limitlens.published.reproduction import Reproduction
-from limitlens.published.work import Work
+from limitlens.published.reproduction import Reproduction, Work
 
 # Where each experiment is.
 HOME = {

@@ -1,11 +1,12 @@
-"""The result of a published experiment: ours beside theirs."""
+"""The result of a published experiment, ours beside theirs, and the work that fills it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from limitlens.errors import Progress
 from limitlens.lazily import pd
 from limitlens.published.catalogue import Number, catalogue, named
 from limitlens.report.view import Block, Cell, Colour, Measured, Series, Table, Text, View, line, look, points
@@ -15,6 +16,7 @@ from limitlens.results import Result
 WORDS = read_words("published/words.json")
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
 VERDICTS = ("agrees", "differs", "no")  # how they begin
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,37 @@ class Drawn:
             return line(self.name, self.x, self.y, LINES[place % len(LINES)], ("", "dashed", "dotted")[place % 3])
         colour, dash = look(place)
         return points(self.name, self.x, self.y, colour, self.stderr, dash=dash, positive=False)
+
+
+@dataclass
+class Work:
+    """An experiment while it runs: what it is asked, and what it fills."""
+
+    seed: int
+    as_published: bool
+    progress: Progress | None = None
+    numbers: dict[str, Number] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def each(self, steps: Sequence[T]) -> Iterator[T]:
+        """The steps one by one, telling how many are done."""
+        for done, step in enumerate(steps):
+            yield step
+            if self.progress is not None:
+                self.progress(done + 1, len(steps))
+
+    def whole(self, result: T) -> T:
+        """A result that was not cut short: what an interrupt left of one step is no experiment."""
+        if getattr(result, "interrupted", False):
+            raise KeyboardInterrupt
+        self.warnings += [told for told in getattr(result, "warnings", ()) if told not in self.warnings]
+        return result
+
+    def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
+        """Add a series to the figure."""
+        x, y, bars = (None if part is None else tuple(float(one) for one in part) for part in (x, y, stderr))
+        self.drawn.append(Drawn(name, x, y, bars, line))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

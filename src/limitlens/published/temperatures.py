@@ -11,7 +11,7 @@ from limitlens.critical.quantity import Quantity
 from limitlens.critical.scaling_limits import scaling_limits
 from limitlens.critical.weight_samples import sample_ordered
 from limitlens.published.catalogue import Number
-from limitlens.published.work import Work
+from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid
 from limitlens.theory import KeyPoints, PoissonPoints, critical_beta, participation
 from limitlens.theory.scaling.heat import heat_growth
@@ -82,10 +82,10 @@ def critical_log_n(
         weights = np.stack([1 / np.exp(gamma * scores).sum(1) for gamma in grid])
         halfway = np.array([np.interp(0.5, own, grid) for own in weights.T])
         found[:, *place] = halfway.mean(), halfway.std(ddof=1) / math.sqrt(len(halfway))
-    rho = np.array(correlations)
+    left = 1 - np.array(correlations)
     for (gamma, stderr), n in zip(np.moveaxis(found, 1, 0), sizes, strict=True):
-        work.draw(f"n = {n:,}", rho, gamma / (1 - rho), stderr / (1 - rho))
-    work.draw("1/(1−ρ)", fine := np.linspace(0, rho.max(), 60), 1 / (1 - fine), line=True)
+        work.draw(f"n = {n:,}", correlations, gamma / left, stderr / left)
+    work.draw("1/(1−ρ)", fine := np.linspace(0, max(correlations), 60), 1 / (1 - fine), line=True)
     work.numbers |= {f"transition_{r:g}": Number(*found[:, -1, place]) for place, r in enumerate(correlations)}
     work.numbers["transition_few"] = Number(*found[:, 0, 0])
 
