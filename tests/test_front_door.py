@@ -92,6 +92,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "depth": depth,
     "downstream": downstream,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
+    "reproduction": lambda: ll.reproduce("backward-heat", quick=True, layers=5, n=300),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 

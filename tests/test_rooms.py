@@ -47,7 +47,13 @@ MAY_CALL = {
         "budgets", "probing", "heads", "models", "keys", "curves", "statistics", "sampling", "attention", "measures",
         "theory", "report",
     },
-    "loading": {"live", "budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory"},
+    "published": {
+        "live", "probing", "heads", "models", "experiments", "critical", "curves", "sampling", "attention", "measures",
+        "theory", "report",
+    },
+    "loading": {
+        "published", "live", "budgets", "foresight", "heads", "experiments", "critical", "statistics", "theory",
+    },
     "comparison": {
         "loading", "live", "budgets", "foresight", "heads", "experiments", "critical", "curves", "statistics", "theory",
         "report",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from limitlens.measures import *  # noqa: F403
     from limitlens.models.intervene import intervene as intervene
     from limitlens.probing.probe import probe as probe
+    from limitlens.published.reproduce import reproduce as reproduce
     from limitlens.sampling.checkpoint import Checkpoint as Checkpoint
 
     __version__: str
@@ -76,6 +77,7 @@ _ROOMS = {
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
     "models.intervene": "intervene",
+    "published.reproduce": "reproduce",
     "sampling.checkpoint": "Checkpoint",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -34,6 +34,7 @@ KINDS = {
     "downstream": "live.downstream:Downstream",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
+    "reproduction": "published.reproduction:Reproduction",
 }
 
 

@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 for command in (
     "probe", "plan", "trial", "temper", "depth", "downstream", "report", "compare", "study", "theory", "hardmax",
-    "tails", "scaling", "doctor",
+    "tails", "scaling", "reproduce", "doctor",
 ):  # fmt: skip
     app.command(command)(getattr(import_module(f"limitlens.cli.{command}"), command))
 

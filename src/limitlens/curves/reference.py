@@ -14,9 +14,10 @@ from limitlens.attention.limit import limit
 from limitlens.curves.controls import GaussianControls
 from limitlens.curves.estimators import TokenSums
 from limitlens.errors import Array, InputError
-from limitlens.measures import Discrete, Gaussian, Sample
+from limitlens.measures import Discrete, Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
+from limitlens.theory.sphere_limit import SMOOTH_FROM, limit_covariance
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens behind Monte Carlo moments of Γ over the largest size: they cost O(1) each, not O(m)
@@ -86,9 +87,11 @@ class LawReference(Reference):
             at_points = limit(measure, head, measure.points)
             mean = measure.weights @ at_points
             covariance = (at_points - mean).T @ (measure.weights[:, None] * (at_points - mean))
+        elif isinstance(measure, Sphere) and measure.dim >= SMOOTH_FROM and not head.query_bias.any():
+            mean, covariance = head.value_bias, head.V @ limit_covariance(head.A, measure.radius) @ head.V.T
         else:
             self._samples = float(max(REFERENCE_FACTOR * largest, 1 << 20))
-            mean, covariance = self._sampled_moments(int(self._samples), seed)
+            mean, covariance = sampled_moments(measure, head, int(self._samples), seed)
         self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
@@ -101,16 +104,17 @@ class LawReference(Reference):
     def _limit(self, tokens: Tensor) -> Tensor:
         return torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
-    def _sampled_moments(self, samples: int, seed: int) -> tuple[Array, Array]:
-        total, square = np.zeros(self.head.value_dim), np.zeros((self.head.value_dim,) * 2)
-        for start in range(0, samples, BLOCK):
-            size = min(BLOCK, samples - start)
-            tokens = self.measure.sample(size, generator_for(seed, 0x4EF, start))
-            at_tokens = self._limit(tokens).numpy()
-            total += at_tokens.sum(0)
-            square += at_tokens.T @ at_tokens
-        mean = total / samples
-        return mean, square / samples - np.outer(mean, mean)
+
+def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
+    """Mean (v,) and covariance (v, v) of Γ(X) over so many tokens of the law."""
+    total, square = np.zeros(head.value_dim), np.zeros((head.value_dim,) * 2)
+    for start in range(0, samples, BLOCK):
+        tokens = measure.sample(min(BLOCK, samples - start), generator_for(seed, 0x4EF, start))
+        at_tokens = limit(measure, head, tokens.numpy())
+        total += at_tokens.sum(0)
+        square += at_tokens.T @ at_tokens
+    mean = total / samples
+    return mean, square / samples - np.outer(mean, mean)
 
 
 class PoolReference(Reference):

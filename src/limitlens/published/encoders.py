@@ -1,0 +1,187 @@
+"""Experiments on the heads of a real encoder: rates against horizons, windows with random tokens, factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.errors import Array
+from limitlens.experiments.hardmax import softmax_line
+from limitlens.models import Captured, LoadedModel, Windows, capture, projections
+from limitlens.probing.opening import open_windows
+from limitlens.probing.probe import probe
+from limitlens.published.catalogue import Number
+from limitlens.published.protocol import Projected, error_rows, moments, slopes
+from limitlens.published.reproduction import Work
+from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.theory.rates import rate_drawn, rate_rms_output, rate_sharp
+
+MOMENTS = ("mean", "covariance")
+LOOSE = 0.1  # standard error from which on a rate says nothing
+
+
+def bert_layers(
+    work: Work, *, model: str | LoadedModel, corpus: str, tokens: int, protocol: Mapping[str, Any], **options: Any
+) -> None:  # fmt: skip
+    """Rates of the moments of every head against its horizon."""
+    loaded, windows = _open(model, corpus, tokens, options["window"])
+    options |= {"seed": work.seed, "progress": work.progress}
+    run = work.whole(probe(loaded, corpus, windows.tokens, **options))
+    horizons = np.array([head.horizon for head in run.records])
+    layers = _as_published(work, loaded, windows, **protocol) if work.as_published else None
+    work.numbers["tokens"] = Number(run.tokens)
+    for place, name in enumerate(MOMENTS, 1):
+        found, bars = _rates([head.others.get(name) for head in run.records])
+        known = np.isfinite(found)
+        drawn = np.array([rate_drawn(value) for value in horizons])
+        theirs = () if layers is None else _rank(layers[0], layers[place])
+        work.numbers[f"{name}_known"] = Number(int(known.sum()))
+        work.numbers[f"{name}_rank"] = Number(*_rank(horizons[known], found[known]), None, *theirs)
+        fast = (found + 2 * bars >= drawn)[known].astype(float)
+        work.numbers[f"{name}_bound"] = Number(*_mean(fast))
+        for label, line in (("drawn", drawn), ("sharp", [rate_sharp(value) for value in horizons]), ("half", 0.5)):
+            work.numbers[f"{name}_{label}_miss"] = Number(*_mean(np.abs(found - line)[known]))
+        work.draw(f"{name}, each head", horizons[known], found[known], bars[known])
+        if layers is not None:
+            work.draw(f"{name}, each layer as published", layers[0], layers[place])
+    if layers is not None:
+        ours = [max(head.horizon for head in run.records if head.layer == layer) for layer in range(len(layers[0]))]
+        work.numbers["horizon"] = Number(float(np.median(ours)), as_published=float(np.median(layers[0])))
+        work.numbers["half_shift"] = Number(0.0, as_published=float(np.abs(layers[3]).mean()))
+        work.numbers["slope_stderr"] = Number(float(layers[4].mean()), as_published=float(layers[5].mean()))
+    fine = np.geomspace(horizons.min(), horizons.max() if layers is None else layers[0].max(), 60)
+    work.draw("1/(2(1+H²)), drawn", fine, map(rate_drawn, fine), line=True)
+
+
+def window_random(
+    work: Work, *, model: str | LoadedModel, corpus: str, window: int, windows: int, halves: str, random: int,
+    documents: int, draws: int,
+) -> None:  # fmt: skip
+    """Moments over a window in the middle of a text and random tokens outside it, against as many random tokens."""
+    length = window * windows
+    loaded, read = _open(model, corpus, documents * length, window)
+    generator, centre = torch.Generator().manual_seed(work.seed), length // 2 - window // 2  # the middle of one window
+    sizes = [2 * half + 1 + random for half in parse_sizes(halves)]
+    rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, ways, moments
+    for text in work.each(range(len(rows))):
+        calls = [_captured(loaded, read, text * windows + part) for part in range(windows)]
+        layers = [tuple(torch.cat(one, 1) for one in zip(*map(_projected, layer), strict=True))
+                  for layer in zip(*calls, strict=True)]  # fmt: skip
+        for parts in layers:
+            limit = moments(parts)
+            for way, reach in enumerate((1, 0)):
+
+                def draw(n: int, parts: Projected = parts, reach: int = reach) -> Projected:
+                    order = torch.randperm(length, generator=generator)
+                    near = (order - centre).abs() <= reach * (n - 1 - random) // 2 - (1 - reach)
+                    chosen = torch.cat([order[near], order[~near]])[:n]
+                    return tuple(part[:, chosen] for part in parts)
+
+                norms = np.array([float(part.norm()) for part in limit])
+                rows[text, way] += error_rows(draw, limit, sizes, draws).mean(1) / norms[:, None] / len(layers)
+    for way, told in enumerate((f"window + {random} random", "random alone")):
+        for place, name in enumerate(MOMENTS):
+            found = rows[:, way, place]
+            one = -float(np.polyfit(np.log(sizes), np.log(found[0]), 1)[0])
+            work.numbers[f"{('window', 'random')[way]}_{name}"] = Number(*slopes(sizes, found)[0], None, one)
+            work.draw(f"{name}, {told}", sizes, found.mean(0), found.std(0, ddof=1) / np.sqrt(len(found)))
+    work.numbers["excess"] = Number(*_mean(rows[:, 0, 0, -1] / rows[:, 1, 0, -1]))
+
+
+def horizon_ablation(
+    work: Work, *, law_factors: str, law_sizes: str, law_replicates: int, factors: str, model: str | LoadedModel,
+    corpus: str, tokens: int, **options: Any,
+) -> None:  # fmt: skip
+    """Rates as the scores are multiplied by α, on Gaussian tokens in d = 1 and on every head of a model."""
+    fine = np.array(parse_grid(law_factors, "law_factors"))
+    lines = [softmax_line(factor, parse_sizes(law_sizes), law_replicates, work.seed).errors for factor in fine]
+    _follow(work, "law_mean", "Gaussian tokens, mean", fine, np.transpose(_rates(lines)), rate_sharp(fine[-1]))
+    loaded, windows = _open(model, corpus, tokens, None)
+    grid, medians, predicted = np.array(parse_grid(factors, "factors")), [], []
+    for factor in work.each(grid.tolist()):
+        run = work.whole(probe(loaded, corpus, windows.tokens, factor=factor, seed=work.seed, **options))
+        predicted.append(np.median([rate_rms_output(head.horizon) for head in run.records]))
+        ways = ([head.others.get("mean") for head in run.records], [head.law for head in run.records])
+        each = [found[np.isfinite(found)] for found in (_rates(way)[0] for way in ways)]
+        medians.append([(np.median(one), 1.2533 * one.std() / np.sqrt(len(one))) for one in each])
+    for place, name in enumerate(("mean", "output")):
+        _follow(work, f"heads_{name}", f"real heads, {name}", grid, np.array(medians)[:, place])
+    work.draw("Gaussian tokens, min(1/2, 1/(1+α²))", fine**2, map(rate_sharp, fine), line=True)
+    work.draw("real heads, output predicted from αH", grid**2, predicted, line=True)
+
+
+def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told: float | None = None) -> None:
+    """Rates at each factor: drawn, the last one, and p of 1/β − 1 ∝ α^{2p} where β < 0.45: 1 if β = 1/(1 + (αH)²)."""
+    (slope, bars), p = found.T, Number(np.nan)
+    work.draw(label, factors**2, slope, bars)
+    use = (slope < 0.45) & (slope > 3 * bars)
+    if use.sum() > 3:
+        weight = slope * (1 - slope) / bars
+        x, y = np.log(factors[use] ** 2), np.log(1 / slope[use] - 1)
+        fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # errors from the misfit
+        p = Number(float(fit[0]), float(np.sqrt(covariance[0, 0])))
+    work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), told)}
+
+
+def _open(model: str | LoadedModel, corpus: str, tokens: int, window: int | None) -> tuple[LoadedModel, Windows]:
+    return open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
+
+
+def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
+    """Rates and their standard errors; NaN where there is none, or one that says nothing."""
+    known = [curve.rate if curve is not None else None for curve in curves]
+    told = [(rate.slope, rate.stderr) if rate and rate.stderr < LOOSE else (np.nan, np.nan) for rate in known]
+    return np.array(told)[:, 0], np.array(told)[:, 1]
+
+
+def _rank(a: Array, b: Array) -> tuple[float, float]:
+    """Rank correlation and its standard error (Fisher's transform)."""
+    found = float(stats.spearmanr(a, b).statistic)
+    return found, float((1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
+
+
+def _mean(values: Array) -> tuple[float, float]:
+    """The mean and its standard error, which of n equal truths is that of one exception."""
+    return float(values.mean()), float(max(values.std(), 1 / len(values)) / np.sqrt(len(values)))
+
+
+def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
+    found: list[Captured] = []
+    with torch.no_grad(), capture(loaded.model, found.append, hidden=True):
+        loaded.model(torch.as_tensor(windows[index], dtype=torch.long)[None])
+    return found
+
+
+def _projected(call: Captured) -> Projected:
+    """Queries with the scale in them, keys and values, heads first."""
+    groups = call.query.shape[1] // call.key.shape[1]
+    return call.scale * call.query[0], *(part[0].repeat_interleave(groups, 0) for part in (call.key, call.value))
+
+
+def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str, replicates: int) -> Array:
+    """By layer, over one window: the horizon of all heads without 1/√k, rates of mean and covariance in float16, how
+    far float16 moves the mean of one sample, and the standard error of its rate over replicates and as published.
+    """
+    generator, counts, rows = torch.Generator().manual_seed(work.seed), parse_sizes(sizes), []
+    for layer, call in enumerate(_captured(loaded, windows, 0)):
+        weights, parts = projections(loaded.model, layer)[0], _projected(call)
+        assert weights is not None
+        assert call.hidden is not None
+        left = torch.linalg.cholesky(torch.cov(call.hidden[0].double().T) + 1e-6 * torch.eye(call.hidden.shape[-1]))
+        horizon = float(torch.linalg.matrix_norm(left.T @ weights.key.double().T @ weights.query.double() @ left, 2))
+
+        def draw(n: int, parts: Projected = parts) -> Projected:
+            chosen = torch.randint(parts[0].shape[1], (n,), generator=generator)
+            return tuple(part[:, chosen] for part in parts)
+
+        errors = error_rows(draw, moments(parts, half=True), counts, replicates, half=True)
+        sample = draw(counts[-1])
+        right, low = (float((moments(sample, half)[0] - moments(parts)[0]).norm()) for half in (False, True))
+        (mean, theirs), (_, covariance) = (slopes(counts, part) for part in errors)
+        rows.append((horizon, theirs[0], covariance[0], low / right - 1, mean[1], theirs[1]))
+    return np.array(rows).T

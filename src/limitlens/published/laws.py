@@ -1,0 +1,119 @@
+"""Experiments on laws of tokens: Gaussian tokens and a sphere under random projections, and hardmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from limitlens.attention.head import Head
+from limitlens.curves.reference import sampled_moments
+from limitlens.errors import Array
+from limitlens.experiments.hardmax import hardmax
+from limitlens.experiments.study import study
+from limitlens.measures import Gaussian, Sphere
+from limitlens.measures.base import Measure
+from limitlens.published.catalogue import Number
+from limitlens.published.protocol import Projected, error_rows, moments, output, slopes
+from limitlens.published.reproduction import Work
+from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
+from limitlens.theory.rates import rate_drawn, rate_sharp
+from limitlens.theory.sphere_limit import limit_covariance
+
+MOMENTS = ("mean", "covariance")
+
+
+def gaussian_horizon(
+    work: Work, *, dim: int, variance: float, scales: str, sizes: str, replicates: int, protocol: Mapping[str, Any]
+) -> None:
+    """Rates of both moments over Gaussian tokens, against the horizon of random projections."""
+    Wq, Wk, Wv = (part / np.sqrt(dim) for part in _projections(dim, work.seed))
+    factors = np.sqrt(parse_grid(scales, "scales"))
+    heads = [Head.from_projections(factor * Wq, factor * Wk, Wv) for factor in factors]
+    _sweep(work, Gaussian(np.zeros(dim), variance), heads, sizes, replicates=replicates)
+    if work.as_published:
+        _as_published(work, heads[0], variance, **protocol)
+
+
+def sphere_d50(
+    work: Work, *, dim: int, scales: str, sizes: str, replicates: int, queries: int, samples: int
+) -> None:  # fmt: skip
+    """The same over the uniform law on the unit sphere, whose limit has its covariance by quadrature."""
+    Wq, Wk, Wv = _projections(dim, work.seed)
+    heads = [Head.from_projections(scale * Wq, scale * Wk, Wv) for scale in parse_grid(scales, "scales")]
+    _sweep(work, Sphere(dim), heads, sizes, replicates=replicates, queries=queries)
+    exact, drawn = limit_covariance(heads[0].A), sampled_moments(Sphere(dim), Head(heads[0].A), samples, work.seed)[1]
+    work.numbers["limit_trace"] = Number(float(exact.trace()), as_published=float(drawn.trace()))
+    apart = float(np.linalg.norm(drawn - exact) / np.linalg.norm(exact))
+    work.numbers["limit_apart"] = Number(0.0, as_published=apart)
+
+
+def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
+    """E|mean output| of argmax in d = 1, which falls like one over the root of a logarithm."""
+    found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
+    curve = found.hardmax.errors
+    for label, place in (("first", 0), ("last", -1)):
+        n, value = curve.sizes[place], (float(curve.error[place]), float(curve.stderr[place]))
+        work.numbers[f"hardmax_{label}"] = Number(*value, published=hardmax_asymptotic(n))
+        work.numbers[f"finite_{label}"] = Number(*value, published=hardmax_finite(n))
+    if (rate := curve.rate) is not None:
+        work.numbers["evidence"] = Number(-rate.evidence)
+        work.numbers["log_exponent"] = Number(rate.log_exponent, rate.stderr / rate.slope * rate.log_exponent)
+    for one in found.curves:
+        work.draw(one.label, one.errors.sizes, one.errors.error, one.errors.stderr)
+    work.draw("ln 4/(2√(2 ln n)), proved", curve.sizes, map(hardmax_asymptotic, curve.sizes), line=True)
+    work.draw("finite n, verified", curve.sizes, map(hardmax_finite, curve.sizes), line=True)
+
+
+def _projections(dim: int, seed: int) -> list[Array]:
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x9B]))
+    return [generator.standard_normal((dim, dim)) for _ in range(3)]
+
+
+def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: Any) -> None:
+    """A study of each head; rates against the horizon, and what the drawn line misses of them."""
+    curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
+    horizons = np.array([curve.theory["horizon"] for curve in curves])
+    theirs = horizons * np.sqrt(heads[0].key_dim)  # without the 1/√k of the scores
+    work.numbers["horizon_high"] = Number(float(horizons[-1]), as_published=float(theirs[-1]))
+    for name in MOMENTS:
+        rates = [curve.rate(name) for curve in curves]
+        found, bars = np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
+        for label, place in (("low", 0), ("high", -1)):
+            drawn = rate_drawn(horizons[place])
+            work.numbers[f"{name}_{label}"] = Number(float(found[place]), float(bars[place]), published=drawn)
+        for label, line in (("drawn", rate_drawn), ("sharp", rate_sharp)):
+            miss, missed = (np.nanmean(np.abs(found - [line(h) for h in at])) for at in (horizons, theirs))
+            stderr = float(np.sqrt(np.nansum(bars**2)) / len(bars))
+            work.numbers[f"{name}_{label}_miss"] = Number(float(miss), stderr, None, float(missed), stderr)
+        work.draw(name, horizons, found, bars)
+        if work.as_published:
+            work.draw(f"{name}, horizon as published", theirs, found, bars)
+    fine = np.geomspace(horizons[0], (theirs if work.as_published else horizons)[-1], 60)
+    work.draw("1/(2(1+H²)), drawn", fine, map(rate_drawn, fine), line=True)
+    work.draw("min(1/2, 1/(1+H²)), sharp", fine, map(rate_sharp, fine), line=True)
+
+
+def _as_published(
+    work: Work, head: Head, variance: float, sizes: str, replicates: int, reference: int, long: int
+) -> None:  # fmt: skip
+    """The published protocol with exact and with sampled limit, its standard errors, and its float16 sums."""
+    generator, counts = torch.Generator().manual_seed(work.seed), parse_sizes(sizes)
+
+    def draw(n: int) -> Projected:
+        tokens = variance**0.5 * torch.randn(n, head.dim, generator=generator)
+        return head.queries(tokens)[None], head.keys(tokens)[None], head.values(tokens)[None]
+
+    slope = torch.from_numpy(variance * head.V @ head.A)
+    exact = torch.zeros(head.value_dim, dtype=torch.float64), variance * slope @ slope.T
+    both = [error_rows(draw, limit, counts, replicates) for limit in (exact, moments(draw(reference)))]
+    for place, name in enumerate(MOMENTS):
+        (right, _), (own, theirs) = (slopes(counts, rows[place]) for rows in both)
+        work.numbers[f"{name}_sampled"] = Number(*right, None, *own)
+        work.numbers[f"{name}_stderr"] = Number(own[1], as_published=theirs[1])
+    query, *rest = draw(long)
+    outputs, low = (output((query[:, :8], *rest), half).double() for half in (False, True))
+    work.numbers["half_sums"] = Number(0.0, as_published=float((low - outputs).norm() / outputs.norm()))

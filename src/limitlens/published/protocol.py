@@ -1,0 +1,73 @@
+"""The published protocol, written plainly: every token of a sample is a query over the sample, moments of the outputs.
+
+What its code does otherwise than its definitions say stands here, so that both can be shown: sums kept in float16, and
+standard errors divided twice by the root of the number of replicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.errors import Array
+
+CHUNK = 512  # keys after which the published sums are rounded
+Moments: TypeAlias = tuple[Tensor, Tensor]
+Projected: TypeAlias = tuple[Tensor, ...]  # queries with the scale in them, keys and values, (heads, n, k) each
+
+
+def moments(parts: Projected, half: bool = False) -> Moments:
+    """Mean (v,) and covariance (v, v) of the outputs of all queries, heads side by side."""
+    rows = output(parts, half).double().transpose(0, 1).flatten(1)
+    return rows.mean(0), torch.cov(rows.T, correction=0)
+
+
+def error_rows(
+    draw: Callable[[int], Projected], limit: Moments, sizes: Sequence[int], replicates: int, half: bool = False
+) -> Array:
+    """Errors (2, replicates, sizes) of mean and covariance over fresh samples, relative to nothing (Frobenius)."""
+    found = np.empty((2, replicates, len(sizes)))
+    for place in np.ndindex(found.shape[1:]):
+        got = moments(draw(sizes[place[1]]), half)
+        found[:, *place] = [float((one - exact).norm()) for one, exact in zip(got, limit, strict=True)]
+    return found
+
+
+def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The rate of errors (replicates, sizes) with its standard error, and both as published.
+
+    Published are weighted least squares, and a standard error that is divided by √replicates though its weights were.
+    """
+    rate = ErrorCurve.of(tuple(sizes), rows, moment=1).rate
+    weight = rows.mean(0) / np.maximum(rows.std(0), 1e-12) * len(rows) ** 0.5
+    fit, covariance = np.polyfit(np.log(sizes), np.log(rows.mean(0)), 1, w=weight, cov=True)
+    own = (np.nan, np.nan) if rate is None else (rate.slope, rate.stderr)
+    return own, (-float(fit[0]), float(np.sqrt(covariance[0, 0] / len(rows))))
+
+
+def output(parts: Projected, half: bool = False) -> Tensor:
+    """Outputs (heads, queries, v); with `half` scores, weights and running sums are float16, as published."""
+    query, key, value = parts
+    if not half:
+        return scaled_dot_product_attention(query, key, value, scale=1.0)
+
+    def low(numbers: Tensor) -> Tensor:
+        return numbers.half().float()
+
+    query, key, value = map(low, parts)
+    top = torch.full((*query.shape[:2], 1), -torch.inf)
+    total, sums = torch.zeros_like(top), query.new_zeros(*query.shape[:2], value.shape[-1])
+    for start in range(0, key.shape[1], CHUNK):
+        scores = low(query @ key[:, start : start + CHUNK].mT)
+        new = torch.maximum(top, scores.amax(-1, keepdim=True))
+        kept, weight = low(torch.exp(top - new)), low(torch.exp(scores - new))
+        total = low(low(total * kept) + low(weight.sum(-1, keepdim=True)))
+        sums = low(low(sums * kept) + low(weight @ value[:, start : start + CHUNK]))
+        top = new
+    return low(sums / total)

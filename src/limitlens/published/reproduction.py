@@ -1,0 +1,143 @@
+"""The result of a published experiment, ours beside theirs, and the work that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from limitlens.errors import Progress
+from limitlens.lazily import pd
+from limitlens.published.catalogue import Number, catalogue, named
+from limitlens.report.view import Block, Cell, Colour, Measured, Series, Table, Text, View, line, look, points
+from limitlens.report.words import cell, plural, read_words, worded_figure, worded_view
+from limitlens.results import Result
+
+WORDS = read_words("published/words.json")
+LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
+VERDICTS = ("agrees", "differs", "no")  # how they begin
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A series of the figure: points with standard errors, or a line."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    stderr: tuple[float, ...] | None = None
+    line: bool = False
+
+    def series(self, place: int) -> Series:
+        """How it looks as the place-th of its kind."""
+        if self.line:
+            return line(self.name, self.x, self.y, LINES[place % len(LINES)], ("", "dashed", "dotted")[place % 3])
+        colour, dash = look(place)
+        return points(self.name, self.x, self.y, colour, self.stderr, dash=dash, positive=False)
+
+
+@dataclass
+class Work:
+    """An experiment while it runs: what it is asked, and what it fills."""
+
+    seed: int
+    as_published: bool
+    progress: Progress | None = None
+    numbers: dict[str, Number] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def each(self, steps: Sequence[T]) -> Iterator[T]:
+        """The steps one by one, telling how many are done."""
+        for done, step in enumerate(steps):
+            yield step
+            if self.progress is not None:
+                self.progress(done + 1, len(steps))
+
+    def whole(self, result: T) -> T:
+        """A result that was not cut short: what an interrupt left of one step is no experiment."""
+        if getattr(result, "interrupted", False):
+            raise KeyboardInterrupt
+        self.warnings += [told for told in getattr(result, "warnings", ()) if told not in self.warnings]
+        return result
+
+    def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
+        """Add a series to the figure."""
+        x, y, bars = (None if part is None else tuple(float(one) for one in part) for part in (x, y, stderr))
+        self.drawn.append(Drawn(name, x, y, bars, line))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reproduction(Result):
+    """A published experiment, run again."""
+
+    kind, file = "reproduction", "reproduction"
+    name: str
+    quick: bool
+    as_published: bool  # whether the definitions of the published code stand beside the right ones
+    parameters: Mapping[str, Any]  # of this run
+    numbers: Mapping[str, Number]  # by claim of the catalogue
+    drawn: tuple[Drawn, ...]
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per claim: ours, theirs, by the published code's definitions, and the verdict."""
+        rows, claims = [], named(self.name).claims
+        for key, found in self.numbers.items():
+            theirs, verdict = claims[key].verdict(found)
+            own = {"claim": key, "ours": found.value, "stderr": found.stderr, "published": theirs}
+            more = {"as_published": found.as_published, "as_published_stderr": found.as_published_stderr}
+            rows.append(own | more | {"verdict": verdict, "says": claims[key].says, "where": claims[key].where})
+        numeric = dict.fromkeys(("ours", "stderr", "published", "as_published", "as_published_stderr"), float)
+        return pd.DataFrame(rows).astype(numeric)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The claims, and the points of the figure."""
+        parts = [
+            pd.DataFrame({"series": one.name, "x": one.x, "y": one.y, "stderr": one.stderr, "line": one.line})
+            for one in self.drawn
+        ]
+        return {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
+
+    def view(self) -> View:
+        """The figure, the claims, and what was run."""
+        about, found = named(self.name), {key: self._row(key) for key in self.numbers}
+        columns = [*WORDS["claims"][:3], *([WORDS["as_published"]] if self.as_published else []), *WORDS["claims"][3:]]
+        series = [one.series([other.line for other in self.drawn[:place]].count(one.line))
+                  for place, one in enumerate(self.drawn)]  # fmt: skip
+        names = dict.fromkeys([*about.published, *self.parameters])
+        given = [(name, *(_told(of.get(name)) for of in (about.published, self.parameters))) for name in names]
+        ways = [sum(str(row[-1]).startswith(way) for row in found.values()) for way in VERDICTS]
+        known: dict[str, Any] = {"about": about, "size": "quick" if self.quick else "full", "seconds": self.seconds}
+        known |= {"agreed": ways[0], "differ": ways[1], "silent": ways[2], "claims": plural(sum(ways[:2]), "claim")}
+        claims = Table("ours beside theirs", columns, list(found.values()))
+        shown: list[Block] = [worded_figure(about.figure, series), claims]
+        run: list[Block] = [Text(about.deviations, listed=True), Table("parameters", WORDS["parameters"], given)]
+        return worded_view(WORDS, shown, run, warnings=self.warnings, **known)
+
+    def _row(self, key: str) -> tuple[Cell, ...]:
+        claim, number = named(self.name).claims[key], self.numbers[key]
+        theirs, verdict = claim.verdict(number)
+        told = claim.where if theirs is None else f"{WORDS['tests'][claim.test]}{cell(theirs)} ({claim.where})"
+        own = (Measured(number.as_published, number.as_published_stderr),) if self.as_published else ()
+        return (claim.says, Measured(number.value, number.stderr), told, *own, verdict)
+
+    def __repr__(self) -> str:
+        return f"<Reproduction of {self.name}: {plural(len(self.numbers), 'number')}>"
+
+
+def _told(value: Any) -> str:
+    """A parameter in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_told(one)}" for key, one in value.items())
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return ", ".join(map(_told, value)) if listed else cell(value)
+
+
+def listing() -> View:
+    """Every experiment that can be run again."""
+    rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
+    return worded_view(WORDS["list"], [Table("experiments", WORDS["list"]["columns"], rows)])
