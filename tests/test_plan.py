@@ -501,6 +501,12 @@ def test_budgets_keep_their_promise_on_the_reserved_windows(
     assert np.median(ratios) == pytest.approx(1, abs=0.12)
     assert 0.6 < ratios.min() <= ratios.max() < 1.6
     assert set(made.trial_summary()) == {"pool", "window"}
+    drawn = [block for block in made.view().blocks if isinstance(block, Figure) and block.title.startswith("Errors in")]
+    for figure, setting in zip(drawn, ("pool", "window"), strict=True):
+        tried = [trial for trial in made.trials if trial.setting == setting]
+        random = next(series for series in figure.series if series.name == "random keys")
+        assert random.y == [t.errors["random"].measured for t in tried if t.errors["random"].measured > 0]
+        assert [guide.y for guide in figure.guides] == [made.error]
     assert {"pool_random", "window_recent", "window_top_stderr"} <= set(made.table.columns)
 
 
