@@ -159,7 +159,7 @@ def test_a_group_takes_its_largest_budget_and_totals_add_up() -> None:
     marks = [head.mark for head in made.heads]
     assert marks == ["measured", "measured", "measured", "extrapolated", "beyond", "measured"]
     assert [head.status.value for head in made.heads[3:]] == ["heuristic", "heuristic", "verified"]
-    assert any("1 heads need more keys than" in note for note in made.notes)
+    assert any("1 head needs more keys than" in note for note in made.notes)
     assert any("has not converged" in note for note in made.notes)
 
 
@@ -191,7 +191,7 @@ def test_a_head_without_a_curve_keeps_everything() -> None:
     head = made.heads[0]
     assert (head.keys.n, head.keys.interval, head.mark) == (5000, (5000, 5000), "beyond")
     assert (head.rate, head.status.value) == (None, "heuristic")
-    assert any("1 heads have no budget (the limit is 0" in note for note in made.notes)
+    assert any("1 head without a budget (the limit is 0" in note for note in made.notes)
     assert not any("more keys than" in note for note in made.notes)
     endless = plan(run, 0.1, trial=False).heads[0]
     assert (endless.keys.n, endless.mark) == (None, "beyond")

@@ -81,7 +81,12 @@ class Plan(Result):
         whole = "their keys are all kept" if self.context else "no number is given"
         known = {"whole": whole, "why": "; ".join(sorted({head.keys.why for head in heads if head.keys.why}))}
         said, positions = WORDS["notes"], WORDS["notes"]["positions"].format(window=self.window)
-        return [positions, *(said[name].format(count=count, **known) for name, count in counts.items() if count)]
+
+        def told(name: str, count: int) -> str:
+            grammar = {"s": "", "verb": "s"} if count == 1 else {"s": "s", "verb": ""}
+            return str(said[name].format(count=count, **grammar, **known))
+
+        return [positions, *(told(name, count) for name, count in counts.items() if count)]
 
     def trial_summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Measured errors over heads (median, 10% and 90% quantiles) by setting and way of choosing keys."""
@@ -181,6 +186,13 @@ def plan(
     `keep`, the name of a choice of keys or "best", and `total`, a share of the cache (a float such as 0.25) or its size
     in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
     long as the context (`budgets.cache_plan`). It needs the decoder with its head, `model` too.
+
+    Examples
+    --------
+    >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
+    >>> made = ll.plan(run, error=0.2, context=512, trial=False)
+    >>> 0 < made.total['share'] < 1
+    True
     """
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
