@@ -9,7 +9,11 @@ from typing import Any
 
 from markdown import Extension, Markdown
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+FETCHED = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=.https?://[^>]*>")
 
 
 class Letters(Extension):
@@ -47,6 +51,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = f"notebooks/{path.stem}.md"
         files.append(File.generated(config, name, content=page_of(path)))
     return files
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Refuse a page that a browser would fetch something for."""
+    if found := FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} fetches {found[0]}; expected what the site holds itself")
+    return output
 
 
 def page_of(path: Path) -> str:
