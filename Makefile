@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo models test test-oldest lint audit format bench soak clean
+.PHONY: help demo docs models test test-oldest lint audit format bench soak clean
 
 help:
 	@echo "make demo    set up, probe every head of a real encoder, leave runs/demo/report.html"
 	@echo "make models  fetch smollm2, a decoder to probe (the encoder minilm comes with make demo)"
-	@echo "make test    set up, then lint, types and every test"
+	@echo "make test    set up, then lint, types, the site and every test"
+	@echo "make docs    the documentation as a site, in site/; needs no network once set up"
 	@echo "make test-oldest  the core of the tests with the oldest versions that pyproject.toml admits"
 	@echo "make bench   speed and memory, as ratios, kept under bench/results/"
 	@echo "make soak    the published numbers and the coverage of intervals, kept there too (an hour)"
@@ -46,7 +47,12 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
+# The theme's farewell to its own successor is no news of ours.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html in a browser; with search: python3 -m http.server -d site"
+
+test: lint docs
 	$(BIN)/pytest -n auto
 
 # What libraries of different ages say of one another is not ours to mend: their deprecations are not errors here.
@@ -68,4 +74,4 @@ soak: $(READY)
 	$(BIN)/python -m bench.soak
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest runs
+	rm -rf $(VENV) $(VENV)-oldest runs site

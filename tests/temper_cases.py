@@ -33,8 +33,8 @@ def words() -> transformers.PreTrainedTokenizerFast:
 
 
 @cache
-def decoder() -> LoadedModel:
-    """Two layers, trained by Adam on windows of 128 tokens."""
+def decoder(steps: int = 150) -> LoadedModel:
+    """Two layers, trained by Adam on windows of 128 tokens for so many steps."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=29, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -42,7 +42,7 @@ def decoder() -> LoadedModel:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3)
-    for step in range(150):
+    for step in range(steps):
         ids = texts(8, TRAINED, step)
         loss = model(input_ids=ids, labels=ids).loss
         optimiser.zero_grad()
@@ -54,7 +54,7 @@ def decoder() -> LoadedModel:
 @cache
 def text(seed: int = 5) -> str:
     """A file of such letters, enough for four documents of 512 tokens."""
-    tokens = decoder().tokenizer.convert_ids_to_tokens(texts(5, TO, 1000 + seed).flatten().tolist())
+    tokens = words().convert_ids_to_tokens(texts(5, TO, 1000 + seed).flatten().tolist())
     path = Path(tempfile.mkdtemp()) / "letters.txt"
     path.write_text(" ".join(tokens))
     return str(path)

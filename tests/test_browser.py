@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,35 @@ def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, run: P
     assert len(lines) == 73
     assert lines[0].startswith("layer,head,Rate β of the error,")
     assert float(lines[18].split(",")[2]) == pytest.approx(run.records[17].curve.rate.slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_figures_keep_their_ticks_and_labels(chromium: Page, tmp_path: Path, width: int) -> None:
+    from limitlens.report.page import write_page
+    from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, look, points
+
+    sizes, narrow = [100, 1_000, 10_000, 1_000_000], [0.951, 0.94, 0.93, 0.921]
+    looks = [look(index) for index in range(8)]
+    many = [points(f"H = {i}", sizes, narrow, colour, dash=dash) for i, (colour, dash) in enumerate(looks)]
+    axes = Axis("number of tokens n", log=True, low=100, high=1_000_000), Axis("error", log=True)
+    figure = Figure("narrow", *axes, many, [Guide("", y=0.93), Guide("", x=1_000)])
+    view = View("t", "", ("", "", ""), [Section("s", "", [figure, Table("rows", ["k"], [(k,) for k in range(72)])])])
+    chromium.open(write_page(view, tmp_path / "page.html", {}), width)
+    assert chromium.complaints() == []
+    assert len(set(looks)) == 8
+    assert "72 rows, in a box that scrolls." in chromium.texts(".note")
+    ticks = chromium.run(
+        "const svg = document.querySelector('svg.chart'), edge = svg.getBoundingClientRect();"
+        "return [...svg.querySelectorAll('.tick')].map((e) => { const r = e.getBoundingClientRect();"
+        "return {text: e.textContent, end: e.getAttribute('text-anchor'), left: r.left - edge.left,"
+        "right: edge.right - r.right, from: r.left, to: r.right}; })"
+    )
+    assert all(tick["left"] >= 0 and tick["right"] >= 0 for tick in ticks)  # nothing is cut off
+    across = sorted((tick for tick in ticks if tick["end"] == "middle"), key=lambda tick: tick["from"])
+    assert across[-1]["text"] == "1,000,000"
+    assert all(a["to"] < b["from"] for a, b in pairwise(across))  # nor lies over another
+    up = [tick["text"] for tick in ticks if tick["end"] == "end"]
+    assert len(set(up)) == len(up) >= 2  # however narrow a logarithmic axis is
 
 
 def test_names_from_outside_run_nothing(chromium: Page, tmp_path: Path) -> None:

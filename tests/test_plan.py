@@ -159,7 +159,7 @@ def test_a_group_takes_its_largest_budget_and_totals_add_up() -> None:
     marks = [head.mark for head in made.heads]
     assert marks == ["measured", "measured", "measured", "extrapolated", "beyond", "measured"]
     assert [head.status.value for head in made.heads[3:]] == ["heuristic", "heuristic", "verified"]
-    assert any("1 heads need more keys than" in note for note in made.notes)
+    assert any("1 head needs more keys than" in note for note in made.notes)
     assert any("has not converged" in note for note in made.notes)
 
 
@@ -191,7 +191,7 @@ def test_a_head_without_a_curve_keeps_everything() -> None:
     head = made.heads[0]
     assert (head.keys.n, head.keys.interval, head.mark) == (5000, (5000, 5000), "beyond")
     assert (head.rate, head.status.value) == (None, "heuristic")
-    assert any("1 heads have no budget (the limit is 0" in note for note in made.notes)
+    assert any("1 head without a budget (the limit is 0" in note for note in made.notes)
     assert not any("more keys than" in note for note in made.notes)
     endless = plan(run, 0.1, trial=False).heads[0]
     assert (endless.keys.n, endless.mark) == (None, "beyond")
@@ -501,6 +501,12 @@ def test_budgets_keep_their_promise_on_the_reserved_windows(
     assert np.median(ratios) == pytest.approx(1, abs=0.12)
     assert 0.6 < ratios.min() <= ratios.max() < 1.6
     assert set(made.trial_summary()) == {"pool", "window"}
+    drawn = [block for block in made.view().blocks if isinstance(block, Figure) and block.title.startswith("Errors in")]
+    for figure, setting in zip(drawn, ("pool", "window"), strict=True):
+        tried = [trial for trial in made.trials if trial.setting == setting]
+        random = next(series for series in figure.series if series.name == "random keys")
+        assert random.y == [t.errors["random"].measured for t in tried if t.errors["random"].measured > 0]
+        assert [guide.y for guide in figure.guides] == [made.error]
     assert {"pool_random", "window_recent", "window_top_stderr"} <= set(made.table.columns)
 
 

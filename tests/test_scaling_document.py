@@ -19,6 +19,7 @@ from limitlens.critical.scaling_limits import ScalingLimits, ambient, scaling_li
 from limitlens.critical.schedules import Schedules, follow_schedules
 from limitlens.errors import InputError
 from limitlens.record import plain, read_run, to_json
+from limitlens.report.view import Figure
 from limitlens.theory import VonMisesFisherGap, critical_beta, subsphere, uniform
 
 
@@ -53,6 +54,18 @@ def test_the_command_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None
         assert document["laws"][name]["p"] > 0.01, name
     assert document["laws"]["output_gaussian"]["p"] < 1e-3  # no Gaussian at the critical scale
     assert document["regime"] == "selective"
+
+
+def test_the_page_shows_the_same_keys_at_three_temperatures() -> None:
+    made = scaling_limits(uniform(5), 10_000, theta=1.0, replicates=100)
+    (section,) = made.view().later()
+    *maps, ordered = [block for block in section.flat if isinstance(block, Figure)]
+    assert [figure.title.rsplit(" ", 1)[1] for figure in maps] == ["averages", "selects", "collapses"]
+    largest = [max(figure.series[0].sizes or ()) for figure in maps]
+    assert largest[0] < largest[1] < largest[2]  # ever more of the mass lies on one key
+    top = {series.name.split(":")[0]: series.y[0] for series in ordered.series if series.kind == "points"}
+    assert top["averages"] < 0.02 < 0.2 < top["selects"] < 0.6 < 0.9 < top["collapses"]
+    assert scaling_limits(uniform(3), 300, theta=1.0, replicates=100).view().later() == []
 
 
 def test_averaging_side() -> None:

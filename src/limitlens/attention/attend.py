@@ -19,6 +19,12 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
     """Attention over n tokens, Γ_n(x): tokens (n, d), queries (m, d) to (m, v). Memory does not grow with n.
 
     `precise` computes in float64, otherwise in float32.
+
+    Examples
+    --------
+    >>> tokens = np.array([[0.0], [1.0]])
+    >>> ll.attend(tokens, ll.Head(1.0), [[0.0], [5.0]]).round(4).tolist()
+    [[0.5], [0.9933]]
     """
     return attend_state(tokens, head, x, precise=precise, block=block).output.numpy()
 

@@ -23,6 +23,11 @@ def designed_head(
     B = R diag(s) with R a rotation drawn uniformly from SO(d), so that d = 1 gives A = +horizon/Σ. The shape of s is
     "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given in the place of the law of tokens;
     directions without variance are left alone.
+
+    Examples
+    --------
+    >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
+    [[0.5]]
     """
     wanted = f"a number from 0 to {HARDMAX_BEYOND:,}, such as 1.5: far beyond, attention is hardmax"
     check_number("the horizon", horizon, wanted, below=HARDMAX_BEYOND * (1 + 1e-9))

@@ -27,12 +27,13 @@ from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
 from limitlens.record import Run, plain, read_run, to_json, typed
-from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, points
+from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, look, points
 from limitlens.report.words import plural, read_words, sentence
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
 
 SHOWN = 5  # heads at either end
+DEEP = 100  # errors so many times below the one asked for are not drawn
 NOTHING_SAVED = 0.99  # a share of the cache from which on a plan saves nothing worth the trouble
 WORDS = read_words("budgets/words.json")
 
@@ -80,7 +81,12 @@ class Plan(Result):
         whole = "their keys are all kept" if self.context else "no number is given"
         known = {"whole": whole, "why": "; ".join(sorted({head.keys.why for head in heads if head.keys.why}))}
         said, positions = WORDS["notes"], WORDS["notes"]["positions"].format(window=self.window)
-        return [positions, *(said[name].format(count=count, **known) for name, count in counts.items() if count)]
+
+        def told(name: str, count: int) -> str:
+            grammar = {"s": "", "verb": "s"} if count == 1 else {"s": "s", "verb": ""}
+            return str(said[name].format(count=count, **grammar, **known))
+
+        return [positions, *(told(name, count) for name, count in counts.items() if count)]
 
     def trial_summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Measured errors over heads (median, 10% and 90% quantiles) by setting and way of choosing keys."""
@@ -146,12 +152,13 @@ class Plan(Result):
         ]
         heads, percent = plural(len(self.heads), "head"), 100 * self.error
         read = WORDS["read"].format(heads=heads, model=self.model, percent=percent, where=where)
+        meanings = Section("What the words mean", "", [Text(WORDS["meanings"], listed=True)], only="page")
         export = Section("For other programs", "", [Text([WORDS["export"]])])
         return View(
             title=f"Plan for {self.model}: {percent:g}% error",
             subtitle=f"{self.model} on {self.corpus}: relative output error {self.error:g} per head in {where}",
             verdict=(read, _found(self), " ".join(sentence(line) for line in advice)),
-            sections=[*_budgets(self), *_trial(self), export],
+            sections=[*_budgets(self), *_trial(self), meanings, export],
             trust=self.notes,
         )
 
@@ -179,6 +186,13 @@ def plan(
     `keep`, the name of a choice of keys or "best", and `total`, a share of the cache (a float such as 0.25) or its size
     in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
     long as the context (`budgets.cache_plan`). It needs the decoder with its head, `model` too.
+
+    Examples
+    --------
+    >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
+    >>> made = ll.plan(run, error=0.2, context=512, trial=False)
+    >>> 0 < made.total['share'] < 1
+    True
     """
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
@@ -298,12 +312,34 @@ def _budgets(plan: Plan) -> list[Section]:
 def _trial(plan: Plan) -> list[Section]:
     if not plan.trials:
         return []
-    rows, words = [], WORDS["trial"]
+    rows, figures, words = [], [], WORDS["trial"]
     for setting, ways in plan.trial_summary().items():
-        tokens = next(trial.context for trial in plan.trials if trial.setting == setting)
+        tried = [trial for trial in plan.trials if trial.setting == setting]
+        tokens = tried[0].context
+        figures.append(_trial_figure(plan, tried, [*ways]))
         rows += [
             (f"{WAYS[name]}, {WORDS['settings'][setting]} of {tokens:,}", found["median"], found["low"], found["high"])
             for name, found in ways.items()
         ]
     table = Table(words["table"], words["columns"], rows)
-    return [Section(words["title"], words["lead"].format(error=plan.error), [table])]
+    return [Section(words["title"], words["lead"].format(error=plan.error), [Row(figures), table])]
+
+
+def _trial_figure(plan: Plan, tried: Sequence[HeadTrial], ways: Sequence[str]) -> Figure:
+    """The error of every head in one setting, by layer, in the look of each way to choose its keys."""
+    widest, series = 1 + max(trial.head for trial in tried), []
+    for name in ways:
+        # an oracle that misses nothing has no place on a logarithmic axis
+        own = [(trial, found) for trial in tried if (found := trial.errors.get(name)) and found.measured > 0]
+        if not own:
+            continue
+        x, y, stderr = zip(*((t.layer + 0.7 * t.head / widest, f.measured, f.stderr) for t, f in own), strict=True)
+        colour, dash = look([*WAYS].index(name))  # the same in every setting
+        labels = [f"layer {trial.layer}, head {trial.head}\n{trial.keys:,} keys" for trial, _ in own]
+        series.append(points(WAYS[name], x, y, colour, stderr, dash=dash, labels=labels))
+    words, setting = WORDS["trial"], WORDS["settings"][tried[0].setting]
+    guides = [Guide(words["asked"].format(error=plan.error), y=plan.error)]
+    title = words["figure"].format(setting=setting, tokens=tried[0].context)
+    across, up = Axis("layer", whole=True), Axis("relative output error", log=True, low=plan.error / DEEP)
+    note = words["below"].format(low=plan.error / DEEP)
+    return Figure(title, across, up, series, guides, height=340, note=note)

@@ -18,12 +18,12 @@ import numpy as np
 from scipy import stats
 
 from limitlens.critical.quantity import Quantity
-from limitlens.critical.regimes_picture import draw_regimes
+from limitlens.critical.regimes_picture import draw_regimes, regime_figures
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
 from limitlens.lazily import Drawing, pd
 from limitlens.record import Run, plain
-from limitlens.report.view import Block, Figure, Table, Text, View, line, points
+from limitlens.report.view import Block, Figure, Row, Section, Table, Text, View, line, points
 from limitlens.report.words import cell, falling, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
@@ -130,7 +130,7 @@ class ScalingLimits(Result):
         inputs, known, found = self.inputs, self.control, self.quantities["participation"].measured
         control = [(label, known[name].predicted, known[name].asymptotic) for name, label in WORDS["control"].items()]
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
-        return worded_view(
+        view = worded_view(
             WORDS,
             [_along_theta(self), Table("control parameters", WORDS["controls"], control)],
             _tables(self),
@@ -149,6 +149,11 @@ class ScalingLimits(Result):
             critical_beta=short(known["critical_beta"].predicted),
             growth=falling(-2 / self.local["exponent"]),
         )
+        return replace(view, later=self._regimes)
+
+    def _regimes(self) -> list[Section]:
+        drawn, (title, lead) = regime_figures(self.law, self.inputs["n"], self.inputs["seed"]), WORDS["regimes"]
+        return [Section(title, lead, [Row(drawn[:3]), *drawn[3:]])] if drawn else []
 
     def plot(self, path: str | Path | None = None) -> Drawing:
         """Draw the same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""

@@ -158,6 +158,11 @@ def tails(
     With `tokens`, (n, d) or a `Sample`, they are judged: a `TailReport`. Else one-dimensional tokens of a `law`,
     "laplace" of scale 1, "gaussian" or "student" with `degrees` degrees of freedom, are attended to at `tilts` t (the
     scores are t x), over `sizes` tokens; both are "lo:hi:k", "a,b,c" or sequences.
+
+    Examples
+    --------
+    >>> ll.tails(np.random.default_rng(0).normal(size=(2000, 2))).verdict.value
+    'sub-Gaussian'
     """
     if tokens is not None:
         return check_tails(tokens.tokens if isinstance(tokens, Sample) else Sample(tokens).tokens)

@@ -95,6 +95,12 @@ def study(
     where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds. `ray`
     is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread.
     What takes more than a day or more memory than there is (`limitlens.cost`) is begun with `yes` alone.
+
+    Examples
+    --------
+    >>> curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800], replicates=20, queries=32)
+    >>> 0.3 < curve.rate('output').slope < 0.7
+    True
     """
     started = time.perf_counter()
     measure, cells = as_measure(measure), Cells(parse_sizes(sizes))

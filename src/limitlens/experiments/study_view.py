@@ -138,7 +138,9 @@ def rates_figure(swept: HorizonSweep) -> view.Figure:
         if fitted:
             x, y, stderr = zip(*fitted, strict=True)
             series.append(view.points(f"{name}, measured", x, y, COLOURS[name], stderr, positive=False))
-    across, up = view.Axis("horizon H", log=True), view.Axis("rate β: error falls like n to the −β", low=0)
+    seen = [rate for drawn in series for rate in drawn.y]
+    up = view.Axis("rate β: error falls like n to the −β", low=min(0, *seen), high=1.05 * max(0.55, *seen))
+    across = view.Axis("horizon H", log=True)
     guides = [view.Guide("½: plain averaging", y=0.5)]
     return view.Figure("Fitted rates over the horizon", across, up, series, guides, height=380)
 

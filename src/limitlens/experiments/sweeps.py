@@ -185,6 +185,12 @@ def sweep(
     Exactly one of `horizons` and `radii` is given. With radii, `horizon` is that of the head over the law as given;
     with horizons, `radius` asks for the uniform error over the ball of this radius too. `spectrum` is that of the head
     (`designed_head`); the others are those of `study`.
+
+    Examples
+    --------
+    >>> law = ll.Gaussian(0.0, 1.0)
+    >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
+    <HorizonSweep: Gaussian(dim=1, mean=0, covariance=1), 2 horizons from 0.5 to 1.5>
     """
     if (horizons is None) == (radii is None):
         given = "neither horizons nor radii" if radii is None else "both horizons and radii"
@@ -229,6 +235,13 @@ def radius_sweep(
     The head stays the same, so scores grow like R². The bound on the uniform error grows exponentially with them, since
     the ball holds queries that few tokens answer; the moments average over queries that are tokens, and grow like a
     power of R. In low dimension even the uniform error ends up growing like a power, once tilted laws are small caps.
+
+    Examples
+    --------
+    >>> head = ll.Head(0.3 * np.eye(2))
+    >>> made = ll.radius_sweep(ll.Cube(2), head, [1.0, 1.5, 2.0], [50, 200], replicates=4, queries=16)
+    >>> len(made.radii)
+    3
     """
     law = as_measure(measure)
     if not np.isfinite(law.radius):

@@ -56,6 +56,12 @@ def predict(
     queries : queries a head, from windows of their own
     sizes : numbers of tokens n to foretell errors at, as they are or as "lo:hi:k"; they may exceed the pilot
     progress : called with (layers done, layers in all)
+
+    Examples
+    --------
+    >>> told = ll.predict(model, corpus=text, tokens=500, window=50, queries=8, sizes=[8, 32, 128])
+    >>> len(told.table)
+    36
     """
     begun = time.perf_counter()
     n = parse_sizes(sizes)

@@ -128,6 +128,13 @@ def trial(
 
     Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far, a
     `checkpoint` all that is needed for the same call to go on.
+
+    Examples
+    --------
+    >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
+    >>> cut = ll.plan(run, total=0.5, context=64, model=model)
+    >>> ll.trial(cut, documents=2, model=model)
+    <CacheTrial of letters: 28 settings, 2 documents>
     """
     made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
     loaded = model or load(found_again(made.model, made.made), device=choose_device(device), head=True)

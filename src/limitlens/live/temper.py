@@ -55,6 +55,8 @@ def temper(
 ) -> Temper:  # fmt: skip
     """What factors on the scores do to a decoder that reads `to` tokens, more than it was trained for.
 
+    Products are computed in bfloat16 on a GPU. Ctrl-C keeps what was finished.
+
     Parameters
     ----------
     text, other : what exponents are fitted on and then tried on (other documents of it), and a text that is only tried.
@@ -67,7 +69,11 @@ def temper(
         document when it would not end within. `steps` and `rate` are of each fit (Adam).
     told, keep : are given a line after each step, and what is known after each fit and document.
 
-    Products are computed in bfloat16 on a GPU. Ctrl-C keeps what was finished.
+    Examples
+    --------
+    >>> made = ll.temper(model, 512, text, documents=2, steps=1, far=[0.0])
+    >>> list(made.fits)
+    ['single', 'per_head']
     """
     from limitlens.attention.device import choose_device
 

@@ -71,13 +71,25 @@ class _Uniform(_Spherical):
 
 
 class Sphere(_Uniform):
-    """The uniform law on the sphere of radius R in R^d, ±R in d = 1: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|."""
+    """The uniform law on the sphere of radius R in R^d, ±R in d = 1: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
+
+    Examples
+    --------
+    >>> ll.Sphere(3).grad_K(np.array([0.0, 0.0, 2.0])).round(4).tolist()
+    [0.0, 0.0, 0.5373]
+    """
 
     _dropped = 0
 
 
 class Ball(_Uniform):
-    """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
+    """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
+
+    Examples
+    --------
+    >>> ll.Ball(3, radius=2.0).covariance.round(4).tolist()[0]
+    [0.8, 0.0, 0.0]
+    """
 
     _dropped = 2
 
@@ -86,6 +98,11 @@ class VonMisesFisher(_Spherical):
     """The law of density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
 
     Of the mean direction μ (d,) only the direction counts; the concentration κ = 0 gives the uniform law.
+
+    Examples
+    --------
+    >>> ll.VonMisesFisher(direction=[0, 0, 1], concentration=10.0).mean.round(4).tolist()
+    [0.0, 0.0, 0.9]
     """
 
     def __init__(self, direction: ArrayLike, concentration: float, radius: float = 1.0) -> None:

@@ -41,6 +41,8 @@ def intervene(
 ) -> Iterator[None]:
     """Every forward of `model` within the block attends to chosen keys, with scores times a factor.
 
+    A cache that holds a sliding window keeps positions right; one of fixed length does not (`StaticCache`).
+
     Parameters
     ----------
     keys : "all", a choice of `limitlens.keys.CHOICES` by name, or a function from a layer's `Captured` to the one that
@@ -57,7 +59,13 @@ def intervene(
     layers, heads : where to act, all when left out; the other layers and query heads attend as ever.
     seed : of random choices, which depend on it, on the layer and on the number of keys alone.
 
-    A cache that holds a sliding window keeps positions right; one of fixed length does not (`StaticCache`).
+    Examples
+    --------
+    >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
+    >>> with ll.intervene(model, keys='recent', count=2):
+    ...     changed = model.model(ids).logits
+    >>> bool((changed == model.model(ids).logits).all())
+    False
     """
     stack = model.model if isinstance(model, LoadedModel) else model
     config = stack.config.get_text_config()

@@ -61,7 +61,8 @@ class Windows:
         self.length, self.count = length, -(-tokens // length)
         self.warnings = _check_positions(loaded, length) + _check_first(loaded, special, self.prefix)
         if loaded.unused:
-            named = f"{loaded.unused[0]} and {len(loaded.unused) - 1:,} more"
+            more = len(loaded.unused) - 1
+            named = loaded.unused[0] + (f" and {more:,} more" if more else "")
             self.warnings.append(f"the file of {loaded.name} holds weights of layers that the model has not: {named}")
         table: Any = loaded.model.get_input_embeddings()
         rows = table.weight.shape[0]

@@ -93,6 +93,12 @@ def probe(
     checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
     memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
+
+    Examples
+    --------
+    >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
+    >>> len(run.heads), len(run.curves)
+    (12, 36)
     """
     begun = time.perf_counter()
     cells = Cells(parse_sizes(sizes))

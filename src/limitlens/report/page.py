@@ -28,6 +28,7 @@ from limitlens.report.words import cell, is_number, numeric, sentence
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
 DIGITS = 5  # kept of every number in a page: more than anybody reads, few enough to mail
 RENAMED = {"length": "context"}  # parameters whose option has another name
+SEEN = 12  # rows of a table that a reader sees before its box scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 
 
@@ -59,7 +60,8 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     data = view.data() if callable(view.data) else view.data
     figures: list[dict[str, Any]] = []
     above = "".join(_block(block, figures) for block in view.above)
-    body = "\n".join(_section(part, figures) for part in view.sections if part.only in ("", "page"))
+    shown = [part for part in (*view.sections, *view.later()) if part.blocks and part.only in ("", "page")]
+    body = "\n".join(_section(part, figures) for part in shown)
     parts = {
         "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": style,
         "verdict": verdict, "above": above, "body": body, "trust": _trust(view), "provenance": _provenance(view, made),
@@ -148,6 +150,8 @@ def _table(table: Table, heading: str = "") -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table data-csv="{label}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+    if len(table.rows) > SEEN:
+        shown = f'<p class="note">{len(table.rows):,} rows, in a box that scrolls.</p>{shown}'
     title = escape(table.title[:1].upper() + table.title[1:])
     if table.folded:
         return f"<details><summary>{title}</summary>{shown}</details>"

@@ -70,6 +70,9 @@ def _curve(axes: Axes, series: Series) -> None:
     elif series.kind == "line":
         axes.plot(x, y, _STROKES[series.dash], color=colour, label=label)
     else:
+        if series.sizes is not None:
+            axes.scatter(x, y, np.pi * np.square(series.sizes) / 2, colour, alpha=0.6, linewidths=0, label=label)
+            return
         bars = None if low is None or high is None else np.maximum([y - low, high - y], 0)
         mark, fill = _MARKS[series.dash]
         stroke = _STROKES[series.dash] if series.joined else "none"

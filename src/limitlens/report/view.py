@@ -66,6 +66,7 @@ class Series:
     words: Sequence[str] = ()  # of a map of words: value k means words[k]
     joined: bool = False  # points joined by a thin line
     labels: Sequence[str] = ()  # what a pointer is told at each point
+    sizes: Sequence[float] | None = None  # radius of each point in pixels; all alike where it is None
     listed: bool = True  # whether the legend names it
 
 
@@ -143,6 +144,7 @@ class View:
     above: Sequence[Block] = ()  # blocks of a page right under the verdict
     # what the widgets of a page read, or what makes it: that may take a while, and only a page asks for it
     data: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+    later: Callable[[], Sequence[Section]] = tuple  # sections that take a while, made where a page is written
     warnings: Sequence[str] = ()
     trust: Sequence[str] = ()  # what else a reader must know before believing the numbers
     details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with how it was made

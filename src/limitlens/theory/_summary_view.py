@@ -38,7 +38,9 @@ def view_of(document: Mapping[str, Any]) -> View:
     given, numbers, found, queries = (document[key] for key in ("inputs", "theory", "rates", "queries"))
     curves = curves_of(document)
     valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
-    moments, output = ((falling(numbers[name]), found[name]["status"]) for name in ("rate_sharp", "rate_sharp_output"))
+    # bounded tokens have their own rate, whatever the horizon
+    names = ("rate_compact",) * 2 if "rate_compact" in found else ("rate_sharp", "rate_sharp_output")
+    moments, output = ((falling(found[name]["predicted"]), found[name]["status"]) for name in names)
     known = {"given": given, "horizon": short(numbers["horizon"]), "moments": moments, "output": output}
     known["believed"] = WORDS["believed" if valid else "not believed"].format(valid=join(valid))
     read, told, do = (text.format(**known) for text in WORDS["verdict"])

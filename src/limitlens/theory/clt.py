@@ -26,7 +26,13 @@ DIRECTIONS = 8  # axes of V S Vᵀ along which a law's degrees of freedom are so
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """V S Vᵀ, the limit of n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d) or identity, to (..., d_out, d_out) [P]."""
+    """V S Vᵀ, the limit of n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d) or identity, to (..., d_out, d_out) [P].
+
+    Examples
+    --------
+    >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
+    [[5.4366]]
+    """
     t = measure.check_tilts(tilts)
     shift = measure.grad_K(2 * t) - measure.grad_K(t)
     spread = measure.hess_K(2 * t) + shift[..., :, None] * shift[..., None, :]
@@ -34,7 +40,13 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
 
 
 def asymptotic_covariance_gaussian(covariance: ArrayLike, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """The same for Gaussian tokens in closed form: e^{τ²} V (Σ + Σ t tᵀ Σ) Vᵀ, τ² = tᵀ Σ t [P]."""
+    """The same for Gaussian tokens in closed form: e^{τ²} V (Σ + Σ t tᵀ Σ) Vᵀ, τ² = tᵀ Σ t [P].
+
+    Examples
+    --------
+    >>> theory.asymptotic_covariance_gaussian([[1.0]], [1.0]).round(4).tolist()
+    [[5.4366]]
+    """
     sigma, t = as_array("covariance", covariance, ndim=2), as_array("tilts", tilts)
     pushed = t @ sigma
     spread = sigma + pushed[..., :, None] * pushed[..., None, :]
@@ -45,18 +57,35 @@ def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
     """K(2t) - 2K(t) = log(1 + χ²): by how much the tilt multiplies the variance, shape (...).
 
     χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the value is τ².
+
+    Examples
+    --------
+    >>> float(theory.log_weight_cost(ll.Gaussian(0.0, 1.0), [2.0]))
+    4.0
     """
     t = measure.check_tilts(tilts)
     return np.asarray(measure.K(2 * t) - 2 * measure.K(t))
 
 
 def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array:
-    """n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P]."""
+    """n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P].
+
+    Examples
+    --------
+    >>> round(float(theory.effective_sample_size(ll.Gaussian(0.0, 1.0), [1.0], 1000)), 2)
+    367.88
+    """
     return np.asarray(n * np.exp(-log_weight_cost(measure, tilts)))
 
 
 def plug_in_covariance(weights: ArrayLike, values: ArrayLike) -> Array:
-    """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: weights (..., n), normalised here, values (n, d_out) to (..., d_out, d_out)."""
+    """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: weights (..., n), normalised here, values (n, d_out) to (..., d_out, d_out).
+
+    Examples
+    --------
+    >>> theory.plug_in_covariance([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]]).tolist()
+    [[0.09375]]
+    """
     u = _contributions(weights, values)[1]
     return np.asarray(np.swapaxes(u, -1, -2) @ u)
 
@@ -80,6 +109,14 @@ def plug_in_from_moments(
 
     With p proportional to e^{2 score}: Σ w² [E_p(v²) - 2 Γ_n E_p(v) + Γ_n²], Σ w² = e^{lse2 - 2 lse}. Log-sum-exps
     (...) of the scores and of twice the scores, and Γ_n, E_p(v), E_p(v²) of shape (..., d_out), give (..., d_out).
+
+    Examples
+    --------
+    >>> w, v = np.array([0.5, 0.25, 0.25]), np.array([1.0, 0.0, 0.0])
+    >>> square = w**2 / (w**2).sum()
+    >>> moments = [w @ v], [square @ v], [square @ v**2]
+    >>> theory.plug_in_from_moments(0.0, np.log((w**2).sum()), *moments).round(6).tolist()
+    [0.09375]
     """
     gamma, first, second = as_array("output", output), as_array("mean2", mean2), as_array("square2", square2)
     participation = np.exp(as_array("lse2", lse2) - 2 * as_array("lse", lse))
@@ -105,6 +142,12 @@ def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degree
     """Intervals Γ_n ± q √variance per coordinate (..., d_out); variance as the plug-in's diagonal.
 
     q is Student's quantile of these `degrees` of freedom (..., d_out), the normal one when absent.
+
+    Examples
+    --------
+    >>> found = theory.interval([0.4], [0.01])
+    >>> found.lower.round(3).tolist(), found.upper.round(3).tolist()
+    ([0.204], [0.596])
     """
     center, spread = as_array("output", output), as_array("variance", variance)
     if (spread < 0).any():
@@ -137,6 +180,11 @@ def ellipsoid(
 
     With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
     F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.
+
+    Examples
+    --------
+    >>> round(float(theory.ellipsoid([0.0, 0.0], np.eye(2)).radius), 3)
+    2.448
     """
     center, spread = as_array("output", output), as_array("covariance", covariance)
     dim = center.shape[-1] if center.ndim else 0
@@ -175,6 +223,12 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
 
     Degrees are 2/(κ - 1/n), at most n - 1: of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), where
     y are the u whitened by it.
+
+    Examples
+    --------
+    >>> found = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
+    >>> found.output.tolist(), found.degrees.round(3).tolist()
+    ([0.5], [2.0])
     """
     output, u = _contributions(weights, values)
     covariance = np.asarray(np.swapaxes(u, -1, -2) @ u)
@@ -194,6 +248,11 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
     along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
     tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
+
+    Examples
+    --------
+    >>> round(theory.plug_in_degrees(ll.Gaussian(0.0, 1.0), [0.5], 1000), 1)
+    54.8
     """
     t = measure.check_tilts(tilt)
     if t.ndim != 1:

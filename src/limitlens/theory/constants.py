@@ -19,7 +19,13 @@ _below_one = partial(check_number, "the horizon", expected=_WHY, below=1.0)
 
 
 def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ, C = BBᵀ: the limit of n · Cov(mean error)."""
+    """V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ, C = BBᵀ: the limit of n · Cov(mean error).
+
+    Examples
+    --------
+    >>> theory.mean_error_covariance([[1.0]], [[0.5]]).round(4).tolist()
+    [[2.3516]]
+    """
     root, B = square_root(covariance), whitened(covariance, A)
     _below_one(float(np.linalg.norm(B, 2)))
     C = B @ B.T
@@ -30,7 +36,13 @@ def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | No
 
 
 def mean_error_variance(reach: Reach) -> float:
-    """‖B‖_F² + 2 tr B + Σ_i (1-σ_i⁴)^{-1} Π_j (1-σ_j⁴)^{-1/2}, σ of B: the limit of n · E|whitened mean error|²."""
+    """‖B‖_F² + 2 tr B + Σ_i (1-σ_i⁴)^{-1} Π_j (1-σ_j⁴)^{-1/2}, σ of B: the limit of n · E|whitened mean error|².
+
+    Examples
+    --------
+    >>> round(theory.mean_error_variance(theory.reach([[1.0]], [[0.5]])), 4)
+    2.3516
+    """
     _below_one(reach.horizon)
     gap = 1.0 - reach.singular_values**4
     directions = float(np.sum(1.0 / gap)) + (reach.dim - len(gap))
@@ -38,13 +50,25 @@ def mean_error_variance(reach: Reach) -> float:
 
 
 def mean_error_variance_1d(signed_horizon: float) -> float:
-    """d = 1: n · Var(mean) → H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A; `signed_horizon` is s H, in (-1, 1)."""
+    """d = 1: n · Var(mean) → H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A; `signed_horizon` is s H, in (-1, 1).
+
+    Examples
+    --------
+    >>> round(theory.mean_error_variance_1d(0.5), 4)
+    2.3516
+    """
     h = float(signed_horizon)
     _below_one(abs(h))
     return h**2 + 2.0 * h + float((1.0 - h**4) ** -1.5)
 
 
 def covariance_error_variance_1d(horizon: float) -> float:
-    """d = 1: n · Var(variance of the outputs) → 10 H⁴ + 4 H⁴ (2 + H⁴) (1-H⁴)^{-5/2}; the sign of A is irrelevant."""
+    """d = 1: n · Var(variance of the outputs) → 10 H⁴ + 4 H⁴ (2 + H⁴) (1-H⁴)^{-5/2}; the sign of A is irrelevant.
+
+    Examples
+    --------
+    >>> round(theory.covariance_error_variance_1d(0.5), 4)
+    1.2309
+    """
     h4 = _below_one(abs(horizon)) ** 4
     return 10.0 * h4 + 4.0 * h4 * (2.0 + h4) * float((1.0 - h4) ** -2.5)

@@ -43,7 +43,14 @@ class TiltCost:
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
-    """The cost of one tilt (d,), with values V (d_out, d) or the tokens themselves."""
+    """The cost of one tilt (d,), with values V (d_out, d) or the tokens themselves.
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(cost.chi_squared, 4), round(cost.reach, 4)
+    (1.0746, 1.5373)
+    """
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
         raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
@@ -62,31 +69,65 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
 
 
 def mean_square_asymptotic(cost: TiltCost, n: float) -> float:
-    """E|D|² ≈ tr S/n [P, as n → ∞]."""
+    """E|D|² ≈ tr S/n [P, as n → ∞].
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(theory.mean_square_asymptotic(cost, 1000), 7)
+    0.001
+    """
     return cost.trace / _count(n)
 
 
 def mean_square_bound(cost: TiltCost, n: float) -> float:
-    """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P]."""
+    """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P].
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(theory.mean_square_bound(cost, 1000), 6)
+    0.006727
+    """
     if not np.isfinite(cost.reach):
         return float("inf")
     return float((np.sqrt(cost.trace) + cost.reach * np.sqrt(cost.chi_squared)) ** 2) / _count(n)
 
 
 def mean_square_useful_from(cost: TiltCost) -> float:
-    """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws."""
+    """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws.
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(theory.mean_square_useful_from(cost), 2)
+    2.85
+    """
     return mean_square_bound(cost, 1.0) / cost.reach**2 if np.isfinite(cost.reach) else float("inf")
 
 
 def deviation_bound(cost: TiltCost, n: float, error: float) -> float:
-    """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P]."""
+    """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P].
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(theory.deviation_bound(cost, 10_000, error=0.1), 4)
+    0.0115
+    """
     delta, wanted = np.linspace(0.001, 0.999, 999), check_number("the error", error, "a positive number", closed=False)
     chebyshev = cost.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
     return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + cost.chi_squared))))))
 
 
 def deviation_useful_from(cost: TiltCost, error: float) -> float:
-    """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing."""
+    """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing.
+
+    Examples
+    --------
+    >>> theory.deviation_useful_from(theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0]), error=0.1)
+    186.0
+    """
     low, high = 0.0, 1.0
     while deviation_bound(cost, np.exp(high), error) >= 1.0:
         low, high = high, 2 * high
@@ -99,7 +140,14 @@ def deviation_useful_from(cost: TiltCost, error: float) -> float:
 
 
 def quadratic_error_quantile(cost: TiltCost, n: float, level: float = 0.95) -> float:
-    """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞]."""
+    """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞].
+
+    Examples
+    --------
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(theory.quadratic_error_quantile(cost, 1000), 6)
+    0.005387
+    """
     x, spread = -np.log1p(-check_level(level)), cost.covariance
     if not np.isfinite(cost.trace):
         return float("inf")

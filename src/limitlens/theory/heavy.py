@@ -31,6 +31,11 @@ def laplace_K(tilts: ArrayLike, scale: float) -> Array:
     """K(t) = -Σ_i log(1 - b² t_i²) of independent Laplace coordinates of scale b; +inf where some |t_i| ≥ 1/b.
 
     Tilts (..., d) to values (...); a coordinate has variance 2 b².
+
+    Examples
+    --------
+    >>> theory.laplace_K([[0.5], [2.0]], scale=1.0).round(4).tolist()
+    [0.2877, inf]
     """
     product = (_scale(scale) * as_array("tilts", tilts)) ** 2
     inside = (product < 1).all(-1)
@@ -39,7 +44,13 @@ def laplace_K(tilts: ArrayLike, scale: float) -> Array:
 
 
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
-    """Γ = ∇K(t), coordinates 2b² t_i / (1 - b² t_i²), where every |t_i| < 1/b: (..., d) to (..., d)."""
+    """Γ = ∇K(t), coordinates 2b² t_i / (1 - b² t_i²), where every |t_i| < 1/b: (..., d) to (..., d).
+
+    Examples
+    --------
+    >>> theory.laplace_limit([[0.5]], scale=1.0).round(4).tolist()
+    [[1.3333]]
+    """
     t = as_array("tilts", tilts)
     product = (_scale(scale) * t) ** 2
     if (product >= 1).any():
@@ -65,6 +76,11 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     - b t = 1: no limit either; every height up to b ln n carries as much weight, so the output grows like (b/2) ln n.
+
+    Examples
+    --------
+    >>> theory.laplace_law(0.4, 1.0).existence.value, theory.laplace_law(2.0, 1.0).existence.value
+    ('limit with a central limit theorem', 'no limit')
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     stable = "docs/theory.md; stable laws of index 1/(bt)"
@@ -86,6 +102,11 @@ def student_law(degrees: float) -> HeavyLaw:
 
     K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and leads the second by as much, so its weight
     tends to 1 and the output grows like n^{1/ν}.
+
+    Examples
+    --------
+    >>> theory.student_law(3.0).existence.value
+    'no limit'
     """
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token takes all"

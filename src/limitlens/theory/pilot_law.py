@@ -72,6 +72,13 @@ def pilot_errors(
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
     value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
     they are in random order. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> (told,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
+    >>> told.error.shape, bool(told.error[0, 0] > told.error[0, 1])
+    ((1, 2), True)
     """
     raw, v = np.asarray(scores, dtype=np.float64), as_array("values", values, ndim=2)
     n = np.asarray(sizes, dtype=np.float64)

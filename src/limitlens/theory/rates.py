@@ -23,27 +23,57 @@ _REPEATED = 1e-6  # relative gap below which two singular values count as one th
 
 
 def rate_proved(coupling: float) -> float:
-    """Proved exponent of the moments, 1 / (2 (1 + 32 Ψ)), Ψ of a variance proxy of the tokens (`theory.proxy`) [P]."""
+    """Proved exponent of the moments, 1 / (2 (1 + 32 Ψ)), Ψ of a variance proxy of the tokens (`theory.proxy`) [P].
+
+    Examples
+    --------
+    >>> round(theory.rate_proved(1.0), 4)
+    0.0152
+    """
     return 1.0 / (2.0 * (1.0 + 32.0 * _nonnegative("coupling", coupling)))
 
 
 def rate_drawn_coupling(coupling: float) -> float:
-    """Exponent the literature draws with the coupling, 1 / (2 (1 + Ψ))."""
+    """Exponent the literature draws with the coupling, 1 / (2 (1 + Ψ)).
+
+    Examples
+    --------
+    >>> theory.rate_drawn_coupling(1.0)
+    0.25
+    """
     return 1.0 / (2.0 * (1.0 + _nonnegative("coupling", coupling)))
 
 
 def rate_drawn(horizon: float) -> float:
-    """Exponent the literature draws with the horizon, 1 / (2 (1 + H²)): a valid bound, not the rate."""
+    """Exponent the literature draws with the horizon, 1 / (2 (1 + H²)): a valid bound, not the rate.
+
+    Examples
+    --------
+    >>> round(theory.rate_drawn(1.5), 4)
+    0.1538
+    """
     return 1.0 / (2.0 * (1.0 + _nonnegative("horizon", horizon) ** 2))
 
 
 def rate_sharp(horizon: float) -> float:
-    """Sharp exponent of both moments for Gaussian tokens, min(1/2, 1 / (1 + H²)) [V in d = 1, H beyond]."""
+    """Sharp exponent of both moments for Gaussian tokens, min(1/2, 1 / (1 + H²)) [V in d = 1, H beyond].
+
+    Examples
+    --------
+    >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
+    (0.5, 0.3077)
+    """
     return min(0.5, 1.0 / (1.0 + _nonnegative("horizon", horizon) ** 2))
 
 
 def rate_sharp_output(horizon: float) -> float:
-    """Exponent of the root mean square output error over the queries of one sample, min(1/2, 1 / (1 + 2 H²)) [H]."""
+    """Exponent of the root mean square output error over the queries of one sample, min(1/2, 1 / (1 + 2 H²)) [H].
+
+    Examples
+    --------
+    >>> round(theory.rate_sharp_output(1.5), 4)
+    0.1818
+    """
     return min(0.5, 1.0 / (1.0 + 2.0 * _nonnegative("horizon", horizon) ** 2))
 
 
@@ -52,6 +82,11 @@ def rate_rms_output(horizon: float) -> float:
 
     The exact curve (`limitlens.theory.curve.output_error`) has this slope; `rate_sharp_output` is about one typical
     sample, where the rare tokens that carry the second moment are missing.
+
+    Examples
+    --------
+    >>> round(theory.rate_rms_output(1.5), 4)
+    0.1667
     """
     h = _nonnegative("horizon", horizon)
     return 0.5 if h**2 <= 0.5 else (sqrt(1.0 + 4.0 / h**2) - 1.0) / 4.0
@@ -61,6 +96,11 @@ def rate_rms(horizon: float) -> float:
     """Exponent of the root mean square (over replicates) of the moments, min(1/2, (√(1 + 8/H²) - 1) / 4) [H].
 
     For H > 1 it is smaller than `rate_sharp`, which is about E|·|: rare replicates carry the second moment.
+
+    Examples
+    --------
+    >>> round(theory.rate_rms(1.5), 4)
+    0.2836
     """
     h = _nonnegative("horizon", horizon)
     return 0.5 if h <= 1.0 else (sqrt(1.0 + 8.0 / h**2) - 1.0) / 4.0
@@ -84,6 +124,12 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     The mean error is n^{-1/2} for H < 1, n^{-1/2} (ln n)^{3/4} at H = 1 and (√ln n / n)^{1/(1+H²)} above; from H = 1 on
     the covariance has an extra √ln n. Where the top singular value of B occurs m times (`multiplicity`), as in a flat
     spectrum, the power of ln n in the mean is (α+m-2)/(2α) above, α = 1 + 1/H², and (m+2)/4 at H = 1.
+
+    Examples
+    --------
+    >>> law = theory.sharp_law(1.5)
+    >>> round(law.exponent, 4), round(law.log_power, 4)
+    (0.3077, 0.1538)
     """
     if moment not in ("mean", "covariance"):
         raise InputError(f"moment is {moment!r}; expected 'mean' or 'covariance'")
@@ -97,7 +143,13 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
 
 
 def multiplicity_of(reach: Reach) -> int:
-    """How often the top singular value of B occurs."""
+    """How often the top singular value of B occurs.
+
+    Examples
+    --------
+    >>> theory.multiplicity_of(theory.reach(np.eye(3), np.diag([1.5, 1.5, 0.5])))
+    2
+    """
     return int(np.sum(reach.singular_values >= (1 - _REPEATED) * reach.horizon))
 
 
@@ -106,6 +158,11 @@ def moments_verified(reach: Reach) -> bool:
 
     At ‖B‖_F ≤ 1 the mean error is 0.92 to 1.00 of its n^{-1/2} law for n from 300 on; at d = 16, H = 0.69, where ‖B‖_F
     is 2.8, 0.45 to 0.61 of it for n = 300 to 10,000.
+
+    Examples
+    --------
+    >>> [theory.moments_verified(theory.reach(np.eye(dim), np.eye(dim))) for dim in (1, 9)]
+    [True, False]
     """
     return reach.dim == 1 or reach.frobenius <= VERIFIED_FROBENIUS + 1e-9
 
@@ -118,6 +175,12 @@ def predictions(
     What is verified for `gaussian` tokens is only heuristic for other laws; for `compact` ones, which are bounded,
     every exponent is 1/2 in the end. `proxy_coupling` is the Ψ of a variance proxy of tokens that are not Gaussian:
     without one nothing is proved of them.
+
+    Examples
+    --------
+    >>> told = theory.predictions(theory.reach([[1.0]], [[1.5]]))
+    >>> [(one.name, round(one.value, 4), one.status.value) for one in told][:2]
+    [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]
     """
     H, coupling = reach.horizon, reach.coupling
     known = coupling if proxy_coupling is None and gaussian else proxy_coupling

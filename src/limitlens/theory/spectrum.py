@@ -27,20 +27,39 @@ class Reach:
 
 
 def square_root(covariance: ArrayLike) -> Array:
-    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix."""
+    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix.
+
+    Examples
+    --------
+    >>> theory.square_root([[4.0, 0.0], [0.0, 9.0]]).tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
+    """
     symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     eigenvalues, vectors = np.linalg.eigh(symmetric)
     return np.asarray((vectors * np.sqrt(np.clip(eigenvalues, 0.0, None))) @ vectors.T)
 
 
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
-    """B = Σ^{1/2} A Σ^{1/2}, shape (d, d): the score matrix of the whitened tokens."""
+    """B = Σ^{1/2} A Σ^{1/2}, shape (d, d): the score matrix of the whitened tokens.
+
+    Examples
+    --------
+    >>> theory.whitened([[4.0]], [[0.5]]).tolist()
+    [[2.0]]
+    """
     root = square_root(covariance)
     return np.asarray(root @ score_matrix(A, len(root)) @ root)
 
 
 def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
-    """Spectral reach of a head, given the covariance Σ of the tokens and its score matrix A, both (d, d)."""
+    """Spectral reach of a head, given the covariance Σ of the tokens and its score matrix A, both (d, d).
+
+    Examples
+    --------
+    >>> found = theory.reach([[4.0]], [[0.5]])
+    >>> found.horizon, found.horizon_one_sided, found.coupling
+    (2.0, 1.0, 4.0)
+    """
     root = square_root(covariance)
     half = root @ score_matrix(A, len(root))
     B = half @ root
@@ -55,6 +74,11 @@ def reach_from_projections(covariance: ArrayLike, Wq: ArrayLike, Wk: ArrayLike, 
     With A = Wkᵀ Wq / √k, C_q = Wq Σ Wqᵀ and C_k = Wk Σ Wkᵀ, the singular values of B are those of the k × k matrix
     C_k^{1/2} C_q^{1/2} / √k, and ‖Σ^{1/2}A‖₂² = λ_max(C_k^{1/2} Wq Wqᵀ C_k^{1/2}) / k: no d × d matrix is formed.
     Wq and Wk have shape (k, d); `head_dim` is the k of the factor 1/√k where that is not the number of rows.
+
+    Examples
+    --------
+    >>> round(theory.reach_from_projections(np.eye(3), np.eye(2, 3), np.eye(2, 3)).horizon, 4)  # 1/√2
+    0.7071
     """
     return reach_per_head(covariance, [Wq], [Wk], head_dim)[0]
 
@@ -66,6 +90,12 @@ def reach_per_head(
 
     Wq and Wk hold one projection (k, d) per query head; with grouped queries, repeat each key projection for the query
     heads that share it.
+
+    Examples
+    --------
+    >>> queries = keys = [np.eye(2, 3), 2 * np.eye(2, 3)]
+    >>> [round(found.horizon, 4) for found in theory.reach_per_head(np.eye(3), queries, keys)]
+    [0.7071, 2.8284]
     """
     symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     covariance_norm = max(float(np.linalg.eigvalsh(symmetric)[-1]), 0.0)
@@ -82,6 +112,11 @@ def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -
     Exact when queries and keys are affine in the same tokens (Σ Aᵀ Σ A and Cov(q) Cov(k) then share their non-zero
     eigenvalues, and biases drop out); a working definition for heads with rotary embedding. `scale` is the factor of
     the scores, usually 1/√k.
+
+    Examples
+    --------
+    >>> theory.horizon_from_covariances(np.eye(2), 4 * np.eye(2), scale=0.5)
+    1.0
     """
     root_q, root_k = square_root(cov_q), square_root(cov_k)
     if root_q.shape != root_k.shape:
@@ -90,7 +125,13 @@ def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -
 
 
 def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
-    """τ₀ = scale · |Cov(k)^{1/2} E q|: the tilt of the average query, which spreads the scores beside ‖B‖_F."""
+    """τ₀ = scale · |Cov(k)^{1/2} E q|: the tilt of the average query, which spreads the scores beside ‖B‖_F.
+
+    Examples
+    --------
+    >>> theory.mean_tilt(4 * np.eye(2), [1.0, 0.0], scale=0.5)
+    1.0
+    """
     root = square_root(cov_k)
     mean = as_array("mean_q", mean_q, ndim=1)
     if mean.shape[0] != root.shape[0]:

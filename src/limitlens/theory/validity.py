@@ -28,6 +28,11 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
     Valid needs `SAFE_DEGREES` of freedom (`clt.plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
     2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
     and Diaconis, 2018). For Gaussian tokens that is τ ≥ √(2 ln n)/2.
+
+    Examples
+    --------
+    >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
+    ['valid', 'doubtful', 'meaningless']
     """
     t, count = measure.check_tilts(tilt), check_number("n", n, "more than one token", low=1, closed=False)
     if log(count) <= float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t)):
@@ -39,6 +44,11 @@ def observed_validity(degrees: float) -> Validity:
     """Judge one interval by the degrees of freedom that its own tokens show (`clt.PlugIn.degrees`) [V].
 
     It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
+
+    Examples
+    --------
+    >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
+    ('valid', 'doubtful')
     """
     if not degrees >= FEW_DEGREES:
         return Validity.MEANINGLESS
@@ -46,12 +56,24 @@ def observed_validity(degrees: float) -> Validity:
 
 
 def is_pre_asymptotic(reach: Reach, n: float) -> bool:
-    """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V]."""
+    """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V].
+
+    Examples
+    --------
+    >>> theory.is_pre_asymptotic(theory.reach(np.eye(16), np.eye(16)), 1000)
+    True
+    """
     return log(n) < reach.frobenius**2
 
 
 def self_dominates(reach: Reach, n: float) -> bool:
-    """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V]."""
+    """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V].
+
+    Examples
+    --------
+    >>> theory.self_dominates(theory.reach(np.eye(32), np.eye(32)), 1000)
+    True
+    """
     return reach.trace > log(n) + reach.frobenius**2 / 2
 
 

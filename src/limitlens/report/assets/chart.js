@@ -2,7 +2,7 @@
 // One chart from a plain description: axes, guides and series as SVG, drawn in real pixels so that text never shrinks.
 //
 // spec = {x: {label, log, min, max, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
-// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, listed}
+// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, sizes, listed}
 //       or {name, kind: "map", x: labels of the columns, y: of the rows, values, words}: a map of numbers, or of words
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
@@ -218,7 +218,7 @@ function drawMap(spec, map, width) {
 const drawable = (series) => series.x.map((v, i) => i).filter((i) => known(series.x[i]) && known(series.y[i]));
 
 function drawGuide(plot, guide, x, y, margin, width, height, taken) {
-  const long = LETTER * guide.label.length;
+  const words = guide.label ?? "", long = LETTER * words.length;
   if (known(guide.x)) {
     if (guide.x < x.low || guide.x > x.high) return;
     const at = x.at(guide.x), late = at + 5 + long > width - margin.right;
@@ -227,12 +227,12 @@ function drawGuide(plot, guide, x, y, margin, width, height, taken) {
     while (taken.some((other) => other.row === row && from < other.to && from + long > other.from)) row++;
     taken.push({ row, from, to: from + long });
     plot.append(shape("line", { class: "guide", x1: at, x2: at, y1: margin.top, y2: height - margin.bottom }));
-    plot.append(shape("text", { class: "guide-label", x: from, y: margin.top + 10 + 14 * row }, guide.label));
+    plot.append(shape("text", { class: "guide-label", x: from, y: margin.top + 10 + 14 * row }, words));
   } else if (known(guide.y)) {
     if (guide.y < y.low || guide.y > y.high) return;
     plot.append(shape("line", { class: "guide", x1: margin.left, x2: width - margin.right, y1: y.at(guide.y), y2: y.at(guide.y) }));
     const below = y.at(guide.y) < margin.top + 12 ? 14 : -5;
-    plot.append(shape("text", { class: "guide-label", x: width - margin.right - 4, y: y.at(guide.y) + below, "text-anchor": "end" }, guide.label));
+    plot.append(shape("text", { class: "guide-label", x: width - margin.right - 4, y: y.at(guide.y) + below, "text-anchor": "end" }, words));
   }
 }
 
@@ -261,7 +261,7 @@ function drawPoints(plot, series, x, y, spec) {
     if (series.low && known(series.low[i]) && known(series.high[i])) {
       plot.append(shape("line", { class: `bar c-${series.colour}`, x1: cx, x2: cx, y1: y.at(series.low[i]), y2: y.at(series.high[i]) }));
     }
-    const dot = mark(series, cx, cy, series.radius ?? 3.6);
+    const dot = mark(series, cx, cy, series.sizes?.[i] ?? series.radius ?? 3.6);
     const range = series.low && known(series.low[i]) ? ` (95%: ${short(series.low[i])} to ${short(series.high[i])})` : "";
     dot.dataset.tip = series.labels?.[i] || `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
     if (series.ids) {

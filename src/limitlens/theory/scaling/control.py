@@ -33,7 +33,13 @@ check_theta = partial(check_number, "theta", expected="a positive effective numb
 
 
 def theta(n: float, beta: float, law: GapLaw) -> float:
-    """θ = n E e^{−βD}, exact."""
+    """θ = n E e^{−βD}, exact.
+
+    Examples
+    --------
+    >>> round(theory.theta(10_000, 122.0, theory.uniform(5)), 4)
+    0.9995
+    """
     log_theta = math.log(check_keys(n)) + float(law.log_laplace(check_beta(beta)))
     if log_theta < _SMALLEST_LOG:
         raise InputError(
@@ -44,12 +50,24 @@ def theta(n: float, beta: float, law: GapLaw) -> float:
 
 
 def theta_asymptotic(n: float, beta: float, local: Local) -> float:
-    """θ ~ n c Γ(a+1) β^{−a}."""
+    """θ ~ n c Γ(a+1) β^{−a}.
+
+    Examples
+    --------
+    >>> round(theory.theta_asymptotic(10_000, 122.0, theory.uniform(5)), 4)
+    1.0078
+    """
     return check_keys(n) * math.exp(_log_scale(local) - local.a * math.log(check_beta(beta)))
 
 
 def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
-    """The β at which n keys have the effective number θ = `target`, exact."""
+    """The β at which n keys have the effective number θ = `target`, exact.
+
+    Examples
+    --------
+    >>> round(theory.critical_beta(10_000, theory.uniform(5)), 2)
+    121.97
+    """
     if not check_theta(target) < check_keys(n):
         raise InputError(f"theta is {target:g} with n = {n:g} keys; expected less than n, so add keys or lower theta")
     goal = math.log(target / n)
@@ -63,22 +81,46 @@ def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
 
 
 def critical_beta_asymptotic(n: float, local: Local, target: float = 1.0) -> float:
-    """β ~ (n c Γ(a+1) / θ)^{1/a}."""
+    """β ~ (n c Γ(a+1) / θ)^{1/a}.
+
+    Examples
+    --------
+    >>> round(theory.critical_beta_asymptotic(10_000, theory.uniform(5)), 2)
+    122.47
+    """
     return math.exp((math.log(check_keys(n) / check_theta(target)) + _log_scale(local)) / local.a)
 
 
 def critical_n(beta: float, law: GapLaw, target: float = 1.0) -> float:
-    """The number of keys n at which β gives θ = `target`, exact."""
+    """The number of keys n at which β gives θ = `target`, exact.
+
+    Examples
+    --------
+    >>> round(theory.critical_n(122.0, theory.uniform(5)))
+    10005
+    """
     return check_theta(target) * math.exp(-float(law.log_laplace(check_beta(beta))))
 
 
 def critical_n_asymptotic(beta: float, local: Local, target: float = 1.0) -> float:
-    """n ~ θ β^a / (c Γ(a+1))."""
+    """n ~ θ β^a / (c Γ(a+1)).
+
+    Examples
+    --------
+    >>> round(theory.critical_n_asymptotic(122.0, theory.uniform(5)))
+    9923
+    """
     return check_theta(target) * math.exp(local.a * math.log(check_beta(beta)) - _log_scale(local))
 
 
 def regime(participation: float) -> Regime:
-    """What attention does when E Σw² = `participation`: averages, selects among a few keys, or has frozen onto one."""
+    """What attention does when E Σw² = `participation`: averages, selects among a few keys, or has frozen onto one.
+
+    Examples
+    --------
+    >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
+    ['averaging', 'selective', 'frozen']
+    """
     if participation < 1 / AVERAGING_FROM:
         return "averaging"
     return "frozen" if participation > FROZEN_FROM else "selective"

@@ -30,12 +30,24 @@ from limitlens.theory.scaling.regimes import averaging
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """The rate l(l+d−2) at which a mode grows under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}."""
+    """The rate l(l+d−2) at which a mode grows under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}.
+
+    Examples
+    --------
+    >>> theory.heat_growth(2, dim=3)
+    6.0
+    """
     return float(degree * (degree + dim - 2))
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """The factor by which one layer multiplies a small mode: 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0."""
+    """The factor by which one layer multiplies a small mode: 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0.
+
+    Examples
+    --------
+    >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
+    1.0005
+    """
     check_dim(dim)
     ratios = _multipliers(check_beta(beta), dim, degree)
     return 1 + heat_growth(degree, dim) * float(ratios[degree] / ratios[1]) / beta
@@ -107,7 +119,13 @@ class ZonalFlow:
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
-    """N(0, Σ) after 0, 1, … layers, (layers + 1, d, d), exact: Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}; heat says Σ − 2tI."""
+    """N(0, Σ) after 0, 1, … layers, (layers + 1, d, d), exact: Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}; heat says Σ − 2tI.
+
+    Examples
+    --------
+    >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
+    [1.0, 0.9803, 0.9606]
+    """
     sigma = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     values, axes = np.linalg.eigh(sigma)
     path = np.empty((layers + 1, values.size))
@@ -118,7 +136,13 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²))."""
+    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²)).
+
+    Examples
+    --------
+    >>> round(theory.rms_slope(0.5, dim=2), 4)
+    0.366
+    """
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
@@ -128,20 +152,37 @@ def token_noise(n: float, beta: float, dim: int) -> float:
 
     In full √(tangential variance)/A_d(β). It is the same for keys of a density f and tokens drawn from f: the noise at
     x is that of n f(x) uniform keys, and 1/f averages to one over f.
+
+    Examples
+    --------
+    >>> round(theory.token_noise(10_000, beta=100.0, dim=2), 5)
+    0.00299
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Root mean square over tokens of a layer's move over its noise, density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}."""
+    """Root mean square over tokens of a layer's move over its noise, density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}.
+
+    Examples
+    --------
+    >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
+    1.225
+    """
     t, weight = _sphere_nodes(dim, 256)
     drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
     return math.sqrt(float(weight @ ((1 + amplitude * t) * drift**2))) / token_noise(n, beta, dim)
 
 
 def visible_until(n: float, dim: int, amplitude: float) -> float:
-    """The β where drift equals noise for n large: (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`."""
+    """The β where drift equals noise for n large: (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`.
+
+    Examples
+    --------
+    >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
+    131.7
+    """
     law = uniform(dim)
     log_scale = math.log(check_keys(n)) + law.log_c + math.lgamma(law.a + 1)
     return math.exp((2 * math.log(rms_slope(amplitude, dim)) + (law.a + 1) * math.log(2) + log_scale) / (law.a + 1))
