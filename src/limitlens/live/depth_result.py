@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -113,30 +112,24 @@ class DepthRun(ByDocument):
 
     def view(self) -> View:
         """What it shows: errors by layer for every number of keys, the rest for the number in the middle."""
-        keys, every, words = (
-            self.sizes[len(self.sizes) // 2],
-            self.table[self.table["run"].isin(RUNS)],
-            WORDS["columns"],
-        )
+        keys, words = self.sizes[len(self.sizes) // 2], WORDS["columns"]
+        every = self.table[self.table["run"].isin(RUNS)]
+        ends = every[every["layer"] == every["layer"].max()]
         first = every[(every["way"] == self.ways[0]) & (every["run"] == RUNS[0])]
-        errors, ends = (
+        errors, told = (
             curves(first, "layer", "error", "keys", unit=" keys"),
-            every[every["layer"] == every["layer"].max()],
+            ends[ends["keys"] == keys].iloc[0].to_dict(),
         )
-        told: dict[str, Any] = ends[ends["keys"] == keys].iloc[0].to_dict()
         figures, found = [worded_figure(WORDS["errors"], errors, **told)], WORDS["plain"].format(**told)
         if "single" in self.beside:
             for series, (_, rows) in zip([*errors], first.groupby("keys"), strict=True):
-                sums = line(
-                    WORDS["summed"], rows["layer"], rows["sum_of_single"], series.colour, "dashed", listed=False
-                )
-                errors.append(sums)
+                sums = rows["layer"], rows["sum_of_single"], series.colour
+                errors.append(line(WORDS["summed"], *sums, "dashed", listed=len(errors) == len(self.sizes)))
             own = every[(every["keys"] == keys) & (every["layer"] > 0)]
-            figures.append(
-                worded_figure(WORDS["amplified"], curves(own, "layer", "amplification", "run", "way"), **told)
-            )
-            between = own[(own["way"] == self.ways[0]) & (own["run"] == RUNS[0])]["amplification"]
-            found += WORDS["sums"].format(**told, between=between.quantile([0, 0.5, 1]).tolist())
+            drawn = curves(own, "layer", "amplification", "run", "way")
+            figures.append(worded_figure(WORDS["amplified"], drawn, **told))
+            between = first[(first["keys"] == keys) & (first["layer"] > 0)]["amplification"].quantile([0, 0.5, 1])
+            found += WORDS["sums"].format(**told, between=between.tolist())
         blocks: list[Block] = [Row(figures), shown(WORDS["ends"], words, ends.drop(columns="layer"))]
         if len(self.predictions):
             rows = self.predictions[self.predictions["run"].isin(RUNS)]
@@ -144,14 +137,14 @@ class DepthRun(ByDocument):
         sections = [blocks]
         if len(self.together):
             own = self.together[self.together["keys"] == keys]
-            drawn = worded_figure(WORDS["ratio"], curves(own, "layer", "ratio", "draw"), keys=keys)
-            sections.append([drawn, shown(WORDS["heads"], words, own)])
+            figure = worded_figure(WORDS["ratio"], curves(own, "layer", "ratio", "draw"), keys=keys)
+            sections.append([figure, shown(WORDS["heads"], words, own)])
             of = (rows for _, rows in own.groupby("draw", sort=False))
             said = [(len(rows), rows["adds_in_squares"].sum(), *rows["ratio"].agg(["min", "max"])) for rows in of]
             found += WORDS["survives"].format(*said, keys=keys)
-        told = {"of": self, "least": self.sizes[0], "most": self.sizes[-1], "found": found}
+        known = {"of": self, "least": self.sizes[0], "most": self.sizes[-1], "found": found}
         named = WORDS | {"sections": WORDS["sections"][: len(sections)]}
-        return worded_view(named, *sections, warnings=self.warnings, **told)
+        return worded_view(named, *sections, warnings=self.warnings, **known)
 
     def __repr__(self) -> str:
         return f"<DepthRun of {self.model}: {self.documents} documents, {self.sizes[0]} to {self.sizes[-1]} keys>"

@@ -58,7 +58,7 @@ def projected(stack: Any, take: Callable[[Captured, Tensor, Tensor], None]) -> I
     if waiting:
         raise InputError(
             f"no module reads the outputs of the heads of layer {waiting[0][0].layer} as they are; expected an output "
-            "projection, so leave the heads out (heads=False)"
+            "projection, so leave heads out of what is run beside"
         )
 
 
