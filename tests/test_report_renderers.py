@@ -252,6 +252,16 @@ def test_a_narrow_terminal_breaks_sentences_between_words() -> None:
     assert "\x1b[1m" in as_text(long, colour=True)
 
 
+def test_a_notebook_prints_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = as_text(everything())
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert as_text(everything()) == told
+
+
+def test_a_notebook_shows_a_drawing() -> None:
+    assert draw([PLAIN])._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
 def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     show(everything())

@@ -39,14 +39,14 @@ def draw_regimes(law: GapLaw, n: float, seed: int = 0, path: str | Path | None =
     points are simulations of n keys, with 95% bars: on the left against the scaling limit, on the right against the
     exact expectation and the limit.
     """
-    from matplotlib.figure import Figure
+    from limitlens.report.paper import Picture
 
     if n < _FEWEST_KEYS:
         raise InputError(f"n is {n:g}; expected at least {_FEWEST_KEYS} keys, to draw what θ = 100 of them do")
     rng = np.random.default_rng(seed)
     places, count, angle = _keys_around(law, n, rng)
     with figure_style():
-        figure = Figure(figsize=(5.2, 4.9), layout="constrained")
+        figure = Picture(figsize=(5.2, 4.9), layout="constrained")
         upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=(1, 1.25)))
         maps, (left, right) = upper.subplots(1, 3), lower.subplots(1, 2)
         for axes, points, (verb, colour) in zip(maps, places, SHOWN, strict=True):

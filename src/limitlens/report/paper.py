@@ -1,5 +1,6 @@
 """Figures for print: the description of a figure drawn with matplotlib."""
 
+import io
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
@@ -24,13 +25,22 @@ _STROKES = {"": "-", "dashed": "--", "dotted": ":"}
 _MARKS = {"": ("o", "full"), "dashed": ("o", "none"), "dotted": ("s", "full")}
 
 
+class Picture(Drawing):
+    """A drawing that a notebook shows, whether pyplot was imported or not."""
+
+    def _repr_png_(self) -> bytes:
+        sheet = io.BytesIO()
+        self.savefig(sheet, format="png", bbox_inches="tight")
+        return sheet.getvalue()
+
+
 def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side; saved to `path` where given, in the format of its ending."""
     columns = min(len(figures), ACROSS)
     rows = ceil(len(figures) / columns)
     size = (columns * PANEL[0], rows * PANEL[1]) if len(figures) > 1 else _size(figures[0])
     with figure_style():
-        drawing = Drawing(figsize=size, layout="constrained")
+        drawing = Picture(figsize=size, layout="constrained")
         panels = drawing.subplots(rows, columns, squeeze=False).ravel()
         for axes, figure in zip(panels, figures, strict=False):
             _draw(axes, figure)

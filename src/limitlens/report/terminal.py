@@ -37,8 +37,9 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
     sheet = io.StringIO()
     system: Literal["standard"] | None = "standard" if colour else None
     console = Console(
-        file=sheet, width=width or WIDTH, force_terminal=colour, color_system=system, legacy_windows=False
-    )
+        file=sheet, width=width or WIDTH, force_terminal=colour, color_system=system, legacy_windows=False,
+        force_jupyter=False,  # or a notebook would be shown the parts one by one, and the text be empty
+    )  # fmt: skip
     for part in _parts(view):
         console.print(part, soft_wrap=width is None and not isinstance(part, Grid), highlight=False)
     text = "\n".join(line.rstrip() for line in sheet.getvalue().splitlines())

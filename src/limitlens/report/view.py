@@ -144,7 +144,8 @@ class View:
     above: Sequence[Block] = ()  # blocks of a page right under the verdict
     # what the widgets of a page read, or what makes it: that may take a while, and only a page asks for it
     data: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
-    later: Callable[[], Sequence[Section]] = tuple  # sections that take a while, made where a page is written
+    # sections that take a while, made where a page is written
+    later: Callable[[], Sequence[Section]] = field(default=tuple, compare=False)
     warnings: Sequence[str] = ()
     trust: Sequence[str] = ()  # what else a reader must know before believing the numbers
     details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with how it was made
