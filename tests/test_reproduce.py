@@ -12,6 +12,7 @@ import torch
 from scipy.integrate import quad
 
 import limitlens as ll
+from downstream_cases import data as documents
 from limitlens.cli import main
 from limitlens.curves.reference import LawReference, sampled_moments
 from limitlens.models import LoadedModel
@@ -37,6 +38,7 @@ TINY_SIZES: dict[str, dict[str, Any]] = {
         "law_factors": "0.1:10:6", "law_sizes": "100:10000:4", "law_replicates": 40, "factors": "0.5,2",
         "tokens": 2000, "sizes": "8:64:4", "replicates": 6, "queries": 16,
     },
+    "downstream": {"keys": "4,8,16", "test": 24, "train": 60, "window": 40, "corpus": documents()},
     "critical-weights": {"dims": [3, 5], "n": 1000, "replicates": 200},
     "three-regimes": {"n": 1000, "thetas": [30, 1, 0.01], "replicates": 200},
     "backward-heat": {"layers": 5, "n": 300},
@@ -101,6 +103,13 @@ def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.Captur
     assert "no experiment 'gaussian'; expected one of gaussian-horizon, sphere-d50" in capsys.readouterr().err
     with pytest.raises(ll.InputError, match="'hardmax-log' has no parameter 'corpus'; expected one of sizes"):
         ll.reproduce("hardmax-log", corpus="x")
+
+
+def test_downstream_without_documents_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "downstream", "--quick"])
+    assert stop.value.code == 2
+    assert "given no labelled documents; expected some, so pass --corpus reviews" in capsys.readouterr().err
 
 
 def test_the_list_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ import torch
 from scipy import stats
 
 from limitlens.curves.error_curve import ErrorCurve
-from limitlens.errors import Array
+from limitlens.errors import Array, InputError
 from limitlens.experiments.hardmax import softmax_line
+from limitlens.live.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projections
 from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import probe
@@ -113,6 +114,33 @@ def horizon_ablation(
         _follow(work, f"heads_{name}", f"real heads, {name}", grid, np.array(medians)[:, place])
     work.draw("Gaussian tokens, min(1/2, 1/(1+α²))", fine**2, map(rate_sharp, fine), line=True)
     work.draw("real heads, output predicted from αH", grid**2, predicted, line=True)
+
+
+def downstream(
+    work: Work, *, model: str | LoadedModel, corpus: str | None, keys: str, test: int, train: int, window: int
+) -> None:  # fmt: skip
+    """Accuracy and agreement of a classifier against the keys that a query sees, by thirds of the horizon."""
+    if corpus is None:
+        raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
+    options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
+    found = work.whole(classify(model, corpus, keys, progress=work.progress or (lambda *done: None), **options))
+    groups = [rows for _, rows in found.table.groupby("documents", sort=False)]
+    for rows in groups:
+        work.draw(rows["documents"].iloc[0], rows["keys"], rows["agreement"], rows["agreement_stderr"])
+    few, many = groups[0].iloc[0], groups[0].iloc[-1]
+    work.numbers["accuracy_whole"] = Number(*_mean(found.outcomes[:, 0, 4]))
+    for key, row, name in (("accuracy_few", few, "accuracy"), ("agreement_few", few, "agreement"),
+                           ("agreement_many", many, "agreement")):  # fmt: skip
+        work.numbers[key] = Number(float(row[name]), float(row[f"{name}_stderr"]))
+    low, high = groups[1].iloc[0], groups[-1].iloc[0]
+    stderr = float(np.hypot(low["agreement_stderr"], high["agreement_stderr"]))
+    work.numbers["agreement_gap"] = Number(float(high["agreement"] - low["agreement"]), stderr)
+    fits = []
+    for rows in (groups[1], groups[-1]):
+        error, bars = (rows[name].to_numpy() for name in ("margin_error", "margin_error_stderr"))
+        fit, cov = np.polyfit(np.log(rows["keys"]), np.log(error), 1, w=error / bars, cov="unscaled")
+        fits.append((-fit[0], cov[0, 0]))
+    work.numbers["rate_gap"] = Number(float(fits[0][0] - fits[1][0]), float(np.sqrt(fits[0][1] + fits[1][1])))
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told: float | None = None) -> None:
