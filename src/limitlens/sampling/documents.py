@@ -1,0 +1,49 @@
+"""Cells dealt from single documents: replicate r is a sample of n₁ < n₂ < ... tokens of the r-th document alone.
+
+Tokens of one document are not independent, so that its samples approach the limit of the pool, of all documents, more
+slowly than samples of the pool do, and a whole document is still apart from it. Documents are the blocks that are
+resampled for every interval: replicates are resampled whole, and each is one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.placement import Deck
+
+MODES = ("pool", "document", "contiguous")  # samples of the pool; of one document at random places; a run of its tokens
+
+
+class DocumentDeck(Deck):
+    """A deck whose replicates are documents of `length` tokens, in the order in which they pass; blocks hold whole.
+
+    A sample is of random places of its document, or where `contiguous` a run that begins at a random one.
+    """
+
+    def __init__(
+        self, blocks: list[int], cells: Cells, replicates: int, seed: int, length: int, contiguous: bool
+    ) -> None:
+        super().__init__(blocks, cells, replicates, seed)
+        self.length, self.contiguous = length, contiguous
+
+    def deals(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
+        """Whole documents to the replicates, what is left of them and all later ones to no cell."""
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
+        largest, passed = self.cells.sizes[-1], 0
+        for block in self.blocks:
+            counts, parts, rest = np.zeros_like(self.filled), [np.empty(0, np.int64)] * self.filled.size, []
+            for first in range(0, block, self.length):
+                order = generator.permutation(self.length)
+                if self.contiguous:
+                    order = (np.arange(self.length) + generator.integers(self.length - largest + 1)) % self.length
+                if passed < self.replicates:
+                    counts[passed], steps = self.cells.steps, len(self.cells.sizes)
+                    *own, order = np.split(order, self.cells.sizes)
+                    parts[passed * steps : (passed + 1) * steps] = [first + places for places in own]
+                rest.append(first + order)
+                passed += 1
+            yield counts, [*parts, np.concatenate(rest)]
