@@ -68,6 +68,8 @@ def downstream() -> Any:
     from downstream_cases import data, encoder
 
     return ll.downstream(encoder(), data(), [4, 16], test=12)
+
+
 def sparse_designs() -> Any:
     from tiny_models import TINY, tiny_tokenizer
 

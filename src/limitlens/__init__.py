@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from limitlens.live.attributions import attributions as attributions
     from limitlens.live.cache_trial import trial as trial
     from limitlens.live.depth import depth as depth
-    from limitlens.live.downstream import downstream as downstream
     from limitlens.live.designs import designs as designs
+    from limitlens.live.downstream import downstream as downstream
     from limitlens.live.temper import temper as temper
     from limitlens.loading import load as load
     from limitlens.measures import *  # noqa: F403

@@ -98,6 +98,8 @@ def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
 class Deck:
     """Cells (replicate r, step j) for a stream of known block lengths, and how many tokens each has so far."""
 
+    single = False  # whether replicates are single documents
+
     def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
         self.wait = max(blocks)  # tokens that may wait to be attended to: a block, unless memory is short
