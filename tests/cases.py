@@ -149,4 +149,8 @@ KEY_CASES = {
     "expected": KeyCase(needs_past=True),
     "mixed": KeyCase(needs_past=True, sampled=True, unbiased=True),
     "top": KeyCase(sees_queries=True),
+    "bigbird": KeyCase(ordered=True, sampled=True),
+    "strided": KeyCase(ordered=True),
+    "dilated": KeyCase(ordered=True),
+    "block": KeyCase(ordered=True),
 }

@@ -70,6 +70,20 @@ def downstream() -> Any:
     return ll.downstream(encoder(), data(), [4, 16], test=12)
 
 
+def sparse_designs() -> Any:
+    from tiny_models import TINY, tiny_tokenizer
+
+    model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
+    return ll.designs(model, keys=[4, 8, 16], context=16, documents=6, queries=1, designs=["random", "recent", "norm"])
+
+
+def attributed() -> Any:
+    from tiny_models import TINY, tiny_tokenizer
+
+    model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
+    return ll.attributions(model, keys=8, tail=12, queries=2, top=2, contexts=3, documents=3)
+
+
 # What makes each kind of result, with inputs as small as they may be.
 MAKERS: dict[str, Callable[[], Any]] = {
     "study": lambda: ll.study(LINE, ll.Head(0.5), SIZES, replicates=12, queries=32),
@@ -91,6 +105,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "temper": tempered,
     "depth": depth,
     "downstream": downstream,
+    "designs": sparse_designs,
+    "attributions": attributed,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
     "reproduction": lambda: ll.reproduce("backward-heat", quick=True, layers=5, n=300),
 }

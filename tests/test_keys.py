@@ -9,11 +9,13 @@ import torch
 
 from cases import KEY_CASES, KeyCase
 from limitlens.errors import InputError
-from limitlens.keys import CHOICES, Choice, Kept, Sight, keep, named
+from limitlens.keys import CHOICES as CACHED
+from limitlens.keys import PATTERNS, Choice, Kept, Sight, keep, named
 from limitlens.keys.past import LAW, SMOOTH, Expected
 from limitlens.keys.sinks import SINKS
 
 LENGTH, DRAWS, DIM = 24, 6, 4
+CHOICES = CACHED | PATTERNS
 every = pytest.mark.parametrize("name", KEY_CASES)
 
 
@@ -241,6 +243,32 @@ def test_sampling_by_a_guess_beats_uniform_sampling_where_the_guess_is_right() -
         found = CHOICES[name].choose(given, count, 200, generator(5))
         errors[name] = (attended(given, given.scores, found) - full).square().mean()
     assert errors["mixed"] < 0.7 * errors["random"]
+
+
+def test_patterns_keep_the_places_that_their_names_say() -> None:
+    def places(name: str, position: int, count: int) -> list[int]:
+        key = torch.zeros(1, 16, DIM)
+        given = Sight(key, key, position=torch.tensor([position]))
+        return torch.nonzero(PATTERNS[name].choose(given, count, 1, generator()).mask.flatten()).flatten().tolist()
+
+    assert places("strided", 15, 4) == [3, 7, 11, 15]
+    assert places("strided", 5, 8) == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert places("dilated", 15, 3) == [7, 11, 15]
+    assert places("dilated", 15, 5) == [3, 7, 11, 14, 15]
+    assert places("block", 6, 4) == [4, 5, 6, 7]
+    assert places("block", 6, 8) == [*range(8)]
+    assert set(places("bigbird", 15, 8)) >= {12, 13, 14, 15}
+
+
+def test_bigbird_is_half_a_window_and_half_random() -> None:
+    """Among those a query sees alone: of 8 keys 4 to 5 are the nearest, the others are spread evenly."""
+    key = torch.zeros(1, 40, DIM)
+    seen = torch.arange(40) <= 31
+    given = Sight(key, key, seen=seen[None], position=torch.tensor([31]))
+    share = PATTERNS["bigbird"].choose(given, 8, 4000, generator()).mask.double().mean((0, 1, 2))
+    assert share[28:32].tolist() == [1.0] * 4
+    assert not share[32:].any()
+    torch.testing.assert_close(share[:27], torch.full((27,), float(share[:27].mean())).double(), atol=0.03, rtol=0)
 
 
 def test_keep_takes_the_highest_priorities() -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from head_cases import SIZES, head_record, probe_run
 from limitlens.cli import main
-from limitlens.comparison import LEVEL, Comparison, Value, _differences, compare
+from limitlens.comparison import LEVEL, Comparison, Value, _differences, _holm, compare
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
@@ -84,6 +84,36 @@ def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
         assert {row.exceeds for row in _differences([first, other], ["a", "b"])} == {marked}
 
 
+def test_holm_is_never_less_sure_than_bonferroni() -> None:
+    assert _holm([]) == []
+    assert _holm([0.04, 0.001, 0.03]) == pytest.approx([0.06, 0.003, 0.06])
+    chances = np.random.default_rng(0).uniform(0, 0.1, 20).tolist()
+    assert all(a <= min(1, 20 * p) for a, p in zip(_holm(chances), chances, strict=True))
+
+
+def test_a_text_that_moves_every_head_a_little_is_told_though_no_head_is_sure(probe: ProbeRun) -> None:
+    """Horizons have no error of their own; their mean over heads has one, head by head."""
+    rng = np.random.default_rng(3)
+    moved = [replace(head, horizon=head.horizon + 0.05 + 0.01 * rng.standard_normal()) for head in probe.records]
+    found = compare(probe, replace(probe, records=tuple(moved)), synthetic(corpus="same"))
+    rows = {(row.quantity, row.run): row for row in found.paired}
+    horizon = rows["horizon", found.names[1]]
+    assert horizon.real
+    assert horizon.heads == 12
+    assert horizon.difference == pytest.approx(0.05, abs=0.01)
+    own = [b.horizon - a.horizon for a, b in zip(probe.records, moved, strict=True)]
+    t = stats.ttest_1samp(own, 0)
+    assert horizon.stderr == pytest.approx(np.std(own, ddof=1) / np.sqrt(12))
+    assert horizon.p == pytest.approx(min(1, t.pvalue * len(rows)))
+    assert not any(row.real for row in found.paired if row.run == found.names[2])
+    assert f"horizon of {found.names[1]} (+0.0" in found.view().verdict[1]
+    shifted = compare(probe, synthetic(shift=0.1))
+    rate = next(row for row in shifted.paired if row.quantity == "rate")
+    common = np.mean([row.difference_stderr for row in rows_of(shifted, "rate")])
+    assert rate.difference == pytest.approx(0.1)
+    assert rate.stderr == pytest.approx(common, rel=1e-3)  # every head moved alike: what is left is a head's own error
+
+
 def test_chance_alone_marks_about_one_comparison_in_twenty() -> None:
     rng = np.random.default_rng(0)
     trials, wrong = 400, 0
@@ -148,7 +178,12 @@ def test_studies_and_sweeps_are_compared() -> None:
     same, other = compare(*curves[:2]), compare(*curves[::2])
     assert not any(row.exceeds for row in same.differences)
     marked = {(row.where, row.quantity) for row in other.differences if row.exceeds}
-    assert {("output", "rate"), ("output", "error at n = 1,000")} <= marked
+    assert {("output", "rate of the output"), ("output", "error of the output at n = 1,000")} <= marked
+    summary = {row["quantity"]: row for row in other.summary}
+    for name in curves[0].names:  # each error by itself
+        slopes = [curve.errors[name].rate.slope for curve in curves[::2]]
+        assert list(summary[f"rate of the {name}"]["medians"].values()) == pytest.approx(slopes)
+    assert not other.paired
     assert [run["horizon"] for run in other.runs] == pytest.approx([0.5, 3.0])
     sweep = HorizonSweep((0.5, 3.0), (curves[0], curves[2]))
     swept = compare(sweep, sweep)

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from limitlens.heads.record import HeadRecord as HeadRecord
     from limitlens.heads.regimes import Regime as Regime
     from limitlens.heads.result import ProbeRun as ProbeRun
+    from limitlens.live.attributions import attributions as attributions
     from limitlens.live.cache_trial import trial as trial
     from limitlens.live.depth import depth as depth
+    from limitlens.live.designs import designs as designs
     from limitlens.live.downstream import downstream as downstream
     from limitlens.live.temper import temper as temper
     from limitlens.loading import load as load
@@ -70,9 +72,11 @@ _ROOMS = {
     "heads.record": "HeadRecord",
     "heads.regimes": "Regime",
     "heads.result": "ProbeRun",
+    "live.attributions": "attributions",
     "live.cache_trial": "trial",
     "live.depth": "depth",
     "live.downstream": "downstream",
+    "live.designs": "designs",
     "live.temper": "temper",
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",

@@ -1,16 +1,16 @@
 """Runs side by side: what differs, and whether the difference exceeds its error.
 
 Every run is compared with the first. A measured quantity carries a standard error; the difference of two is marked when
-it exceeds its own by more than chance explains over all the comparisons of that quantity: with m of them, at the level
-5% shared out as 5%/m each (Bonferroni), by Welch's t where the numbers of replicates are known. Quantities without an
-error are shown and never marked. The heads of two models have no counterparts, so that models are compared by the means
-over their heads, with the spread over heads as the error.
+it exceeds its own by more than chance explains over all the comparisons of that quantity, at the level 5% (Holm), by
+Welch's t where the numbers of replicates are known. Quantities without an error are shown and never marked. The heads
+of two models have no counterparts, so that models are compared by the means over their heads, with their spread as the
+error. Runs of one model are compared head by head too (`Paired`): that is where a text, as a whole, differs.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +73,23 @@ class Difference:
         return difference / error if difference is not None and error else None
 
 
+@dataclass(frozen=True)
+class Paired:
+    """One quantity in a later run less that in the first, the mean over the heads of a model, head by head.
+
+    The squared error is the spread over heads over their number, plus the square of the mean standard error of a head
+    where that is known: all heads read the same windows, so that what these do by chance is no more certain of many.
+    """
+
+    quantity: str
+    run: str
+    heads: int
+    difference: float
+    stderr: float
+    p: float  # of Student's law, Holm's over all quantities and runs
+    real: bool  # whether that is below the level
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Result):
     """Two or more runs, each against the first."""
@@ -124,13 +141,29 @@ class Comparison(Result):
         return rows
 
     @cached_property
+    def paired(self) -> tuple[Paired, ...]:
+        """What differs over all heads of one model, for every quantity and later run; nothing for other runs."""
+        groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for row in self.differences if self.same_model else ():
+            if row.difference is not None and row.quantity != TOKENS:  # that is known for the quick heads alone
+                groups[row.quantity, row.run].append((row.difference, row.difference_stderr or 0.0))
+        found = []
+        for place, pairs in groups.items():
+            if (count := len(pairs)) >= PLACES:
+                own, errors = zip(*pairs, strict=True)
+                spread = math.hypot(stdev(own) / math.sqrt(count), mean(errors))
+                found.append((*place, count, mean(own), spread, _chance(mean(own), spread, count - 1)))
+        adjusted = _holm([row[-1] for row in found])
+        return tuple(Paired(*row[:-1], p, p < self.level) for row, p in zip(found, adjusted, strict=True))
+
+    @cached_property
     def table(self) -> pd.DataFrame:
         """One row per difference."""
         return pd.DataFrame(plain(self.differences))
 
     def document(self) -> dict[str, Any]:
         """The comparison as a JSON document."""
-        return {**super().document(), "matched": self.matched, "summary": self.summary}
+        return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": plain(self.paired)}
 
     def view(self) -> View:
         """What it shows."""
@@ -194,7 +227,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _described(run: Any) -> dict[str, Any]:
-    keys = ("model", "corpus", "measure", "window", "tokens", "factor", "device", "seed")
+    keys = ("model", "corpus", "measure", "mode", "window", "tokens", "factor", "device", "seed")
     found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
     if run.kind == "study":
         found["horizon"] = run.theory["horizon"]
@@ -256,17 +289,17 @@ def _study(run: Any) -> Column:
         studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(grid, run.curves, strict=False)]
     found: Column = {}
     for prefix, study in studies:
-        for name in study.names:
-            found |= _curve(f"{prefix}{name}", study.errors[name], study.replicates)
+        for name in study.names:  # error by error: a median over mean, covariance and output would say nothing
+            found |= _curve(f"{prefix}{name}", study.errors[name], study.replicates, f" of the {name}")
     return found
 
 
-def _curve(where: str, curve: ErrorCurve, count: int) -> Column:
+def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
     """The rate of an error curve, and its errors."""
     rate = curve.rate
-    found = {(where, "rate"): Value() if rate is None else Value(plain(rate.slope), plain(rate.stderr), count)}
+    found = {(where, f"rate{of}"): Value() if rate is None else Value(plain(rate.slope), plain(rate.stderr), count)}
     for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
-        found[where, f"error{AT}{n:,}"] = Value(plain(error), plain(stderr), count)
+        found[where, f"error{of}{AT}{n:,}"] = Value(plain(error), plain(stderr), count)
     return found
 
 
@@ -295,14 +328,34 @@ def _differences(columns: Sequence[Column], names: Sequence[str]) -> list[Differ
         if last[key[0], key[1].split(AT)[0]] == key[1] and any(column[key].value is not None for column in columns)
         for name, column in zip(names[1:], columns[1:], strict=True)
     ]
-    tested = Counter(quantity for (_, quantity), *_, spread, _ in pairs if spread is not None)
-    rows = []
-    for key, name, a, b, difference, spread, freedom in pairs:
-        exceeds = None
+    chances: dict[str, list[float]] = defaultdict(list)
+    for (_, quantity), *_, difference, spread, freedom in pairs:
         if difference is not None and spread is not None:
-            exceeds = bool(abs(difference) > special.stdtrit(freedom, 1 - LEVEL / tested[key[1]] / 2) * spread)
+            chances[quantity].append(_chance(difference, spread, freedom))
+    left = {quantity: iter(_holm(found)) for quantity, found in chances.items()}
+    rows = []
+    for key, name, a, b, difference, spread, _ in pairs:
+        exceeds = None if spread is None else next(left[key[1]]) < LEVEL
         rows.append(Difference(*key, name, a.value, a.stderr, b.value, b.stderr, difference, spread, exceeds))
     return rows
+
+
+def _chance(difference: float, stderr: float, freedom: float) -> float:
+    """The probability that chance alone gives a difference as large on either side, by Student's law."""
+    if not stderr > 0:
+        return float(difference == 0)
+    return float(2 * special.stdtr(freedom, -abs(difference) / stderr))
+
+
+def _holm(chances: Sequence[float]) -> list[float]:
+    """Probabilities of several comparisons such that, at any level, none at all is below it by chance (Holm 1979).
+
+    The k-th smallest of m is multiplied by m − k + 1, and is at least as large as those before it.
+    """
+    found, highest = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
+        found[place] = highest = max(highest, min(1.0, (len(chances) - rank) * chances[place]))
+    return found
 
 
 def _difference(a: Value, b: Value) -> tuple[float | None, float | None, float]:
@@ -342,8 +395,14 @@ def _view(found: Comparison) -> View:
     subtitle, read, verdict, advice, *notes = (
         text.format(names=join(found.names), runs=plural(len(found.runs), "run"), **known) for text in parts
     )
+    rows = [(r.quantity, r.run, r.heads, Measured(r.difference, r.stderr), r.p, r.real) for r in found.paired]
+    real = [f"{r.quantity} of {r.run} ({r.difference:+.2g} ± {r.stderr:.1g})" for r in found.paired if r.real]
+    over_heads = Table("paired", WORDS["paired columns"], rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
+    if found.paired:
+        verdict += " " + WORDS["real" if real else "not real"].format(real=join(real))
     sections = [
         Section("The runs", "", about),
+        *([Section("Over all heads", WORDS["paired"], [over_heads])] if found.paired else []),
         Section("Quantity by quantity", f"Each against {first}.", (_summary_table(found), Row(_figures(found)))),
         Section("Place by place", WORDS["place by place"], [_differences_table(found)]),
     ]

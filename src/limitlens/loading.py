@@ -32,6 +32,8 @@ KINDS = {
     "temper": "live.temper_result:Temper",
     "depth": "live.depth_result:DepthRun",
     "downstream": "live.downstream:Downstream",
+    "attributions": "live.attributions:Attributions",
+    "designs": "live.designs_result:Designs",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
     "reproduction": "published.reproduction:Reproduction",

@@ -25,8 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    "probe", "plan", "trial", "temper", "depth", "downstream", "report", "compare", "study", "theory", "hardmax",
-    "tails", "scaling", "reproduce", "doctor",
+    "probe", "plan", "trial", "temper", "designs", "depth", "downstream", "attributions", "report", "compare", "study",
+    "theory", "hardmax", "tails", "scaling", "reproduce", "doctor",
 ):  # fmt: skip
     app.command(command)(getattr(import_module(f"limitlens.cli.{command}"), command))
 

@@ -10,7 +10,7 @@ from limitlens.cli import common
 
 # What only a run that measures needs.
 MEASURING = (
-    "replicates", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
+    "replicates", "mode", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
     "checkpoint_every", "resume", "memory", "ray",
 )  # fmt: skip
 
@@ -33,6 +33,9 @@ def probe(
     queries: Annotated[
         int | None, typer.Option(help="Queries a head; 256 when left out, 48 with --pilot-only.")
     ] = None,
+    mode: Annotated[
+        str, typer.Option(metavar="pool|document|contiguous", help="Samples of all windows, or of single ones.")
+    ] = "pool",
     factor: Annotated[
         float, typer.Option(help="Multiply every score as it is looked at; the model's forward stays as it is.")
     ] = 1.0,
@@ -89,6 +92,6 @@ def probe(
         run = run_probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
-            yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray,
+            yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray, mode=mode,
         )  # fmt: skip
     common.show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -65,6 +65,7 @@ class ProbeRun(Result):
     # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.0  # on every head's scores; the model's own forward was left as it is
+    mode: str = "pool"  # what samples are drawn from (`sampling.documents.MODES`)
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
 
     @property

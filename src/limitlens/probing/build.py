@@ -55,7 +55,10 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         some, quarters = torch.as_tensor(slots, device=collector.key.device), deck.origin[slots] * QUARTERS // deck.seen
         sizes = np.rint(curves.counts.mean(0)).tolist()
         key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed, workers=workers)
+        parts = (
+            None if deck.single else quarters
+        )  # single documents scatter as the text does: it is not added once more
+        told = foretell(layer, key, value, sizes, quarters=parts, seed=deck.seed, workers=workers)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 

@@ -36,6 +36,7 @@ from limitlens.probing.shares import gather
 from limitlens.probing.stream import Clock, Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.documents import MODES, DocumentDeck
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import KEPT_STEP, Deck
@@ -71,6 +72,7 @@ def probe(
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
     ray: str | None = None,
+    mode: str = "pool",
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
 
@@ -93,6 +95,8 @@ def probe(
     checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
     memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
+    mode : samples of the "pool", of single windows at random places ("document"), or runs of their tokens
+        ("contiguous"), all against the limit of the pool
 
     Examples
     --------
@@ -108,11 +112,15 @@ def probe(
     check_number("factor", factor, "a positive number, such as 2.0", closed=False)
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     check_seed(seed)
+    if mode not in MODES:
+        raise InputError(f"the mode is {mode!r}; expected one of {', '.join(MODES)}")
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
     with workers_for(loaded.model.device) as workers:
         over = stream if ray is None else partial(gather, ray, device, model)
-        work = _Work(loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over)
+        work = _Work(
+            loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over, mode
+        )
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -145,6 +153,7 @@ class _Work:
     progress: Progress | None
     workers: Workers
     over: Callable[..., None]  # `stream`, or `gather` on a cluster
+    mode: str  # of `MODES`
     warnings: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     interrupted: bool = False
@@ -196,7 +205,11 @@ class _Work:
                 f"the pilot's {len(self.pilot_windows)} windows give {len(self.pilot.queries)} queries instead of "
                 f"{self.queries}; more tokens give more"
             )
-        self.deck = Deck(self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        dealt = (self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        single = self.mode != "pool"
+        if single:
+            self.warnings.append("samples are of single documents; beyond their sizes the law of the pool is followed")
+        self.deck = DocumentDeck(*dealt, positions, self.mode == "contiguous") if single else Deck(*dealt)
         part, forward = self.pool.at_once * positions, self.pool.at_once * window
         self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
         layers = self.pilot.layers.items()
@@ -213,7 +226,7 @@ class _Work:
 
     def _asked(self) -> dict[str, Any]:
         """What the measurements depend on."""
-        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory")
+        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory", "mode")
         text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
         own = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
         given = {name: getattr(self, name) for name in names}
@@ -222,6 +235,13 @@ class _Work:
     def _check_size(self, positions: int) -> int:
         """How many replicates the pool holds with so many pooled positions a window."""
         largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
+        if self.mode != "pool":
+            if largest > positions:
+                raise InputError(
+                    f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
+                    "at most as many, so ask for smaller sizes or a longer window"
+                )
+            return min(self.replicates, len(self.pool.indices))
         if pool < FEWEST_REPLICATES * largest:
             share = (1 - self.pilot_share - RESERVED) * positions / self.windows.length
             needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
@@ -292,7 +312,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special=windows.around, factor=self.factor,
+            special=windows.around, factor=self.factor, mode=self.mode,
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

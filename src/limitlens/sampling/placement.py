@@ -98,6 +98,8 @@ def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
 class Deck:
     """Cells (replicate r, step j) for a stream of known block lengths, and how many tokens each has so far."""
 
+    single = False  # whether replicates are single documents
+
     def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
         self.wait = max(blocks)  # tokens that may wait to be attended to: a block, unless memory is short
@@ -127,12 +129,16 @@ class Deck:
         slots = np.concatenate([start + np.arange(filled) for start, filled in cells])[:count]
         return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
 
-    def hands(self) -> Iterator[Hand]:
-        """One hand for each block, in order; together a uniformly random deal of the whole stream."""
+    def deals(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
+        """For each block how many tokens go to each cell (R, J), and which: a random deal of the whole stream."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
         counted = deal(self.blocks, self.cells, self.replicates, self.seed)
         for block, counts in zip(self.blocks, counted, strict=True):
-            parts = assign(counts, block, generator)
+            yield counts, assign(counts, block, generator)
+
+    def hands(self) -> Iterator[Hand]:
+        """One hand for each block, in order."""
+        for block, (counts, parts) in zip(self.blocks, self.deals(), strict=True):
             kept, streamed = np.flatnonzero(self.kept), np.flatnonzero(~self.kept)
             free = (self.start + self.filled).ravel()
             slots = [free[cell] + np.arange(len(parts[cell])) for cell in kept]
