@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.cluster_utils import Cluster
 
 import limitlens as ll
@@ -85,11 +86,41 @@ def driver() -> dict[str, float]:
     return {"read_tokens_a_second": reading, "dealt_tokens_a_second": dealing, **share}
 
 
+BARE = """
+import time, torch
+from limitlens.models import load
+torch.set_num_threads(1)
+loaded, ids = load("minilm"), torch.full((16, 256), 1000)
+with torch.inference_mode():
+    loaded.model(input_ids=ids)
+    input()
+    begun = time.perf_counter()
+    for _ in range(8):
+        loaded.model(input_ids=ids)
+    print(time.perf_counter() - begun)
+"""
+
+
+def bare() -> float:
+    """How many times as many bare forwards two processes of one thread run as one: what the machine can give."""
+    seconds = {1: [], 2: []}  # type: dict[int, list[float]]
+    for count in (1, 2) * ROUNDS:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        running = [subprocess.Popen([sys.executable, "-c", BARE], **pipes) for _ in range(count)]
+        time.sleep(15)  # all have loaded and wait
+        for one in running:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        seconds[count].append(max(float(one.communicate()[0]) for one in running))
+    ratio = 2 * statistics.median(seconds[1]) / statistics.median(seconds[2])
+    print(f"bare forwards: two processes run {ratio:.2f} times as much as one", flush=True)
+    return ratio
+
+
 def run() -> dict[str, Any]:
-    torch.set_num_threads(1)
     busy = os.getloadavg()[0]  # before it begins: on a busy machine a second worker finds no core, and no ratio is one
     print(f"load {busy:.1f} on {os.cpu_count()} cores", flush=True)
-    alone = driver()
+    possible, alone = bare(), driver()
     print({name: f"{value:.3g}" for name, value in alone.items()}, flush=True)
     head = {"num_cpus": 1, "include_dashboard": False}
     clusters = {"one": Cluster(initialize_head=True, head_node_args=head)}
@@ -103,4 +134,4 @@ def run() -> dict[str, Any]:
         for cluster in clusters.values():
             cluster.shutdown()
     rate = TOKENS / statistics.median(found["probe"]["seconds"]["one"])
-    return {**found, "probe_tokens_a_second": rate, "driver": alone, "load_before": busy}
+    return {**found, "probe_tokens_a_second": rate, "bare_ratio": possible, "driver": alone, "load_before": busy}
