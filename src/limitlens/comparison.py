@@ -448,13 +448,13 @@ def _scatter(found: Comparison, quantity: str) -> Figure:
     values = [value for row in tested for value in (row.first, row.value) if value is not None]
     ends = [min(values), max(values)]
     series = [line("equal", ends, ends, "ink", "dashed")]
-    for i, name in enumerate(others):
-        looks: tuple[tuple[str, Colour], ...] = (("within errors", "grey"), ("exceeds its error", SHADES[i % 6]))
-        for exceeds, (label, colour) in enumerate(looks):
-            own = [row for row in tested if row.run == name and row.exceeds == exceeds]
-            labels = [f"{row.where}\n{short(row.first)} → {short(row.value)}" for row in own]
-            across, up = [row.first for row in own], [row.value for row in own]
-            series += [points(f"{name}: {label}", across, up, colour, labels=labels)] if own else []
+    looks: list[tuple[str, Colour]] = [("within errors", "grey"), *((n, SHADES[i % 6]) for i, n in enumerate(others))]
+    for name, colour in looks:
+        own = [row for row in tested if (row.run if row.exceeds else "within errors") == name]
+        labels = [f"{row.where}, {row.run}\n{short(row.first)} → {short(row.value)}" for row in own]
+        across, up = [row.first for row in own], [row.value for row in own]
+        label = f"{name}: exceeds its error" if name in others else name
+        series += [points(label, across, up, colour, labels=labels)] if own else []
     log = ends[0] > 0 and ends[1] > 5 * ends[0]
     where = others[0] if len(others) == 1 else "the others"
     axes = (Axis(f"{quantity} in {first}", log), Axis(f"{quantity} in {where}", log))

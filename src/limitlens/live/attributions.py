@@ -88,6 +88,12 @@ def attributions(
     """Which heads attend to the same keys behind `contexts` other texts of n = `keys` tokens, and which do not.
 
     The last `tail` tokens of each of the `documents` stay, the last `queries` of them ask for those before.
+
+    Examples
+    --------
+    >>> found = ll.attributions(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
+    >>> found.table.query('layer == 0').overlap.tolist()  # nothing in the first layer knows what stood before
+    [1.0, 1.0, 1.0, 1.0]
     """
     check_number("trust", trust, "a share of the top keys, such as 0.8", below=1 + 1e-12)
     check_number("contexts", min(contexts, documents), "at least 2, as of documents", low=2)
@@ -141,6 +147,6 @@ def _stability(weights: Tensor, top: int) -> Array:
     alike = []
     for part in (*parts, ranks):  # over pairs r ≠ s of contexts: Σ <x_r, x_s> = |Σ x_r|² − Σ |x_r|², with |x_r| = 1
         unit = part / part.square().sum(-1, keepdim=True).sqrt()
-        alike.append(((unit.sum(0).square().sum(-1) - count) / (count * (count - 1))).mean(-1))
+        alike.append(((unit.sum(0).square().sum(-1) - count) / (count * (count - 1))).clamp_max(1).mean(-1))
     largest = weights.gather(-1, weights.mean(0).argmax(-1).expand(count, -1, -1)[..., None])[..., 0].double()
     return torch.stack([*alike, (largest.std(0) / largest.mean(0)).mean(-1)], -1).cpu().numpy()

@@ -54,6 +54,12 @@ def designs(
     context : tokens of a document, all of which full attention reads
     documents : windows of the corpus that are read, all in one forward; they give queries and keys
     queries : places of a document whose queries are asked
+
+    Examples
+    --------
+    >>> found = ll.designs(model, text, [4, 8, 16], context=16, documents=6, queries=1)
+    >>> found.overall['error'].shape  # designs, keys
+    (10, 3)
     """
     counts = parse_sizes(keys)
     for name in designs:
