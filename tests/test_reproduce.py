@@ -88,6 +88,8 @@ def test_every_name_has_a_place_and_tiny_sizes_and_its_quick_sizes_are_parameter
         (Claim("", "", 1.0, "at most"), Number(2.0, 0.1), "differs"),
         (Claim("", "", 1.0), Number(2.0, 0.1, published=2.1), "agrees within errors"),
         (Claim("", "", 1.0, "at least"), Number(0.9, 0.1), "agrees within errors"),
+        (Claim("", "", 0.0, "below"), Number(-0.4, 0.1), "agrees within errors"),
+        (Claim("", "", 0.0, "below", why="none"), Number(-0.2, 0.1), "differs: none"),
         (Claim("", ""), Number(2.0, 0.1), "no number to compare"),
         (Claim("", "", 1.0), Number(math.nan), "not known at these sizes"),
     ],

@@ -37,7 +37,7 @@ class Claim:
     says: str  # the number, in words
     where: str  # where the published one stands, or that there is none
     published: float | None = None  # None where there is none, or where the run computes it from a formula
-    test: Literal["equal", "at least", "at most"] = "equal"
+    test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the errors
     within: float = 0.0  # relative difference that is allowed beside the standard error, and told
     why: str = ""  # why ours differs, where it does
 
@@ -47,7 +47,7 @@ class Claim:
         if theirs is None or math.isnan(number.value):
             return theirs, "no number to compare" if theirs is None else "not known at these sizes"
         gap, errors = number.value - theirs, SURE * (number.stderr or 0.0)
-        beyond = {"equal": abs(gap), "at least": -gap, "at most": gap}[self.test]
+        beyond = {"equal": abs(gap), "at least": -gap, "at most": gap, "below": gap + 2 * errors}[self.test]
         if beyond <= errors:
             return theirs, "agrees within errors" if beyond > 0 else "agrees"
         if beyond <= errors + self.within * abs(theirs):

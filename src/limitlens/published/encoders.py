@@ -112,7 +112,8 @@ def horizon_ablation(
         medians.append([(np.median(one), 1.2533 * one.std() / np.sqrt(len(one))) for one in each])
     for place, name in enumerate(("mean", "output")):
         _follow(work, f"heads_{name}", f"real heads, {name}", grid, np.array(medians)[:, place])
-    work.draw("Gaussian tokens, min(1/2, 1/(1+α²))", fine**2, map(rate_sharp, fine), line=True)
+    smooth = np.geomspace(fine[0], fine[-1], 60)
+    work.draw("Gaussian tokens, min(1/2, 1/(1+α²))", smooth**2, map(rate_sharp, smooth), line=True)
     work.draw("real heads, output predicted from αH", grid**2, predicted, line=True)
 
 
@@ -140,7 +141,7 @@ def downstream(
         error, bars = (rows[name].to_numpy() for name in ("margin_error", "margin_error_stderr"))
         fit, cov = np.polyfit(np.log(rows["keys"]), np.log(error), 1, w=error / bars, cov="unscaled")
         fits.append((-fit[0], cov[0, 0]))
-    work.numbers["rate_gap"] = Number(float(fits[0][0] - fits[1][0]), float(np.sqrt(fits[0][1] + fits[1][1])))
+    work.numbers["rate_gap"] = Number(float(fits[1][0] - fits[0][0]), float(np.sqrt(fits[0][1] + fits[1][1])))
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told: float | None = None) -> None:

@@ -87,7 +87,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
             work.numbers[f"{name}_{label}"] = Number(float(found[place]), float(bars[place]), published=drawn)
         for label, line in (("drawn", rate_drawn), ("sharp", rate_sharp)):
             miss, missed = (np.nanmean(np.abs(found - [line(h) for h in at])) for at in (horizons, theirs))
-            stderr = float(np.sqrt(np.nansum(bars**2)) / len(bars))
+            stderr = float(np.nanmean(bars))  # scales share their tokens: nothing averages out
             work.numbers[f"{name}_{label}_miss"] = Number(float(miss), stderr, None, float(missed), stderr)
         work.draw(name, horizons, found, bars)
         if work.as_published:
