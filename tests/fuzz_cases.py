@@ -65,6 +65,13 @@ CALLS: dict[str, tuple[str, ...]] = {
     "trial": ("trial", "{cache}", "--documents", "2"),
     "temper": ("temper", "{model}", "--to", "64", "--trained", "32", "--text", "{text}", "--steps", "1",
                "--documents", "2"),
+    "depth": ("depth", "{model}", "--corpus", "{text}", "--keys", "4,8", "--documents", "2", "--window", "16"),
+    "downstream": ("downstream", "{model}", "--data", "{labelled}", "--keys", "4,8", "--window", "16", "--test", "4"),
+    "designs": ("designs", "{model}", "--corpus", "{text}", "--keys", "4:16:3", "--context", "24", "--documents", "3",
+                "--queries", "4"),
+    "attributions": ("attributions", "{model}", "--corpus", "{text}", "--keys", "8", "--contexts", "2",
+                     "--documents", "2"),
+    "reproduce": ("reproduce", "--list"),
     "compare": ("compare", "{probe}", "{probe}"),
     "report": ("report", "{study}", "--out", "{new}/page.html"),
     "doctor": ("doctor",),
@@ -112,6 +119,9 @@ class Ground:
         self.names = {name: str(folder / name) for name in ("model", "missing", "empty", "folder", *SAVED)}
         self.names |= {name: str(folder / f"{name}.npy") for name in ("tokens", "few")}
         self.names["text"] = letters(folder, spaces=4)
+        rows = [f"{'xyz'[i % 2] * 40}\t{i % 2}" for i in range(16)]
+        (folder / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        self.names["labelled"] = str(folder / "labelled.tsv")
         with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar
             language_model().model.save_pretrained(folder / "model")
         language_model().tokenizer.save_pretrained(folder / "model")

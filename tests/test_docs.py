@@ -59,6 +59,19 @@ def test_every_public_function_has_an_example() -> None:
     assert [name for name, what in doors().items() if inspect.isfunction(what) and name not in EXAMPLES] == []
 
 
+def given(name: str) -> dict[str, Any]:
+    """A model and a text, or labelled documents, that an example may speak of."""
+    import cache_cases
+    import downstream_cases
+    import temper_cases
+
+    if name == "ll.temper":
+        return {"model": temper_cases.decoder(steps=0), "text": temper_cases.text()}
+    if name == "ll.downstream":
+        return {"model": downstream_cases.encoder(), "data": downstream_cases.data()}
+    return {"model": cache_cases.language_model(), "text": cache_cases.text()}
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_docstrings_say_what_happens(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -67,12 +80,7 @@ def test_examples_of_docstrings_say_what_happens(
     example = example_of(name)
     source = "".join(one.source for one in example.examples)
     if "model" in source:
-        import cache_cases
-        import temper_cases
-
-        cases: Any = temper_cases if name == "ll.temper" else cache_cases
-        model = temper_cases.decoder(steps=0) if name == "ll.temper" else cache_cases.language_model()
-        example.globs |= {"model": model, "text": cases.text()}
+        example.globs |= given(name)
     assert doctest.DocTestRunner().run(example).failed == 0, capsys.readouterr().out
 
 

@@ -36,6 +36,8 @@ def depth(
 ) -> DepthRun:  # fmt: skip
     """How the error of attention over n keys travels through the layers of a model.
 
+    Ctrl-C keeps the documents so far, a `checkpoint` all that is needed for the same call to go on.
+
     Parameters
     ----------
     keys : how many keys each query sees; `live.draws` says how they are drawn.
@@ -45,7 +47,11 @@ def depth(
     replicates : draws of each document; errors are those of means over documents, so a few suffice.
     window : tokens of a document; the model's positions, at most 512, when left out.
 
-    Ctrl-C keeps the documents so far, a `checkpoint` all that is needed for the same call to go on.
+    Examples
+    --------
+    >>> made = ll.depth(model, text, [4, 16], documents=2, window=32)
+    >>> len(made.table)
+    30
     """
     ways, beside = _some("ways", ways, WAYS), _some("beside", beside, BESIDE)
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)

@@ -97,6 +97,12 @@ def downstream(
         of them when left out, are learned; a model that was saved as a classifier is asked as it is.
     keys, way : as in `limitlens.depth`; a document of no more tokens than keys is read whole.
     window : tokens of a document that are read; the model's positions, at most 512, when left out.
+
+    Examples
+    --------
+    >>> made = ll.downstream(model, data, [4, 16], test=12)
+    >>> len(made.table)
+    8
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), labels=True)
     length = window or min(loaded.positions or WINDOW, WINDOW)

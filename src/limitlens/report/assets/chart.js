@@ -147,11 +147,12 @@ function drawChart(spec, width) {
   axisNames(svg, spec, margin, width, height);
   const plot = shape("g", { "clip-path": `url(#${clip})` });
   svg.append(plot);
-  const taken = [];
-  for (const guide of spec.guides ?? []) drawGuide(plot, guide, x, y, margin, width, height, taken);
+  const taken = [], above = shape("g", {}); // names of guides lie over points
+  for (const guide of spec.guides ?? []) drawGuide(plot, above, guide, x, y, margin, width, height, taken);
   for (const series of spec.series) if (series.kind === "band") drawBand(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "line") drawLine(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "points") drawPoints(plot, series, x, y, spec);
+  plot.append(above);
   return svg;
 }
 drawChart.count = 0;
@@ -217,7 +218,7 @@ function drawMap(spec, map, width) {
 
 const drawable = (series) => series.x.map((v, i) => i).filter((i) => known(series.x[i]) && known(series.y[i]));
 
-function drawGuide(plot, guide, x, y, margin, width, height, taken) {
+function drawGuide(plot, above, guide, x, y, margin, width, height, taken) {
   const words = guide.label ?? "", long = LETTER * words.length;
   if (known(guide.x)) {
     if (guide.x < x.low || guide.x > x.high) return;
@@ -227,12 +228,12 @@ function drawGuide(plot, guide, x, y, margin, width, height, taken) {
     while (taken.some((other) => other.row === row && from < other.to && from + long > other.from)) row++;
     taken.push({ row, from, to: from + long });
     plot.append(shape("line", { class: "guide", x1: at, x2: at, y1: margin.top, y2: height - margin.bottom }));
-    plot.append(shape("text", { class: "guide-label", x: from, y: margin.top + 10 + 14 * row }, words));
+    above.append(shape("text", { class: "guide-label", x: from, y: margin.top + 10 + 14 * row }, words));
   } else if (known(guide.y)) {
     if (guide.y < y.low || guide.y > y.high) return;
     plot.append(shape("line", { class: "guide", x1: margin.left, x2: width - margin.right, y1: y.at(guide.y), y2: y.at(guide.y) }));
     const below = y.at(guide.y) < margin.top + 12 ? 14 : -5;
-    plot.append(shape("text", { class: "guide-label", x: width - margin.right - 4, y: y.at(guide.y) + below, "text-anchor": "end" }, words));
+    above.append(shape("text", { class: "guide-label", x: width - margin.right - 4, y: y.at(guide.y) + below, "text-anchor": "end" }, words));
   }
 }
 
