@@ -59,7 +59,7 @@ class Downstream(ByDocument):
             "agreement": lambda mean: mean[..., 1], "margin": lambda mean: mean[..., 2] / mean[..., 5],
             "margin_error": lambda mean: np.sqrt(mean[..., 3] / mean[..., 6]),
         }  # fmt: skip
-        third = np.digitize(self.horizon, np.quantile(self.horizon, [1 / 3, 2 / 3]))
+        third = 3 * self.horizon.argsort(kind="stable").argsort() // len(self.horizon)  # by rank: equal ones part too
         groups = [np.ones(len(third), bool), *(third == place for place in range(3))]
         rows = [
             tabled({name: (one, self.outcomes[group]) for name, one in of.items()}, documents=[label], keys=self.sizes)
