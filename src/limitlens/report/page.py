@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ VERDICT = ("What was measured", "What it found", "What to do")
 def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
     """Write the page of a result to a file, or as report.html into a folder; the path of the file."""
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):  # a name that no file can have is no folder either
         target = target / "report.html"
     html = page(view, made)
     try:
