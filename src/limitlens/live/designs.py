@@ -130,10 +130,11 @@ def _kept(
         yield from MIXINGS[name][1](key, value, counts, generator)
         return
     for count in counts:
-        mask = named(name).choose(Sight(key, value, position=own), count, 1, generator).mask[0, ..., 0, :]
-        kept = mask.expand(key.shape[:-1]).flatten().nonzero()[:, 0]
+        chosen = named(name).choose(Sight(key, value, position=own), count, 1, generator)
+        kept = chosen.mask[0, ..., 0, :].expand(key.shape[:-1]).flatten().nonzero()[:, 0]
         keys, values = (part.flatten(0, 2)[kept].view(*key.shape[:2], count, -1) for part in (key, value))
-        yield keys, values, None
+        weights = chosen.log_weights  # beside a learned sink kept keys stand for all
+        yield keys, values, None if weights is None else weights[0, ..., 0, :].flatten()[kept].view(keys.shape[:-1])
 
 
 def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
