@@ -111,7 +111,12 @@ def test_the_best_design_is_told_with_whether_that_is_sure(found: Designs) -> No
     rng = np.random.default_rng(1)
     shape = (3, 2, 1, 20)
     noise = np.abs(rng.normal(1, 0.1, shape))
-    same: dict[str, Any] = {"floors": np.zeros((3, 2, 1, 21)), "apart": noise, "outputs": np.ones((3, 20))}
+    same: dict[str, Any] = {
+        "floors": np.zeros((3, 2, 1, 21)),
+        "apart": noise,
+        "outputs": np.ones((3, 20)),
+        "limits": np.ones((3, 21)),
+    }
     known: Any = ("letters", "a", 8, 20, 1, (4,), ("random", "recent"), ((0, 0), (0, 1), (0, 2)))
     alike, apart = (Designs(*known, squares=noise * factor, **same) for factor in (1, np.array([1, 4])[:, None, None]))
     assert [run.winners[0]["sure"] for run in (alike, apart)] == [False, True]

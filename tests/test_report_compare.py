@@ -13,12 +13,13 @@ from scipy import stats
 
 from head_cases import SIZES, head_record, probe_run
 from limitlens.cli import main
-from limitlens.comparison import LEVEL, Comparison, Value, _differences, _holm, compare
+from limitlens.comparison import LEVEL, Comparison, Value, _differences, compare
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
 from limitlens.record import read_run, to_json
 from limitlens.report.page import page
+from limitlens.statistics.several import holm
 
 NASTY = "<script>window.hacked=1</script>\"'</title>&amp; 模型 \u2028 ]]>"
 N = np.asarray(SIZES, dtype=float)
@@ -85,10 +86,10 @@ def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
 
 
 def test_holm_is_never_less_sure_than_bonferroni() -> None:
-    assert _holm([]) == []
-    assert _holm([0.04, 0.001, 0.03]) == pytest.approx([0.06, 0.003, 0.06])
+    assert holm([]) == []
+    assert holm([0.04, 0.001, 0.03]) == pytest.approx([0.06, 0.003, 0.06])
     chances = np.random.default_rng(0).uniform(0, 0.1, 20).tolist()
-    assert all(a <= min(1, 20 * p) for a, p in zip(_holm(chances), chances, strict=True))
+    assert all(a <= min(1, 20 * p) for a, p in zip(holm(chances), chances, strict=True))
 
 
 def test_a_text_that_moves_every_head_a_little_is_told_though_no_head_is_sure(probe: ProbeRun) -> None:

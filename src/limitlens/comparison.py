@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from scipy import special
-
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import InputError
 from limitlens.heads.regimes import Regime
@@ -30,6 +28,7 @@ from limitlens.record import plain
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
+from limitlens.statistics.several import chance, holm
 
 LEVEL = 0.05
 WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called
@@ -152,8 +151,8 @@ class Comparison(Result):
             if (count := len(pairs)) >= PLACES:
                 own, errors = zip(*pairs, strict=True)
                 spread = math.hypot(stdev(own) / math.sqrt(count), mean(errors))
-                found.append((*place, count, mean(own), spread, _chance(mean(own), spread, count - 1)))
-        adjusted = _holm([row[-1] for row in found])
+                found.append((*place, count, mean(own), spread, chance(mean(own), spread, count - 1)))
+        adjusted = holm([row[-1] for row in found])
         return tuple(Paired(*row[:-1], p, p < self.level) for row, p in zip(found, adjusted, strict=True))
 
     @cached_property
@@ -331,31 +330,13 @@ def _differences(columns: Sequence[Column], names: Sequence[str]) -> list[Differ
     chances: dict[str, list[float]] = defaultdict(list)
     for (_, quantity), *_, difference, spread, freedom in pairs:
         if difference is not None and spread is not None:
-            chances[quantity].append(_chance(difference, spread, freedom))
-    left = {quantity: iter(_holm(found)) for quantity, found in chances.items()}
+            chances[quantity].append(chance(difference, spread, freedom))
+    left = {quantity: iter(holm(found)) for quantity, found in chances.items()}
     rows = []
     for key, name, a, b, difference, spread, _ in pairs:
         exceeds = None if spread is None else next(left[key[1]]) < LEVEL
         rows.append(Difference(*key, name, a.value, a.stderr, b.value, b.stderr, difference, spread, exceeds))
     return rows
-
-
-def _chance(difference: float, stderr: float, freedom: float) -> float:
-    """The probability that chance alone gives a difference as large on either side, by Student's law."""
-    if not stderr > 0:
-        return float(difference == 0)
-    return float(2 * special.stdtr(freedom, -abs(difference) / stderr))
-
-
-def _holm(chances: Sequence[float]) -> list[float]:
-    """Probabilities of several comparisons such that, at any level, none at all is below it by chance (Holm 1979).
-
-    The k-th smallest of m is multiplied by m − k + 1, and is at least as large as those before it.
-    """
-    found, highest = [0.0] * len(chances), 0.0
-    for rank, place in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
-        found[place] = highest = max(highest, min(1.0, (len(chances) - rank) * chances[place]))
-    return found
 
 
 def _difference(a: Value, b: Value) -> tuple[float | None, float | None, float]:

@@ -2,7 +2,7 @@
 
 A design S keeps k of the keys a query sees, or mixes them into k. With out(q, D) the attention of query q over the keys
 of document D at the places that q sees, out_S(q, D) the same under the design, and |·| a root mean square over queries
-relative to that of out(q, own document), three distances are told apart:
+relative to that of what is approached, three distances are told apart:
 
 error        |out_S(q, own) − out(q, own)|: what the model feels, in the query's own document.
 floor        |Γ_S(q) − Γ(q)|, where Γ_S(q) is attention over what the design keeps in *all* documents, their states
@@ -82,11 +82,11 @@ def designs(
 
     with torch.inference_mode(), capture(loaded.model, take):
         loaded.model(input_ids=ids.to(loaded.model.device))
-    squares, apart, floors, outputs = (np.concatenate(parts) for parts in zip(*layers.values(), strict=True))
+    squares, apart, floors, outputs, limits = (np.concatenate(part) for part in zip(*layers.values(), strict=True))
     return Designs(
         loaded.name, corpus, context, documents, queries, counts, tuple(designs),
         tuple((layer, head) for layer, found in layers.items() for head in range(len(found[0]))),
-        squares, apart, floors, outputs, tuple(windows.warnings),
+        squares, apart, floors, outputs, limits, tuple(windows.warnings),
     )  # fmt: skip
 
 
@@ -104,19 +104,21 @@ def _layer(
     places = np.arange(length - queries, length) if captured.causal else places
     squares, apart = np.zeros((2, heads, len(names), len(counts), documents))
     floors, outputs = np.zeros((heads, len(names), len(counts), 1 + documents)), np.zeros((heads, documents))
+    limits = np.zeros((heads, 1 + documents))
     for place in places.tolist():
         entropy = np.random.SeedSequence([seed, captured.layer, place]).generate_state(1)[0]
         generator = torch.Generator().manual_seed(int(entropy))
         query, key, value, own = _seen(captured, place)
         full, limit, _ = _law(*_attend(query, key, value, None, captured))
         outputs += _norms(full) / queries
+        limits += _without(_norms(limit)) / queries
         for s, name in enumerate(names):
             for k, kept in enumerate(_kept(name, counts, key, value, own, generator)):
                 mine, its_limit, away = _law(*_attend(query, *kept, captured))
                 squares[:, s, k] += _norms(mine - full) / queries
                 apart[:, s, k] += away / queries
                 floors[:, s, k] += _without(_norms(its_limit - limit)) / queries
-    return squares, apart, floors, outputs
+    return squares, apart, floors, outputs, limits
 
 
 def _kept(
@@ -128,10 +130,11 @@ def _kept(
         yield from MIXINGS[name][1](key, value, counts, generator)
         return
     for count in counts:
-        mask = named(name).choose(Sight(key, value, position=own), count, 1, generator).mask[0, ..., 0, :]
-        kept = mask.expand(key.shape[:-1]).flatten().nonzero()[:, 0]
+        chosen = named(name).choose(Sight(key, value, position=own), count, 1, generator)
+        kept = chosen.mask[0, ..., 0, :].expand(key.shape[:-1]).flatten().nonzero()[:, 0]
         keys, values = (part.flatten(0, 2)[kept].view(*key.shape[:2], count, -1) for part in (key, value))
-        yield keys, values, None
+        weights = chosen.log_weights  # beside a learned sink kept keys stand for all
+        yield keys, values, None if weights is None else weights[0, ..., 0, :].flatten()[kept].view(keys.shape[:-1])
 
 
 def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from limitlens.results import Result
 
 CHOSEN = ("random", "recent", "sinks", "bigbird", "strided", "dilated", "block", "norm")
 DESIGNS = {name: named(name).words for name in CHOSEN} | {name: words for name, (words, _) in MIXINGS.items()}
-ARRAYS = ("squares", "apart", "floors", "outputs")
+ARRAYS = ("squares", "apart", "floors", "outputs", "limits")
 LEVEL = 0.05
 NOTHING = 1e-6  # relative error below which a design reads as much as full attention
 WORDS = read_words("live/words.json")["designs"]
@@ -45,7 +45,8 @@ class Designs(Result):
     squares: Array  # (P, S, K, N): errors in each document
     apart: Array  # (P, S, K, N): fluctuation of each document
     floors: Array  # (P, S, K, 1 + N): squared distance of the limits, of all documents and without each of them
-    outputs: Array  # (P, N): |output of full attention|²
+    outputs: Array  # (P, N): |output of full attention|² in each document
+    limits: Array  # (P, 1 + N): |limit of full attention|², like floors
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -56,9 +57,9 @@ class Designs(Result):
             total = rows.sum(-1, keepdims=True)
             return np.concatenate((total, total - rows), -1)
 
-        scale, ones = left_out(self.outputs)[:, None, None], left_out(np.ones(self.documents))
-        found = {name: left_out(rows) / scale for name, rows in (("error", self.squares), ("fluctuation", self.apart))}
-        return found | {"floor": self.floors * ones / scale}
+        own, law = left_out(self.outputs)[:, None, None], self.limits[:, None, None]
+        found = {"error": left_out(self.squares) / own, "floor": self.floors / law}
+        return found | {"fluctuation": left_out(self.apart) / left_out(np.ones(self.documents)) / law}
 
     def numbers(self, squares: dict[str, Array]) -> dict[str, Array]:
         """Errors, floors, fluctuations and the rates of these, with their standard errors, from relative squares."""
