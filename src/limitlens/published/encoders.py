@@ -65,7 +65,7 @@ def window_random(
 ) -> None:  # fmt: skip
     """Moments over a window in the middle of a text and random tokens outside it, against as many random tokens."""
     length = window * windows
-    loaded, read = _open(model, corpus, documents * length, window)
+    loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
     generator, centre = torch.Generator().manual_seed(work.seed), length // 2 - window // 2  # the middle of one window
     sizes = [2 * half + 1 + random for half in parse_sizes(halves)]
     rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, ways, moments
@@ -157,8 +157,17 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told
     work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), told)}
 
 
-def _open(model: str | LoadedModel, corpus: str, tokens: int, window: int | None) -> tuple[LoadedModel, Windows]:
-    return open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
+def _open(
+    model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
+) -> tuple[LoadedModel, Windows]:  # fmt: skip
+    """The model and as many windows of the text as there are, up to so many tokens."""
+    loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
+    if found.count < least:
+        raise InputError(
+            f"the corpus {corpus!r} holds {found.count} windows of {found.length} tokens; expected at least {least}, "
+            "so give more text"
+        )
+    return loaded, found
 
 
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
