@@ -107,6 +107,23 @@ def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.Captur
         ll.reproduce("hardmax-log", corpus="x")
 
 
+def test_too_little_text_is_told(tmp_path: Any) -> None:
+    (tmp_path / "few.txt").write_text("a few words")
+    with pytest.raises(ll.InputError, match="holds 0 windows of 32 tokens; expected at least 6, so give more text"):
+        run("window-random", corpus=str(tmp_path / "few.txt"))
+
+
+def test_an_interrupted_step_is_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from limitlens.published import laws
+
+    whole = laws.study
+    monkeypatch.setattr(laws, "study", lambda *given, **options: replace(whole(*given, **options), interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        run("gaussian-horizon")
+
+
 def test_downstream_without_documents_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["reproduce", "downstream", "--quick"])

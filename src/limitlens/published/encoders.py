@@ -23,6 +23,7 @@ from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.rates import rate_drawn, rate_rms_output, rate_sharp
 
 MOMENTS = ("mean", "covariance")
+CHANCE = 0.0228  # of a normal number beyond two standard errors, on one side
 LOOSE = 0.1  # standard error from which on a rate says nothing
 
 
@@ -43,8 +44,8 @@ def bert_layers(
         theirs = () if layers is None else _rank(layers[0], layers[place])
         work.numbers[f"{name}_known"] = Number(int(known.sum()))
         work.numbers[f"{name}_rank"] = Number(*_rank(horizons[known], found[known]), None, *theirs)
-        fast = (found + 2 * bars >= drawn)[known].astype(float)
-        work.numbers[f"{name}_bound"] = Number(*_mean(fast))
+        slow = (found + 2 * bars < drawn)[known].mean()
+        work.numbers[f"{name}_bound"] = Number(float(slow), float(np.sqrt(CHANCE * (1 - CHANCE) / known.sum())), CHANCE)
         for label, line in (("drawn", drawn), ("sharp", [rate_sharp(value) for value in horizons]), ("half", 0.5)):
             work.numbers[f"{name}_{label}_miss"] = Number(*_mean(np.abs(found - line)[known]))
         work.draw(f"{name}, each head", horizons[known], found[known], bars[known])
@@ -65,7 +66,7 @@ def window_random(
 ) -> None:  # fmt: skip
     """Moments over a window in the middle of a text and random tokens outside it, against as many random tokens."""
     length = window * windows
-    loaded, read = _open(model, corpus, documents * length, window)
+    loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
     generator, centre = torch.Generator().manual_seed(work.seed), length // 2 - window // 2  # the middle of one window
     sizes = [2 * half + 1 + random for half in parse_sizes(halves)]
     rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, ways, moments
@@ -149,7 +150,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told
     (slope, bars), p = found.T, Number(np.nan)
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
-    if use.sum() > 3:
+    if use.sum() >= 3:
         weight = slope * (1 - slope) / bars
         x, y = np.log(factors[use] ** 2), np.log(1 / slope[use] - 1)
         fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # errors from the misfit
@@ -157,8 +158,17 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told
     work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), told)}
 
 
-def _open(model: str | LoadedModel, corpus: str, tokens: int, window: int | None) -> tuple[LoadedModel, Windows]:
-    return open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
+def _open(
+    model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
+) -> tuple[LoadedModel, Windows]:  # fmt: skip
+    """The model and as many windows of the text as there are, up to so many tokens."""
+    loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
+    if found.count < least:
+        raise InputError(
+            f"the corpus {corpus!r} holds {found.count} windows of {found.length} tokens; expected at least {least}, "
+            "so give more text"
+        )
+    return loaded, found
 
 
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
@@ -175,8 +185,10 @@ def _rank(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _mean(values: Array) -> tuple[float, float]:
-    """The mean and its standard error, which of n equal truths is that of one exception."""
-    return float(values.mean()), float(max(values.std(), 1 / len(values)) / np.sqrt(len(values)))
+    """The mean and its standard error; not known where there are fewer than two."""
+    return (
+        (float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))) if len(values) > 1 else (np.nan,) * 2
+    )
 
 
 def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
