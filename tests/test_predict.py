@@ -188,7 +188,7 @@ def test_the_command(
     loaded = ll.load(tmp_path / "run")
     assert loaded.made["arguments"]["pilot_only"] is True
     assert to_json(loaded.document()) == to_json(document)
-    code, out, err = run("--queries", "4")
+    code, out, err = run("--queries", "4", "--quiet")
     assert (code, err) == (0, "")
     assert "The 5 slowest heads" in out
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "prediction"
