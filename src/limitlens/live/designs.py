@@ -12,7 +12,8 @@ floor        |Γ_S(q) − Γ(q)|, where Γ_S(q) is attention over what the desig
              documents, so that it may come out below 0 where there is nothing.
 fluctuation  |out_S(q, D) − Γ_S(q)| over documents D that are not the query's own: how far k keys of one document are
              from the design's own limit. It falls with k at the design's `rate`, and does not end at 0: tokens of one
-             document are not independent, so full attention over it differs from its limit too.
+             document are not independent, so full attention over it differs from its limit too. That the limit is
+             one of a few documents is taken out to first order (heuristic; held to probes of 40 small documents).
 
 Queries stand at the same few places in every document: the last ones of a causal model, random ones of an encoder.
 Every standard error is the jackknife's over documents, which give the queries and the keys.
@@ -172,8 +173,11 @@ def _law(lse: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Array]:
     weight = torch.exp(lse - lse.amax(-1, keepdim=True))
     left = torch.cat((torch.ones_like(weight[0, :1]), 1 - own.double()))  # (1 + N, N): which documents are there
     there = weight[..., None, :] * left  # (Hq, N, 1 + N, N)
-    limit = (there / there.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)) @ output
-    away = (output - limit[..., 1:, :]).square().sum(-1).masked_fill(own, 0).sum(-2) / (documents - 1)
+    share = there / there.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    limit = share @ output
+    # The limit of the others scatters too, by Σ w² of what one document does.
+    away = (output - limit[..., 1:, :]).square().sum(-1) / (1 + share[..., 1:, :].square().sum(-1))
+    away = away.masked_fill(own, 0).sum(-2) / (documents - 1)
     return output.diagonal(dim1=1, dim2=2).mT, limit, away.cpu().numpy()
 
 

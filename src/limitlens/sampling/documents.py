@@ -22,7 +22,8 @@ MODES = ("pool", "document", "contiguous")  # samples of the pool; of one docume
 class DocumentDeck(Deck):
     """A deck whose replicates are documents of `length` tokens each, from all of the stream; blocks hold whole ones.
 
-    A sample is of random places of its document, or where `contiguous` a run that begins at a random one.
+    A sample is of random places of its document, or where `contiguous` a run that begins at a random one and
+    goes on at the beginning where the document ends.
     """
 
     single = True
@@ -45,8 +46,7 @@ class DocumentDeck(Deck):
             for first in range(0, block, self.length):
                 order = generator.permutation(self.length)
                 if self.contiguous:
-                    start = generator.integers(self.length - self.cells.sizes[-1] + 1)
-                    order = (np.arange(self.length) + start) % self.length
+                    order = (np.arange(self.length) + generator.integers(self.length)) % self.length
                 if (row := rows.get(passed)) is not None:
                     counts[row] = self.cells.steps
                     *own, order = np.split(order, self.cells.sizes)
