@@ -62,7 +62,7 @@ class Experiment:
     title: str
     shows: str  # what it is about, in one sentence
     source: str  # the paper
-    minutes: float  # of processor time that the full size took
+    minutes: float  # of processor time that the full size takes, about
     expect: str  # what a reader should see
     published: Mapping[str, Any]  # the parameters of the publication,
     full: Mapping[str, Any]  # ours,
