@@ -3,19 +3,25 @@
 8 numbers of keys and 8 draws on documents of 512 tokens, once with keys that the queries of a document share and once
 with each query's own. Bare forwards, four documents at a time, which is fastest, take turns with it: some after every
 document. Processor seconds of one thread, in which a busy machine tells much the same, and wall-clock seconds beside
-them; ratios are medians over documents.
+them; ratios are medians over documents. And whether random keys of a pooled text give every head the error that a probe
+measures.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from limitlens.live.depth import depth
-from limitlens.models import Windows, load, open_corpus
+from limitlens.live.draws import Draws
+from limitlens.models import Captured, Windows, capture, load, open_corpus
+from limitlens.models.intervene import attend
+from limitlens.probing.probe import probe
 
 MODEL, TEXT, WINDOW, KEYS, REPLICATES, DOCUMENTS = "minilm", "stdlib-docs", 512, "16:512:8", 8, 64
 FORWARDS, TOGETHER, TURNS = 65, 4, 4
@@ -56,10 +62,45 @@ def beside(way: str, documents: int) -> dict[str, Any]:
     return {"ratio": found, "documents": documents, "wanted": WANTED[way]}
 
 
+def beside_probe(windows_pooled: int = 24, draws: int = 64) -> dict[str, Any]:
+    """Errors of every head with n random keys of a pooled text, over those of a probe: the same law, measured twice."""
+    loaded, length, sizes = load(MODEL), 256, (16, 64, 256)
+    probed = probe(loaded, TEXT, 30_000, window=length, sizes=[16, 32, 64, 128, 256], replicates=16)
+    windows, generator = Windows(loaded, open_corpus(TEXT), length=length, tokens=120 * length), torch.Generator()
+    (ids,) = windows.batches(windows_pooled, np.linspace(0, 119, windows_pooled).astype(int))
+    found: list[tuple[int, float, float]] = []
+
+    def take(call: Captured) -> None:
+        query, key, value = (part.transpose(0, 1).flatten(1, 2)[None] for part in (call.query, call.key, call.value))
+        pooled = replace(call, query=query[:, :, ::48], key=key, value=value)
+        full = attend(pooled)
+        for size in sizes:
+            errors = [attend(Draws(size, generator)(pooled)) - full for _ in range(draws)]
+            squares = torch.stack([one.square().sum(-1).mean((0, 2)) for one in errors])
+            squares = squares / full.square().sum(-1).mean((0, 2)) / (1 - size / key.shape[2])
+            mine, spread = squares.mean(0).sqrt(), squares.std(0) / draws**0.5 / (2 * squares.mean(0).sqrt())
+            for head in range(len(mine)):
+                record = probed.head(call.layer, head).document()
+                at = record["n"].index(size)
+                theirs, stderr = (record[f"relative_output_error{end}"][at] for end in ("", "_stderr"))
+                z = (float(mine[head]) - theirs) / np.hypot(float(spread[head]), stderr)
+                found.append((size, float(mine[head]) / theirs, z))
+
+    with torch.inference_mode(), capture(loaded.model, take):
+        loaded.model(input_ids=ids)
+    told = {}
+    for size in sizes:
+        ratios, z = (np.array([row[part] for row in found if row[0] == size]) for part in (1, 2))
+        told[size] = {"median_ratio": float(np.median(ratios)), "within_two": float((np.abs(z) < 2).mean())}
+        print(f"  {size} keys: {told[size]['median_ratio']:.3f} of the probe's error, median over {len(z)} heads; "
+              f"{told[size]['within_two']:.2f} of them within two standard errors", flush=True)  # fmt: skip
+    return told
+
+
 def run(documents: int = DOCUMENTS) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {way: beside(way, documents) for way in WANTED}
+        return {**{way: beside(way, documents) for way in WANTED}, "probe": beside_probe()}
     finally:
         torch.set_num_threads(threads)

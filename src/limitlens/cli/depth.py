@@ -21,6 +21,7 @@ def depth(
     replicates: Annotated[int, typer.Option(min=1, help="Draws of each document.")] = 1,
     documents: Annotated[int, typer.Option(min=2, help="Documents that are read.")] = 16,
     window: Annotated[int | None, typer.Option(min=1, help="Tokens of a document; up to 512 when left out.")] = None,
+    special: Annotated[str, typer.Option(metavar="auto|none|bos", help="Tokens around each document.")] = "auto",
     seed: common.Seed = 0,
     device: common.Device = "auto",
     out: common.Out = None,
@@ -42,6 +43,6 @@ def depth(
     with common.progress("reading documents", quiet, "documents") as report:
         made = run(
             model, corpus, keys, ways=ways.split(","), beside=more, replicates=replicates, documents=documents,
-            window=window, seed=seed, device=device, yes=yes, progress=report, checkpoint=checkpoint,
+            window=window, special=special, seed=seed, device=device, yes=yes, progress=report, checkpoint=checkpoint,
         )  # fmt: skip
     common.show(context, "depth", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -31,7 +31,7 @@ A_PRODUCT = 2e-11  # seconds of one weight for one token
 def depth(
     model: str | LoadedModel, corpus: str = "stdlib-docs", keys: str | Sequence[int] = "16:256:5", *,
     ways: Sequence[str] = WAYS[:1], beside: Sequence[str] = BESIDE, replicates: int = 1, documents: int = 16,
-    window: int | None = None, seed: int = 0, device: str = "auto", yes: bool = False,
+    window: int | None = None, special: str = "auto", seed: int = 0, device: str = "auto", yes: bool = False,
     progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> DepthRun:  # fmt: skip
     """How the error of attention over n keys travels through the layers of a model.
@@ -45,7 +45,7 @@ def depth(
     beside : what is run beside keys drawn anew in every layer: "fixed", the same keys in all layers; "single", each
         layer alone, a forward for each, for what errors add up to and what amplifies them; "heads" (`live.together`).
     replicates : draws of each document; errors are those of means over documents, so a few suffice.
-    window : tokens of a document; the model's positions, at most 512, when left out.
+    window, special : tokens of a document, the model's positions, at most 512, when left out; those put around it.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def depth(
     if documents < 2 or replicates < 1 or not ways:
         raise InputError(f"{documents} documents, {replicates} draws, {len(ways)} ways; expected at least 2, 1 and 1")
     reader, stack = Reader(loaded) if loaded.causal else None, loaded.model.base_model
-    windows = Windows(loaded, open_corpus(corpus), length=length, tokens=documents * length)
+    windows = Windows(loaded, open_corpus(corpus), length=length, tokens=documents * length, special=special)
     layers, first = loaded.model.config.get_text_config().num_hidden_layers, int(loaded.causal)
     passes: list[dict[str, Any]] = [{}, *[{"fixed": True}] * ("fixed" in beside)]
     passes += [{"layers": (layer,)} for layer in range(layers * ("single" in beside))]
@@ -94,8 +94,14 @@ def depth(
                 heads = add_up(stack, ids, sizes, replicates, generator)
         return {"squares": squares, "logits": logits, "heads": heads}
 
-    job: dict[str, Any] = {"job": "depth", "weights": loaded.digest, "text": windows.sha256, "keys": sizes}
-    job |= {"ways": ways, "beside": beside, "replicates": replicates, "window": length, "seed": check_seed(seed)}
+    job: dict[str, Any] = {
+        "job": "depth",
+        "weights": loaded.digest,
+        "text": windows.sha256,
+        "keys": sizes,
+        "seed": check_seed(seed),
+    }
+    job |= {"ways": ways, "beside": beside, "replicates": replicates, "window": length, "special": special}
     options: dict[str, Any] = {"tokens": length * forwards, "fewest": 2, "progress": progress}
     rows = (checkpoint or Checkpoint()).each(job, windows.count, document, **options)
     done = len(rows["squares"])
