@@ -117,6 +117,8 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
     path, made = Path(folder), []
     if not str(folder).strip():
         raise InputError(f"the folder is {str(folder)!r}; expected a name, such as runs/mine")
+    if str(folder).startswith("~"):
+        raise InputError(f"the folder is {str(folder)!r}, which no shell has expanded; expected its whole path")
     try:
         made = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)

@@ -122,12 +122,12 @@ def show(
     from limitlens.report import terminal
 
     done: Result = replace(result, made=record.provenance(command, context.params, started))
+    drawing = None if plot is None else done.plot()  # before anything is left that looks whole
     if out is not None:
         done.save(out, context.params["overwrite"])
-    if plot is not None:
-        drawing = done.plot(Path(out or ".") / f"{plot}.png")
-        if out is not None:
-            record.write_all({Path(out) / f"{plot}.pdf": drawing.savefig})
+    if drawing is not None:
+        endings = ("png",) if out is None else ("png", "pdf")
+        record.write_all({Path(out or ".") / f"{plot}.{ending}": drawing.savefig for ending in endings})
     if json:
         print_json(done.document())
     else:
