@@ -22,6 +22,7 @@ CHOSEN = ("random", "recent", "sinks", "bigbird", "strided", "dilated", "block",
 DESIGNS = {name: named(name).words for name in CHOSEN} | {name: words for name, (words, _) in MIXINGS.items()}
 ARRAYS = ("squares", "apart", "floors", "outputs", "limits")
 LEVEL = 0.05
+FAR = 2.0  # error from which on, at every number of keys, a design is not drawn: it would leave the others no room
 NOTHING = 1e-6  # relative error below which a design reads as much as full attention
 WORDS = read_words("live/words.json")["designs"]
 
@@ -137,7 +138,9 @@ class Designs(Result):
         overall, series, middle, keys = self.overall, [], len(self.keys) // 2, np.asarray(self.keys)
         for s, name in enumerate(self.designs):
             (colour, dash), error, bars, floor = look(s), *(overall[n][s] for n in ("error", "error_stderr", "floor"))
-            shown, above = error > NOTHING, floor > 1.96 * overall["floor_stderr"][s]
+            if error.min() > FAR:
+                continue
+            shown, above = error > NOTHING, (floor > 1.96 * overall["floor_stderr"][s]) & (floor > NOTHING)
             series.append(points(DESIGNS[name], keys[shown], error[shown], colour, bars[shown], joined=True, dash=dash))
             series.append(line(f"{name}: floor", keys[above], floor[above], colour, "dotted", listed=False))
         rows: list[list[Cell]] = [
