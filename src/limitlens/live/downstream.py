@@ -75,7 +75,7 @@ class Downstream(ByDocument):
         low, _, high = thirds[thirds["keys"] == keys].to_dict("records")
         told |= {"less": high["agreement"] - low["agreement"], "whole": self.outcomes[:, 0, 4].mean()}
         told |= {"less_stderr": np.hypot(high["agreement_stderr"], low["agreement_stderr"]), "of": self}
-        drawn = {"accuracy": every, "agreement": thirds, "margin_error": thirds}
+        drawn = {"accuracy": every, "agreement": self.table, "margin_error": self.table}
         figures = [worded_figure(WORDS[name], curves(part, "keys", name, "documents")) for name, part in drawn.items()]
         block = shown(WORDS["table"], WORDS["columns"], self.table)
         return worded_view(WORDS, [Row(figures), block], said=", ".join(self.labels), **told)
