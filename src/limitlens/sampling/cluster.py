@@ -116,6 +116,6 @@ def _knock(address: str) -> None:
     """Refuse what is no HOST:PORT, or one where nobody answers: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
-        if not host or not port.isdecimal() or int(port) > 65535:
+        if not host or host.isdecimal() or not port.isdecimal() or int(port) > 65535:
             raise ValueError("which is no address")
         socket.create_connection((host, int(port)), timeout=KNOCK).close()
