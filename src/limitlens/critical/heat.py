@@ -153,7 +153,8 @@ def token_layer(
     slopes, noises, drifts = np.empty((3, replicates))
     for replicate in range(replicates):
         keys, asked = (_tokens(dim, count, amplitude, rng) for count in (n, queries))
-        weight = np.exp(beta * (asked @ keys.T - 1))
+        score = beta * (asked @ keys.T)
+        weight = np.exp(score - score.max(axis=1, keepdims=True))
         moved = _polar_displacement(asked, weight @ keys / weight.sum(axis=1, keepdims=True))
         drift = flow.displacement(np.array([amplitude]), asked[:, 0])
         drifts[replicate] = drift @ drift / queries
