@@ -79,11 +79,10 @@ function ticksOf(axis, scale, room) {
     const found = inside(ticks);
     if (found.length > 1 && found.length <= most) return found;
   }
-  const ticks = [], every = Math.ceil((last - first) / most);
-  for (let p = first; p <= last; p++) if ((p - first) % every === 0) ticks.push(10 ** p);
-  const found = inside(ticks);
+  const powers = inside(Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k)));
+  const every = Math.ceil(powers.length / most);
   // Over a fraction of a decade there may be no round number of one digit: even steps then.
-  return found.length > 1 ? found : evenTicks(scale, most, false);
+  return powers.length > 1 ? powers.filter((_, k) => k % every === 0) : evenTicks(scale, most, false);
 }
 
 // Two ticks or more, in steps of 1, 2 or 5.
