@@ -154,7 +154,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     windows.count = tokens // once.length
     windows.batches = lambda size, rows: once.batches(size, np.asarray(rows) % once.count)  # type: ignore[method-assign]
     batch = max(1, BLOCK // windows.length)
-    own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None}
+    own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None, "mode": "pool"}
 
     def work() -> _Work:
         return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)

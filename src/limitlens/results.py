@@ -27,6 +27,7 @@ class Result:
 
     kind: ClassVar[str]  # names it in `run.json`, and who reads it back
     file: ClassVar[str]  # names its table in a run folder
+    held: ClassVar[tuple[str, ...]] = ()  # its fields that a run folder holds as arrays, beside the document
     # how it was made (`record.provenance`); empty until a command or `save` fills it
     made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -49,12 +50,12 @@ class Result:
 
     def arrays(self) -> dict[str, Any]:
         """The arrays that a run folder holds; empty where the document says everything."""
-        return {}
+        return {name: getattr(self, name) for name in self.held}
 
     @classmethod
     def load(cls, run: Run) -> Self:
         """The result that a run folder holds; who asked for it adds how it was made."""
-        return typed(cls, run.document)  # type: ignore[no-any-return]
+        return typed(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Raise an error where what was read from a folder cannot be shown; `record` says so in one sentence."""

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, begin, progress, show
+from limitlens.cli.common import Corpus, Device, Json, Model, Out, Overwrite, Quiet, Seed, begin, progress, show
 
 
 def attributions(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")],
-    corpus: Annotated[str, typer.Option(help="stdlib-docs, stdlib-code, a file or a folder.")] = "stdlib-docs",
+    model: Model,
+    corpus: Corpus = "stdlib-docs",
     keys: Annotated[int, typer.Option(help="Tokens of context that are replaced.")] = 256,
     top: Annotated[int, typer.Option(help="Keys of largest weight that should stay.")] = 5,
     contexts: Annotated[int, typer.Option(help="Texts that stand before each document.")] = 8,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from limitlens.results import Result
     from limitlens.sampling.checkpoint import Checkpoint
 
+Model = Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
+Corpus = Annotated[str, typer.Option("--corpus", help="stdlib-docs, stdlib-code, a file or a folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another command left in --out.")]

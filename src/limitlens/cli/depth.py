@@ -11,7 +11,7 @@ from limitlens.cli import common
 
 def depth(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")],
+    model: common.Model,
     corpus: Annotated[str, typer.Option(metavar="TEXT", help="The text.")] = "stdlib-docs",
     keys: Annotated[str, typer.Option(help="Keys that each query sees: lo:hi:k, or some numbers.")] = "16:256:5",
     ways: Annotated[str, typer.Option(metavar="shared,own", help="Keys of a document's queries.")] = "shared",

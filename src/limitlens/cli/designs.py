@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, begin, progress, show
+from limitlens.cli.common import Corpus, Device, Json, Model, Out, Overwrite, Quiet, Seed, begin, progress, show
 
 
 def designs(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")],
-    corpus: Annotated[str, typer.Option(help="stdlib-docs, stdlib-code, a file or a folder.")] = "stdlib-docs",
+    model: Model,
+    corpus: Corpus = "stdlib-docs",
     keys: Annotated[str, typer.Option(metavar="LO:HI:K", help="Numbers of keys.")] = "16:512:6",
     only: Annotated[str | None, typer.Option(metavar="A,B,...", help="These designs; all when left out.")] = None,
     tokens: Annotated[int, typer.Option("--context", help="Tokens a document.")] = 512,

@@ -17,7 +17,7 @@ MEASURING = (
 
 def probe(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")],
+    model: common.Model,
     corpus: Annotated[
         str, typer.Option(help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")
     ] = "stdlib-docs",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
 from limitlens.errors import Array
 from limitlens.lazily import pd
-from limitlens.record import Run, plain, typed
+from limitlens.record import plain
 from limitlens.report.view import Measured, Series, Table, look, points
 from limitlens.results import Result
 
@@ -21,21 +21,10 @@ Statistic = Callable[[Array], Array]  # of means over documents
 class ByDocument(Result):
     """A result whose arrays have the documents on their first axis."""
 
-    held: ClassVar[tuple[str, ...]]  # the names of the arrays
-
-    def arrays(self) -> dict[str, Array]:
-        """What was found in every document."""
-        return {name: getattr(self, name) for name in self.held}
-
     def document(self) -> dict[str, Any]:
         """The result as JSON: what was asked, and the rows of its tables."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in (*self.held, "made")}
         return plain(own | {name: rows.to_dict("records") for name, rows in self.tables().items()})  # type: ignore[no-any-return]
-
-    @classmethod
-    def load(cls, run: Run) -> Self:
-        """The result that a run folder holds."""
-        return typed(cls, {**run.document, **run.arrays()})  # type: ignore[no-any-return]
 
 
 def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:
@@ -43,7 +32,12 @@ def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:
     count, total = len(values), values.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):  # no error over none is not known
         left = np.stack([statistic((total - one) / (count - 1)) for one in values])
-        return statistic(total / count), np.sqrt((count - 1) * left.var(0))
+        return statistic(total / count), jackknife(left, 0)
+
+
+def jackknife(left: Array, axis: int) -> Array:
+    """The standard error of a number from what it is without each of the documents along an axis."""
+    return np.asarray(np.sqrt((left.shape[axis] - 1) * left.var(axis)))
 
 
 def tabled(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:

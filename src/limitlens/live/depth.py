@@ -18,13 +18,12 @@ from limitlens.attention.device import choose_device
 from limitlens.cost import admit
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.live.depth_result import BESIDE, ERRORS, PREDICTIONS, DepthRun
-from limitlens.live.draws import WAYS, Draws, generator_of, numbers_of_keys
+from limitlens.live.draws import WAYS, WINDOW, Draws, generator_of, numbers_of_keys
 from limitlens.live.reader import Reader
 from limitlens.live.together import DRAWS, add_up
 from limitlens.models import LoadedModel, Windows, intervene, load, open_corpus
 from limitlens.sampling.checkpoint import Checkpoint
 
-WINDOW = 512  # tokens of a document, where the model knows as many positions
 A_PRODUCT = 2e-11  # seconds of one weight for one token
 
 
@@ -55,7 +54,7 @@ def depth(
     """
     ways, beside = _some("ways", ways, WAYS), _some("beside", beside, BESIDE)
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
-    length = window or min(loaded.positions or WINDOW, WINDOW)
+    length = window or loaded.window(WINDOW)
     sizes = numbers_of_keys(keys, length, loaded.causal)
     if documents < 2 or replicates < 1 or not ways:
         raise InputError(f"{documents} documents, {replicates} draws, {len(ways)} ways; expected at least 2, 1 and 1")
@@ -94,13 +93,8 @@ def depth(
                 heads = add_up(stack, ids, sizes, replicates, generator)
         return {"squares": squares, "logits": logits, "heads": heads}
 
-    job: dict[str, Any] = {
-        "job": "depth",
-        "weights": loaded.digest,
-        "text": windows.sha256,
-        "keys": sizes,
-        "seed": check_seed(seed),
-    }
+    job: dict[str, Any] = {"job": "depth", "weights": loaded.digest, "text": windows.sha256}
+    job |= {"keys": sizes, "seed": check_seed(seed)}
     job |= {"ways": ways, "beside": beside, "replicates": replicates, "window": length, "special": special}
     options: dict[str, Any] = {"tokens": length * forwards, "fewest": 2, "progress": progress}
     rows = (checkpoint or Checkpoint()).each(job, windows.count, document, **options)

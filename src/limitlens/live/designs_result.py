@@ -13,14 +13,14 @@ from limitlens.errors import Array
 from limitlens.keys import named
 from limitlens.keys.mixing import MIXINGS
 from limitlens.lazily import pd
-from limitlens.record import Run, plain, typed
+from limitlens.live.by_document import jackknife
+from limitlens.record import plain
 from limitlens.report.view import Block, Cell, Measured, Table, View, line, look, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 
 CHOSEN = ("random", "recent", "sinks", "bigbird", "strided", "dilated", "block", "norm")
 DESIGNS = {name: named(name).words for name in CHOSEN} | {name: words for name, (words, _) in MIXINGS.items()}
-ARRAYS = ("squares", "apart", "floors", "outputs", "limits")
 LEVEL = 0.05
 FAR = 2.0  # error from which on, at every number of keys, a design is not drawn: it would leave the others no room
 NOTHING = 1e-6  # relative error below which a design reads as much as full attention
@@ -34,7 +34,7 @@ class Designs(Result):
     With P heads, S designs, K numbers of keys and N documents, all arrays are mean squares over the queries.
     """
 
-    kind, file = "designs", "designs"
+    kind, file, held = "designs", "designs", ("squares", "apart", "floors", "outputs", "limits")
     model: str
     corpus: str
     context: int  # tokens of a document
@@ -120,18 +120,9 @@ class Designs(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON: every head's numbers (heads, designs, keys), those over all heads, and which is best."""
-        told = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in (*ARRAYS, "made")}
+        told = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in (*self.held, "made")}
         told |= {"heads": self.numbers(self.relative), "overall": self.overall, "best": self.winners}
         return plain(told)  # type: ignore[no-any-return]
-
-    def arrays(self) -> dict[str, Array]:
-        """The squares by document."""
-        return {name: getattr(self, name) for name in ARRAYS}
-
-    @classmethod
-    def load(cls, run: Run) -> Designs:
-        """The result that a run folder holds."""
-        return typed(cls, {**run.document, **run.arrays()})  # type: ignore[no-any-return]
 
     def view(self) -> View:
         """Error against keys, one line a design, floors dotted; and who is best."""
@@ -175,9 +166,8 @@ def _mean(squares: dict[str, Array]) -> dict[str, Array]:
 
 def _stderr(rows: Array) -> Array:
     """The jackknife's standard error of what stands first on the last axis, from what is left without each document."""
-    left = rows[..., 1:]
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.sqrt((left.shape[-1] - 1) * left.var(-1)))
+        return jackknife(rows[..., 1:], -1)
 
 
 def _root(squares: Array) -> Array:

@@ -18,7 +18,7 @@ from limitlens.attention.device import choose_device
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.lazily import pd
 from limitlens.live.by_document import ByDocument, Statistic, curves, shown, tabled
-from limitlens.live.draws import WAYS, Draws, generator_of, numbers_of_keys
+from limitlens.live.draws import WAYS, WINDOW, Draws, generator_of, numbers_of_keys
 from limitlens.live.labelled import fit_head, read_labelled, scores
 from limitlens.models import Captured, LoadedModel, capture, intervene, load
 from limitlens.report.view import Row, View
@@ -26,7 +26,6 @@ from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.sampling.checkpoint import Checkpoint, digest
 
 WORDS = read_words("live/words.json")["downstream"]
-WINDOW = 512
 OWN = "ForSequenceClassification"  # how the class of a model ends that is a classifier itself
 
 
@@ -105,7 +104,7 @@ def downstream(
     8
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), labels=True)
-    length = window or min(loaded.positions or WINDOW, WINDOW)
+    length = window or loaded.window(WINDOW)
     sizes = numbers_of_keys(keys, length, loaded.causal)
     rows, own = read_labelled(data), type(loaded.model).__name__.endswith(OWN)
     names = _names(loaded, {label for _, label in rows}) if own else sorted({label for _, label in rows})

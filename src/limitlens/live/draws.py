@@ -19,6 +19,7 @@ from limitlens.errors import InputError
 from limitlens.models import Captured
 from limitlens.sampling.cells import parse_sizes
 
+WINDOW = 512  # tokens of a document, where the model knows as many positions
 WAYS = ("shared", "own")  # whether the queries of a document share their keys
 FEWEST = 3  # keys of a query of a causal model: itself, the first token and a random one
 

@@ -25,13 +25,8 @@ def named_measure(
         case "gaussian":
             return Gaussian(np.zeros(dim), 1.0)
         case "mixture":
-            check_number(
-                "the number of components",
-                components,
-                "at least 2 and at most 1,000, or use gaussian",
-                low=2,
-                below=1001,
-            )
+            expected = "at least 2 and at most 1,000, or use gaussian"
+            check_number("the number of components", components, expected, low=2, below=1001)
             check_number("the separation", separation, "a number from 0 to 1e15", below=1e15)
             means = np.linspace(-separation, separation, components)[:, None] * axis
             return GaussianMixture(np.full(components, 1 / components), means, 1.0)

@@ -116,6 +116,10 @@ class LoadedModel:
         rows = self.position_rows
         return declared if rows is None or declared is None else min(declared, rows)
 
+    def window(self, most: int) -> int:
+        """So many tokens, or as many as the model was made for where these are fewer."""
+        return min(most, self.positions or most)
+
     @cached_property
     def position_rows(self) -> int | None:
         """The usable rows of the table of learned positions, beyond which no window can go; None without a table."""

@@ -52,13 +52,12 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
         deck, layer = collector.deck, collector.layer
         slots = deck.some_slots(TOKENS)
-        some, quarters = torch.as_tensor(slots, device=collector.key.device), deck.origin[slots] * QUARTERS // deck.seen
+        some = torch.as_tensor(slots, device=collector.key.device)
+        # Single documents scatter as the text does: its chance is not added once more.
+        quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
         sizes = np.rint(curves.counts.mean(0)).tolist()
         key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        parts = (
-            None if deck.single else quarters
-        )  # single documents scatter as the text does: it is not added once more
-        told = foretell(layer, key, value, sizes, quarters=parts, seed=deck.seed, workers=workers)
+        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed, workers=workers)
         return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
 
 
@@ -76,13 +75,10 @@ def head_records(
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
-        curve = main.curve(head, sizes, foresight=told[-1], text=told[-1].moved(sizes), **known)
+        foretold = [{"foresight": one, "text": one.moved(sizes)} for one in told]
+        curve = main.curve(head, sizes, **foretold[-1], **known)
         others = {name: above_noise(part.curve(head, sizes, **known)) for name, part in curves.others.items()}
-        pooled = (
-            None
-            if curves.atomic is None
-            else curves.bare.curve(head, sizes, foresight=told[0], text=told[0].moved(sizes), **known)
-        )
+        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **foretold[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,

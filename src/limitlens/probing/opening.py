@@ -28,7 +28,7 @@ def open_windows(
     """The model, loaded where it is given by name, and so many tokens of the corpus in windows; or `fewer`."""
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
-    length = min(WINDOW, loaded.positions or WINDOW) if window is None else window
+    length = loaded.window(WINDOW) if window is None else window
     return loaded, Windows(loaded, text, length=length, tokens=tokens, special=special, fewer=fewer)
 
 
