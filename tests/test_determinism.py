@@ -45,20 +45,21 @@ def test_a_hand_in_pieces_is_the_hand() -> None:
     for block, hand in enumerate(deck.hands()):
         for small, wait in ((False, 60), (True, 10)):
             start, waits = 0, {}
-            for part in hand.parts(5, deck.first, wait):
-                length = len(part.kept) + len(part.streamed)
+            deck.wait = wait
+            for part in hand.parts(5, deck):
                 pieces = part.cut(2) if small else (part,)
                 for piece, begin in zip(pieces, (0, 2), strict=False):
-                    waits |= dict(zip(piece.places.tolist(), (piece.streamed + start + begin).tolist(), strict=True))
-                    kept = zip(piece.slots.tolist(), (piece.kept + start + begin).tolist(), strict=True)
-                    cells[small] |= {("slot", slot, block, token) for slot, token in kept}
+                    rows = [(row, start + begin + token) for token, row in enumerate(piece.rows.tolist())]
+                    waits |= {row - deck.slots: token for row, token in rows if row >= deck.slots}
+                    cells[small] |= {("slot", row, block, token) for row, token in rows if row < deck.slots}
                     cells[small] |= {("some", block, token) for token in (piece.some + start + begin).tolist()}
                     if piece.complete is not None:
                         spans = piece.complete.streamed
+                        assert [tuple(span) for span in piece.spans.tolist()] == spans
                         assert sorted(waits) == list(range(spans[-1][2] if spans else 0))
                         cells[small] |= {(n, block, waits[place]) for n, a, b in spans for place in range(a, b)}
                         waits = {}
-                start += length
+                start += len(part.rows)
             assert start == len(hand.order)
             assert part.ends
     assert cells[True] == cells[False]

@@ -37,6 +37,7 @@ class Collector:
         self.marked: list[tuple[Tensor, Tensor]] = []  # keys and values of those that wait for the rest of their block
         self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
+        self.stores: tuple[Tensor, ...] = ()  # what holds both, the kept tokens first
         self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
         self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
         self.on_device: DeviceCells | None = None  # what holds both on a GPU
@@ -58,10 +59,10 @@ class Collector:
         work: dict[str, Callable[[], None]] = {
             "put keys": lambda: self._put(0, key, part),
             "put values": lambda: self._put(1, value, part),
-            "keys": lambda: self.moments["key"].add(key),
-            "queries": lambda: self.moments["query"].add(query),
             "special": lambda: self.marked.append((key[special], value[special])),
         }
+        if part.counted:
+            work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}
         if hidden is not None:
             work["hidden"] = lambda: self._add_hidden(hidden, part)
         self._do(work, done)
@@ -69,7 +70,7 @@ class Collector:
         if hand is not None:
             self._do({"marked": self._attend_marked}, done)
         if hand is not None and device is not None:
-            self._do({"cells": lambda: device.take(hand, *self.waiting)}, done)
+            self._do({"cells": lambda: device.take(hand, part.spans, *self.waiting)}, done)
         elif hand is not None:
             self._do({f"cell {cell[0]}": partial(self._stream, *cell) for cell in hand.streamed}, done)
 
@@ -104,9 +105,11 @@ class Collector:
 
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
-        kept, waiting = (self.key, self.value)[which], self.waiting[which]
-        for store, chosen, places in ((kept, part.kept, part.slots), (waiting, part.streamed, part.places)):
-            store.index_copy_(0, places, tokens.index_select(0, chosen))
+        self.stores[which].index_copy_(0, part.rows, tokens)
+
+    def settle(self) -> None:
+        """Once the stream has ended: nothing waits any more."""
+        self.key, self.value, self.stores, self.waiting = self.key.clone(), self.value.clone(), (), ()
 
     def _stream(self, number: int, start: int, stop: int) -> None:
         """Attend to what has waited for one cell."""
@@ -119,7 +122,8 @@ class Collector:
     def _add_hidden(self, hidden: Tensor, part: Part) -> None:
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
-        self.moments["hidden"].add(hidden[part.some, None].float())
+        if part.counted:
+            self.moments["hidden"].add(hidden[part.some, None].float())
 
     def _attend_marked(self) -> None:
         marked = (torch.cat(tokens) for tokens in zip(*self.marked, strict=True))
@@ -134,9 +138,9 @@ class Collector:
         deck, device = self.deck, key.device
         shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
         self.special = State.empty((shared,), m, v, device=device)
-        self.key = key.new_zeros(deck.slots, *key.shape[1:])
-        self.value = value.new_zeros(deck.slots, *value.shape[1:])
-        self.waiting = tuple(tokens.new_zeros(deck.wait, *tokens.shape[1:]) for tokens in (key, value))
+        self.stores = tuple(tokens.new_zeros(deck.slots + deck.wait, *tokens.shape[1:]) for tokens in (key, value))
+        self.key, self.value = (store[: deck.slots] for store in self.stores)
+        self.waiting = tuple(store[deck.slots :] for store in self.stores)
         if device.type != "cpu" and self.layer.kernel is None and not split.unable(self.query, value):
             rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
             self.on_device = DeviceCells(self.query, rows, deck.states, value)

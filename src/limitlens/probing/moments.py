@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 
+CHUNK = 1024  # rows whose products are summed in float32
+
+
 class Moments:
     """Mean and covariance of vectors (heads, d) seen in blocks.
 
-    Sums within a block are float32, sums of these float64. Vectors are taken relative to a rough mean that is given, so
+    Sums within a chunk are float32, sums of these float64. Vectors are taken relative to a rough mean that is given, so
     that nothing cancels.
     """
 
@@ -22,9 +25,17 @@ class Moments:
 
     def add(self, rows: Tensor) -> None:
         """Take in rows (n, heads, d)."""
-        centred = (rows - self.shift).transpose(0, 1)
-        total, products = centred.sum(1), centred.mT @ centred  # before anything is changed: memory may run out here
-        self.count += rows.shape[0]
+        chunk = max(CHUNK, 4 * rows.shape[-1])
+        whole = len(rows) - len(rows) % chunk
+        total, products = torch.zeros_like(self.total), torch.zeros_like(self.products)
+        for part in (rows[:whole].unflatten(0, (-1, chunk)), rows[None, whole:]):
+            if part.numel():
+                shape = (len(part), part.shape[2], part.shape[1], part.shape[3])
+                # Heads before rows, so that every product reads its own in one piece.
+                centred = torch.sub(part.transpose(1, 2), self.shift[:, None], out=rows.new_empty(shape))
+                total += centred.sum(2).sum(0, dtype=torch.float64)
+                products += (centred.mT @ centred).sum(0, dtype=torch.float64)
+        self.count += rows.shape[0]  # nothing is changed before: memory may run out there
         self.total += total
         self.products += products
 

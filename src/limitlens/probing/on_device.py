@@ -5,13 +5,12 @@ On a CPU cells are attended one by one, so that each stays in cache; on a GPU a 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.sampling.placement import Hand, sent
+from limitlens.sampling.placement import Hand
 
 
 class DeviceCells:
@@ -23,12 +22,11 @@ class DeviceCells:
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
 
-    def take(self, hand: Hand, key: Tensor, value: Tensor) -> None:
-        """Attend to what has waited for every cell of a hand: keys and values (n, Hkv, ·)."""
+    def take(self, hand: Hand, cells: Tensor, key: Tensor, value: Tensor) -> None:
+        """Attend to what has waited for every cell of a hand (cells, 3): keys and values (n, Hkv, ·)."""
         if not hand.streamed:
             return
         heads, device = self.states.lse.shape[1], key.device
-        cells = sent(np.array(hand.streamed), device)
         head = torch.arange(heads, device=device)
         spans = cells[:, None, 1:].expand(-1, heads, -1)
         jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)

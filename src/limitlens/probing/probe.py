@@ -287,7 +287,7 @@ class _Work:
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
         for collector in self.collectors.values():
-            collector.waiting = ()
+            collector.settle()
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
@@ -30,6 +31,40 @@ class Clock:
 
     model: float = 0.0
     attention: float = 0.0
+
+
+class _Attending:
+    """Seconds within spans of work: of the device's own time where there is one, which runs behind whoever asks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds = device, 0.0
+        self.open: deque[tuple[torch.cuda.Event, ...]] = deque()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self.device.type == "cpu":
+            begun = time.perf_counter()
+            yield
+            self.seconds += time.perf_counter() - begun
+            return
+        span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        span[0].record()
+        yield
+        span[1].record()
+        self.open.append(span)
+        self.settle(lambda event: event.query())
+
+    def settle(self, over: Callable[[torch.cuda.Event], bool]) -> None:
+        """Count the spans that are over."""
+        while self.open and over(self.open[0][1]):
+            begin, end = self.open.popleft()
+            self.seconds += begin.elapsed_time(end) / 1e3
+
+    def wait(self) -> None:
+        """Wait for the device, and count all of them."""
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        self.settle(lambda event: True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +122,11 @@ def stream(
     special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
     hands, done = going_on(pool, deck, collectors, job, report)
     length = pool.at_once * len(special)
-    parts = chain.from_iterable(hand.parts(length, deck.first, deck.wait, device) for hand in hands)
+    parts = chain.from_iterable(hand.parts(length, deck, device) for hand in hands)
     part: Part
     marked: Tensor
     taken: set[tuple[int, str]]
-    limit = pool.at_once
+    limit, attending = pool.at_once, _Attending(device)
 
     @cache
     def marks(count: int) -> Tensor:
@@ -99,9 +134,8 @@ def stream(
         return sent(np.flatnonzero(np.tile(special, count)), device)
 
     def take(captured: Captured) -> None:
-        begun = time.perf_counter()
-        collectors[captured.layer].add(captured, part, positions, marked, taken)
-        clock.attention += time.perf_counter() - begun
+        with attending():
+            collectors[captured.layer].add(captured, part, positions, marked, taken)
 
     def forward(ids: Tensor, own: Part, before: frozenset[tuple[int, str]] = frozenset()) -> None:
         """Run windows, in halves where they are more than a forward may take; `before` is what was done with them."""
@@ -114,17 +148,25 @@ def stream(
         part, taken = own, set(before)
         marked = marks(len(ids))
         try:
-            loaded.model(input_ids=ids.to(device))
+            loaded.model(input_ids=sent(ids.numpy(), device))
         except torch.cuda.OutOfMemoryError:
             limit = halved(len(ids), "windows", warnings)
             forward(ids, own, frozenset(taken))
 
-    with torch.inference_mode(), capture(loaded.model, take, hidden=True):
+    @contextmanager
+    def timed() -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            attending.wait()
+            clock.attention += attending.seconds
+            clock.model += time.perf_counter() - begun - attending.seconds
+
+    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True):
         batches = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
         for ids, whole in zip(batches, parts, strict=True):
-            begun, before = time.perf_counter(), clock.attention
             forward(ids, whole)
-            clock.model += time.perf_counter() - begun - (clock.attention - before)
             interrupt.during(report, ids.numel())  # half a block is no deal: it must be ended first
             if whole.ends:
                 done += 1
