@@ -30,10 +30,11 @@ from limitlens.attention.kernels import split
 from limitlens.heads.regimes import Thresholds
 from limitlens.models import LoadedModel, load
 from limitlens.probing.opening import open_windows
-from limitlens.probing.probe import BLOCK, _Work
+from limitlens.probing.probe import _Work
 from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.placement import sent
 from limitlens.sampling.workers import workers_for
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"
@@ -144,7 +145,7 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Te
 
 
 def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9") -> dict[str, Any]:
-    """A probe between bare forwards of the windows it runs, both from tokens that are read already.
+    """A probe between bare forwards of the windows it runs, as many at a time, both from tokens that are read already.
 
     The text is read once, up to `READ` tokens, and its windows are run as often as so many tokens ask for.
     """
@@ -153,7 +154,6 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     windows = copy.copy(once)
     windows.count = tokens // once.length
     windows.batches = lambda size, rows: once.batches(size, np.asarray(rows) % once.count)  # type: ignore[method-assign]
-    batch = max(1, BLOCK // windows.length)
     own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None, "mode": "pool"}
 
     def work() -> _Work:
@@ -164,8 +164,8 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
         _wait(device)
         begun = time.perf_counter()
         with torch.inference_mode():
-            for ids in windows.batches(batch, used):
-                loaded.model(input_ids=ids.to(device, non_blocking=True))
+            for ids in windows.batches(made.pool.per_forward, used):
+                loaded.model(input_ids=sent(ids.numpy(), device))
         _wait(device)
         return time.perf_counter() - begun
 

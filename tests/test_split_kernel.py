@@ -111,7 +111,7 @@ def test_outputs_that_were_poisoned_are_written_whole(monkeypatch: pytest.Monkey
 
 
 def test_what_it_cannot_take_is_known() -> None:
-    assert split.unable(drawn(2, 3, 512), drawn(2, 3, 16))
-    assert split.unable(drawn(2, 3).double(), drawn(2, 3))
-    assert not split.unable(drawn(2, 3), drawn(2, 3))
+    assert split.unable(drawn(2, 3, 512), drawn(2, 3, 16)) == "heads are wider than 256 numbers"
+    assert split.unable(drawn(2, 3).double(), drawn(2, 3)) == "numbers are float64"
+    assert split.unable(drawn(2, 3), drawn(2, 3)) is None
     assert split.missing() is None

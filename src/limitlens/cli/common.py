@@ -29,6 +29,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what anoth
 Yes = Annotated[bool, typer.Option("--yes", help="Begin though it takes long, or more memory than there is.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
+Precision = Annotated[
+    str, typer.Option("--precision", metavar="fast|accurate|exact", help="Of attention on a GPU: 1e-3, 1e-6, float32.")
+]
 Ray = Annotated[str | None, typer.Option("--ray", metavar="auto|HOST:PORT", help="Spread work over a Ray cluster.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
 Every = Annotated[

@@ -11,7 +11,7 @@ from limitlens.cli import common
 # What only a run that measures needs.
 MEASURING = (
     "replicates", "mode", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
-    "checkpoint_every", "resume", "memory", "ray",
+    "checkpoint_every", "resume", "memory", "ray", "precision",
 )  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def probe(
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
     seed: common.Seed = 0,
     device: common.Device = "auto",
+    precision: common.Precision = "accurate",
     memory: common.Memory = None,
     ray: common.Ray = None,
     out: common.Out = None,
@@ -93,5 +94,6 @@ def probe(
             model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
             queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
             yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray, mode=mode,
+            precision=precision,
         )  # fmt: skip
     common.show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)

@@ -36,6 +36,7 @@ def study(
     plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or study.png here).")] = False,
     seed: common.Seed = 0,
     device: common.Device = "auto",
+    precision: common.Precision = "accurate",
     memory: common.Memory = None,
     ray: common.Ray = None,
     out: common.Out = None,
@@ -74,7 +75,14 @@ def study(
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
     started, checkpoint = common.begin(context), common.kept(out, checkpoint_every, resume)
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
-    options |= {"seed": seed, "device": device, "ray": ray, "yes": yes, "checkpoint": checkpoint}
+    options |= {
+        "seed": seed,
+        "device": device,
+        "precision": precision,
+        "ray": ray,
+        "yes": yes,
+        "checkpoint": checkpoint,
+    }
     options |= {"memory": common.size("--memory", memory), "radius": radii[0] if len(radii) == 1 else None}
     result: Curve | HorizonSweep | RadiusSweep
     with common.progress("attending", quiet) as options["progress"]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from limitlens.attention.design import HARDMAX_BEYOND
 from limitlens.attention.device import choose_device
 from limitlens.attention.head import Head, as_head
-from limitlens.attention.kernels import Kernel, state_of
+from limitlens.attention.kernels import Kernel, Precision, as_precision, kernel_words, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
 from limitlens.cost import admit
@@ -84,6 +84,7 @@ def study(
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
     ray: str | None = None,
+    precision: str = "accurate",
 ) -> Curve:
     """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
 
@@ -93,7 +94,8 @@ def study(
     softmax; with a `radius` the uniform error over the ball of this radius is measured too. `progress` is called with
     (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far, and leaves a `checkpoint`
     where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds. `ray`
-    is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread.
+    is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread. The `precision` of
+    attention on a GPU is "accurate", to about 1e-6, "fast", to 1e-3, or "exact", plain float32.
     What takes more than a day or more memory than there is (`limitlens.cost`) is begun with `yes` alone.
 
     Examples
@@ -119,9 +121,9 @@ def study(
     if isinstance(measure, OwnMeasure):
         measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
     reference = reference_for(measure, head, cells.sizes[-1], seed, where)
-    work = _Work(measure, reference, head, cells, replicates, mask_self, radius, where, memory)
+    work = _Work(measure, reference, head, cells, replicates, mask_self, radius, where, memory, as_precision(precision))
     asked: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
-    asked |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory}
+    asked |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory, "precision": precision}
     job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **asked})
     warnings = list(reference.warnings)
     if queries is None:
@@ -180,6 +182,7 @@ def study(
         queries=queries,
         seed=seed,
         device=str(where),
+        kernel=kernel_words(torch.empty(0, max(head.key_dim, head.value_dim), device=where), work.precision),
         interrupted=interrupted,
         seconds=time.perf_counter() - started,
         warnings=tuple(warnings),
@@ -265,6 +268,7 @@ class _Work:
     radius: float | None
     device: torch.device
     memory: int | None
+    precision: Precision
 
     def group(self, queries: int) -> int:
         """Replicates that are taken at a time, so that their tokens and queries fit the memory bound."""
@@ -275,7 +279,9 @@ class _Work:
         return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
-        return state_of(query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel)
+        return state_of(
+            query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel or self.precision
+        )
 
     def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
         """−inf where a query meets itself; None for blocks without queries."""

@@ -24,7 +24,18 @@ from limitlens.sampling.cells import parse_sizes
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
-AS_STORED = ("measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "interrupted", "seconds")
+AS_STORED = (
+    "measure",
+    "theory",
+    "asymptotic",
+    "mask_self",
+    "queries",
+    "seed",
+    "device",
+    "kernel",
+    "interrupted",
+    "seconds",
+)
 
 
 class Later(Mapping[str, Array]):
@@ -71,6 +82,7 @@ class Curve(Result):
     queries: int  # per replicate
     seed: int
     device: str = "cpu"
+    kernel: str = "float32"  # what attention was computed with, in words
     interrupted: bool = False
     seconds: float = 0.0
     warnings: Sequence[str] = ()

@@ -196,7 +196,7 @@ def _view(
     last, trust = curves[-1], []
     if last.floor.any():
         floor, least = short(float(last.floor.max())), short(_least(last))
-        trust.append(f"Numerical floor: {floor}; the smallest error measured is {least}.")
+        trust.append(f"Numerical floor: {floor} ({last.kernel}); the smallest error measured is {least}.")
     if interrupted:
         trust.append(WORDS["interrupted"]["study" if last.interrupted else "sweep"])
     trust += dict.fromkeys(note for curve in curves for note in curve.notes)

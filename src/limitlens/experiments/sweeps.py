@@ -179,6 +179,7 @@ def sweep(
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
     ray: str | None = None,
+    precision: str = "accurate",
 ) -> HorizonSweep | RadiusSweep:
     """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
 
@@ -197,7 +198,7 @@ def sweep(
         raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
     options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
     options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint}
-    options |= {"memory": memory, "ray": ray}
+    options |= {"memory": memory, "ray": ray, "precision": precision}
     count = len(horizons or radii or ())
     if radii is not None:
         if radius is not None:
@@ -229,6 +230,7 @@ def radius_sweep(
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
     ray: str | None = None,
+    precision: str = "accurate",
 ) -> RadiusSweep:
     """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
 
@@ -250,7 +252,7 @@ def radius_sweep(
         raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     common = partial(
         study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device,
-        yes=True, checkpoint=checkpoint, memory=memory, ray=ray,
+        yes=True, checkpoint=checkpoint, memory=memory, ray=ray, precision=precision,
     )  # fmt: skip
     values = [float(radius) for radius in radii]
     studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]

@@ -153,7 +153,7 @@ def trust(run: ProbeRun) -> list[str]:
     heads, said = run.records, []
     if known := [value for head in heads for value in head.curve.error if np.isfinite(value)]:
         times = f", {short(min(known) / run.floor)} times below the smallest measured" if run.floor else ""
-        said.append(f"Numerical floor: {short(run.floor)} in relative error{times}.")
+        said.append(f"Numerical floor: {short(run.floor)} in relative error ({run.kernel}){times}.")
     found = {
         "bound": sum(head.error_is_lower_bound for head in heads),
         "misfit": sum(head.curve.rate is not None and head.curve.rate.misfit > MISFIT for head in heads),

@@ -66,6 +66,7 @@ class ProbeRun(Result):
     special: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.0  # on every head's scores; the model's own forward was left as it is
     mode: str = "pool"  # what samples are drawn from (`sampling.documents.MODES`)
+    kernel: str = "float32"  # what attention was computed with, in words
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
 
     @property

@@ -29,7 +29,7 @@ RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant", "
 
 def probe_view(run: ProbeRun) -> View:
     """Everything a probe has to show."""
-    told = ("seed", "device", "model_revision", "model_sha256", "corpus_sha256")
+    told = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
     return View(
         title=f"{run.model} on {run.corpus}",
         subtitle=findings.measured(run),

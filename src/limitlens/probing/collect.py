@@ -135,15 +135,15 @@ class Collector:
 
     def prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
         """Make room for tokens such as these."""
-        deck, device = self.deck, key.device
+        deck, device, kernel = self.deck, key.device, self.layer.kernel
         shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
         self.special = State.empty((shared,), m, v, device=device)
         self.stores = tuple(tokens.new_zeros(deck.slots + deck.wait, *tokens.shape[1:]) for tokens in (key, value))
         self.key, self.value = (store[: deck.slots] for store in self.stores)
         self.waiting = tuple(store[deck.slots :] for store in self.stores)
-        if device.type != "cpu" and self.layer.kernel is None and not split.unable(self.query, value):
+        if device.type != "cpu" and kernel in ("fast", "accurate") and split.unable(self.query, value) is None:
             rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
-            self.on_device = DeviceCells(self.query, rows, deck.states, value)
+            self.on_device = DeviceCells(self.query, rows, deck.states, value, kernel)
             self.states = [self.on_device.states[cell] for cell in range(deck.states)]
             self.peaks = [self.on_device.peaks[cell] for cell in range(deck.states)]
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 CHUNK = 1024  # rows whose products are summed in float32
 
 
@@ -28,7 +27,7 @@ class Moments:
         chunk = max(CHUNK, 4 * rows.shape[-1])
         whole = len(rows) - len(rows) % chunk
         total, products = torch.zeros_like(self.total), torch.zeros_like(self.products)
-        for part in (rows[:whole].unflatten(0, (-1, chunk)), rows[None, whole:]):
+        for part in (rows[:whole].reshape(-1, chunk, *rows.shape[1:]), rows[None, whole:]):
             if part.numel():
                 shape = (len(part), part.shape[2], part.shape[1], part.shape[3])
                 # Heads before rows, so that every product reads its own in one piece.

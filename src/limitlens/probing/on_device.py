@@ -16,8 +16,9 @@ from limitlens.sampling.placement import Hand
 class DeviceCells:
     """States (cells, Hkv, G · m) and peaks (cells, Hkv, G · q) of the streamed cells, which grow in place."""
 
-    def __init__(self, query: Tensor, detail: Tensor, cells: int, value: Tensor) -> None:
+    def __init__(self, query: Tensor, detail: Tensor, cells: int, value: Tensor, precision: split.Precision) -> None:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
+        self.precision = precision
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
@@ -32,7 +33,9 @@ class DeviceCells:
         jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)
         longest = max(stop - start for _, start, stop in hand.streamed)
         tokens = key.transpose(0, 1), value.transpose(0, 1)
-        found = split.attend_jobs(self.query, tokens[0], tokens[1], jobs, longest=longest, more=True)
+        found = split.attend_jobs(
+            self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision
+        )
         assert found.peak is not None
         assert found.where is not None
         shape, which = (len(cells), heads), cells[:, 0]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.attention.kernels import Kernel
+from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
@@ -52,17 +52,18 @@ class Layer:
     first: Tensor | None  # (Hkv, G · m) or None: the score of that first token alone
     clusters: NDArray[np.intp]  # (m,): of each query; those of one window are no independent witnesses, and are in one
     traits: Traits
+    precision: Precision = "accurate"  # of its kernel
 
     @property
-    def kernel(self) -> Kernel | None:
-        """The kernel its scores need: None, the device's best, unless they are capped."""
+    def kernel(self) -> Kernel | Precision:
+        """The kernel its scores need: the device's own, by precision, unless they are capped."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
             scores = scores_of(query, key, softcap)
             return attend_scores(scores if bias is None else scores + bias, value)
 
-        return None if softcap is None else attend
+        return self.precision if softcap is None else attend
 
     @property
     def detail(self) -> Tensor:
@@ -99,12 +100,13 @@ def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
 def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
     *, queries: int, batch: int, seed: int, report: Callable[[int], None], factor: float = 1.0,
+    precision: Precision = "accurate",
 ) -> Pilot:  # fmt: skip
     """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
 
     A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
     """
-    gather = _Gather(loaded, windows.length, indices, queries, seed, factor)
+    gather = _Gather(loaded, windows.length, indices, queries, seed, factor, precision)
     with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True):
         for ids in windows.batches(batch, indices):
             loaded.model(input_ids=ids.to(loaded.model.device))
@@ -117,10 +119,11 @@ class _Gather:
     """Takes from each captured layer the rows that were chosen as queries."""
 
     def __init__(
-        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float
-    ) -> None:
+        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float,
+        precision: Precision,
+    ) -> None:  # fmt: skip
         self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
-        self.factor = factor
+        self.factor, self.precision = factor, precision
         self.start = 0
         self.causal: bool | None = None
         self.tail = length
@@ -200,7 +203,7 @@ class _Gather:
             atom = learned if atom is None else atom.merge(learned)
         rank = np.unique(self.chosen[:, 0], return_inverse=True)[1]
         count = int(rank.max()) + 1
-        return Layer(index, query, atom, first, rank * min(count, MOST_CLUSTERS) // count, traits)
+        return Layer(index, query, atom, first, rank * min(count, MOST_CLUSTERS) // count, traits, self.precision)
 
 
 def learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:

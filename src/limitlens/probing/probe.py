@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.attention.kernels import Precision, as_precision, kernel_words
 from limitlens.attention.state import State
 from limitlens.cost import admit
 from limitlens.errors import InputError, Progress, check_number, check_seed
@@ -73,6 +74,7 @@ def probe(
     memory: int | None = None,
     ray: str | None = None,
     mode: str = "pool",
+    precision: str = "accurate",
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
 
@@ -97,6 +99,7 @@ def probe(
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
     mode : samples of the "pool", of single windows at random places ("document"), or runs of their tokens
         ("contiguous"), all against the limit of the pool
+    precision : of attention on a GPU: "accurate", to about 1e-6; "fast", to 1e-3; "exact", plain float32, slow
 
     Examples
     --------
@@ -114,13 +117,15 @@ def probe(
     check_seed(seed)
     if mode not in MODES:
         raise InputError(f"the mode is {mode!r}; expected one of {', '.join(MODES)}")
+    accuracy = as_precision(precision)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
     with workers_for(loaded.model.device) as workers:
         over = stream if ray is None else partial(gather, ray, device, model)
         work = _Work(
-            loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over, mode
-        )
+            loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over, mode,
+            accuracy,
+        )  # fmt: skip
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -154,6 +159,7 @@ class _Work:
     workers: Workers
     over: Callable[..., None]  # `stream`, or `gather` on a cluster
     mode: str  # of `MODES`
+    precision: Precision = "accurate"
     warnings: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     interrupted: bool = False
@@ -193,7 +199,7 @@ class _Work:
                 self.pilot = run_pilot(
                     self.loaded, self.windows, self.pilot_windows,
                     queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
-                    factor=self.factor,
+                    factor=self.factor, precision=self.precision,
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
                 self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
@@ -226,7 +232,7 @@ class _Work:
 
     def _asked(self) -> dict[str, Any]:
         """What the measurements depend on."""
-        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory", "mode")
+        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory", "mode", "precision")
         text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
         own = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
         given = {name: getattr(self, name) for name in names}
@@ -260,6 +266,11 @@ class _Work:
                 torch.linalg.eigh(torch.eye(1, device=self.loaded.model.device))  # its first call must be in one thread
                 layers, heads = (stack.enter_context(workers_for(torch.device("cpu"))) for _ in range(2))
             yield from layers(lambda index: measure(self.collectors.pop(index), window, heads), list(self.collectors))
+
+    def _kernel(self) -> str:
+        """What attention was computed with, in words."""
+        layer = next(iter(self.pilot.layers.values()))
+        return kernel_words(layer.query, self.precision)
 
     def _report(self, tokens: int) -> None:
         self.done += tokens
@@ -312,7 +323,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special=windows.around, factor=self.factor, mode=self.mode,
+            special=windows.around, factor=self.factor, mode=self.mode, kernel=self._kernel(),
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

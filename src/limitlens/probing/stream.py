@@ -47,12 +47,12 @@ class _Attending:
             yield
             self.seconds += time.perf_counter() - begun
             return
-        span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         span[0].record()
         yield
         span[1].record()
         self.open.append(span)
-        self.settle(lambda event: event.query())
+        self.settle(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
 
     def settle(self, over: Callable[[torch.cuda.Event], bool]) -> None:
         """Count the spans that are over."""

@@ -33,7 +33,9 @@ COUNTED = 1 << 20  # tokens of the stream, the first ones and so random ones, of
 class Part:
     """What one forward brings of a block, as indices on the model's device."""
 
-    rows: Tensor  # (t,): where each of its tokens goes: to a slot, or beyond all slots to wait for the rest of its block
+    rows: (
+        Tensor  # (t,): where each of its tokens goes: to a slot, or beyond all slots to wait for the rest of its block
+    )
     some: Tensor  # (s,): one in `SOME` tokens of the forward: their places are random, so they are a random part
     first: Tensor  # (f,), (f,): those of the kept tokens that are among the first ones, and where
     first_slots: Tensor
@@ -47,10 +49,9 @@ class Part:
         halves = []
         for less, early in ((0, True), (at, False)):
             some, first = ((index < at) == early for index in (self.some, self.first))
-            rows = self.rows[:at] if early else self.rows[at:]
-            own = (rows, self.some[some] - less, self.first[first] - less, self.first_slots[first])
-            halves.append(replace(self, **dict(zip(("rows", "some", "first", "first_slots"), own, strict=True))))
-        return replace(halves[0], complete=None, ends=False), halves[1]
+            own = (self.some[some] - less, self.first[first] - less, self.first_slots[first])
+            halves.append((self.rows[:at] if early else self.rows[at:], *own, self.spans, self.counted))
+        return Part(*halves[0], None, False), Part(*halves[1], self.complete, self.ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +87,11 @@ class Hand:
             chosen[~streams] = slots
             first, streamed = np.flatnonzero(rows < deck.first), np.array(hand.streamed if last else [], np.int64)
             indices = (rows, np.flatnonzero(chosen % SOME == 0), first, rows[first], streamed.ravel())
-            *own, spans_there = sent(np.concatenate(indices), device).split([len(index) for index in indices])
+            sizes = [len(index) for index in indices]
+            all_rows, some, early, slots_there, spans_there = torch.split(sent(np.concatenate(indices), device), sizes)
             ends = start + length >= len(place)
-            yield Part(*own, spans_there.view(-1, 3), self.counted, hand if last else None, ends)
+            own = (all_rows, some, early, slots_there, spans_there.view(-1, 3))
+            yield Part(*own, self.counted, hand if last else None, ends)
 
 
 def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
@@ -150,9 +153,12 @@ class Deck:
             order = np.concatenate([*(parts[cell] for cell in kept), *others])
             taken = np.concatenate([np.empty(0, np.int64), *slots])
             self.origin[taken] = self.seen + order[: len(taken)]
-            spans = ((int(stop) - len(part), int(stop)) for part, stop in zip(others, stops, strict=True))
-            streamed = [(int(number), *span) for number, span in zip(numbers, spans, strict=True) if span[0] < span[1]]
-            hand = Hand(order, taken, streamed, self.seen < COUNTED)
+            spans = [
+                (int(number), int(stop) - len(part), int(stop))
+                for number, part, stop in zip(numbers, others, stops, strict=True)
+                if len(part)
+            ]
+            hand = Hand(order, taken, spans, self.seen < COUNTED)
             self.filled = self.filled + counts
             self.seen += block
             yield hand

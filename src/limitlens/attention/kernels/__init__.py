@@ -22,30 +22,62 @@ from torch import Tensor
 from limitlens.attention.kernels import cpu, reference, split
 from limitlens.attention.kernels.detail import detail_of
 from limitlens.attention.state import State
+from limitlens.errors import InputError
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Precision: TypeAlias = Literal["fast", "accurate", "exact"]
 
 
+WORDS: dict[Precision, str] = {
+    "fast": "half-precision products, to about 1e-3",
+    "accurate": "float32 accuracy from half-precision products, to about 1e-6",
+    "exact": "plain float32",
+}
+
+
+def as_precision(name: str) -> Precision:
+    """The precision of this name."""
+    if name not in WORDS:
+        raise InputError(f"the precision is {name!r}; expected {', '.join(WORDS)}, of which accurate is the usual one")
+    return name
+
+
 def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") -> Kernel:
-    """The best kernel for tensors like these; the plain one where there is no better, or where it is asked for."""
-    if precision == "exact" or (query.device.type != "cpu" and split.unable(query, value)):
+    """The kernel for tensors like these; the plain one on a GPU where there is no better, or where it is asked for."""
+    if query.device.type == "cpu":
+        return cpu.attend
+    if precision == "exact" or split.unable(query, value) is not None:
         return reference.attend
-    return cpu.attend if query.device.type == "cpu" else partial(split.attend, precision=precision)
+    return partial(split.attend, precision=precision)
+
+
+def kernel_words(like: Tensor, precision: Precision) -> str:
+    """Which kernel that is, for queries and values like these, and why where it is not the one asked for."""
+    if like.device.type == "cpu":
+        return "float32"
+    instead = None if precision == "exact" else split.unable(like, like)
+    return f"{precision}: {WORDS[precision]}" if instead is None else f"exact: {WORDS['exact']}, since {instead}"
 
 
 def state_of(
-    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, top: int = 0, kernel: Kernel | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    bias: Tensor | None = None,
+    top: int = 0,
+    kernel: Kernel | Precision = "accurate",
 ) -> State:
     """The state of a block of n ≥ 0 tokens: shapes as in a kernel, where a bias of −inf masks a token.
 
-    With `top` > 0 it carries its `Detail`, with that many top scores. Default kernel: the best for the device.
+    With `top` > 0 it carries its `Detail`, with that many top scores. A kernel may be given by its precision.
     """
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     if n == 0:
         return State.empty(batch, m, v, top=top, device=query.device)
-    lse, output = (kernel or kernel_for(query, value))(query, key, value, bias)
+    chosen = kernel if callable(kernel) else kernel_for(query, value, kernel)
+    lse, output = chosen(query, key, value, bias)
     detail = None
     if top:
         scores = query @ key.transpose(-1, -2)

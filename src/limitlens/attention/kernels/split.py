@@ -41,10 +41,11 @@ def missing() -> str | None:
     return None
 
 
-def unable(query: Tensor, value: Tensor) -> bool:
-    """Whether tensors like these need another kernel: float64, very wide heads, no triton."""
-    wide = max(query.shape[-1], value.shape[-1]) > WIDEST
-    return query.dtype == torch.float64 or wide or missing() is not None
+def unable(query: Tensor, value: Tensor) -> str | None:
+    """Why tensors like these need another kernel; None where they do not."""
+    if max(query.shape[-1], value.shape[-1]) > WIDEST:
+        return f"heads are wider than {WIDEST} numbers"
+    return "numbers are float64" if query.dtype == torch.float64 else missing()
 
 
 @dataclass(frozen=True)
