@@ -25,6 +25,9 @@ from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck, Hand, Part, sent
 
 
+AHEAD = 24  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
+
+
 @dataclass
 class Clock:
     """Seconds spent in the model and in attention over its keys."""
@@ -52,6 +55,8 @@ class _Attending:
         yield
         span[1].record()
         self.open.append(span)
+        if len(self.open) > AHEAD:
+            self.open[0][1].synchronize()
         self.settle(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
 
     def settle(self, over: Callable[[torch.cuda.Event], bool]) -> None:
