@@ -227,13 +227,15 @@ def study(cpu: float | None = None) -> dict[str, Any]:
 
 
 def far(most: int = 10**9) -> dict[str, Any]:
-    """A thousand million tokens in d = 64, 256 queries, 50 replicates."""
+    """So many tokens in d = 64, 256 queries, 50 replicates; scores have the standard deviation 2."""
     law = ll.Gaussian(np.zeros(64), 0.1 * np.eye(64))
     begun = time.perf_counter()
-    curve = ll.study(law, ll.designed_head(law, 1.0), [10**6, 10**7, most], replicates=50, queries=256, device="cuda")
+    sizes = [n for n in (10**6, 10**7, 10**8) if n < most] + [most]
+    curve = ll.study(law, ll.designed_head(law, 0.25), sizes, replicates=50, queries=256, device="cuda", yes=True)
     seconds = time.perf_counter() - begun
-    rate = curve.rate("mean")
-    found = {"seconds": seconds, "tokens": 50 * most, "mean_rate": [rate.slope, rate.stderr]}
+    rates = {name: curve.rate(name) for name in ("mean", "output")}
+    found = {"seconds": seconds, "sizes": sizes, "replicates": 50, "floor": float(curve.floor.max())}
+    found |= {name: {"error": list(curve.error(name)), "rate": [r.slope, r.stderr]} for name, r in rates.items()}
     print(f"far: {found}", flush=True)
     return found
 

@@ -74,7 +74,7 @@ class LawReference(Reference):
 
     def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         self.measure, self.head = measure, head
-        self._stream = IidStream(measure, seed, device)
+        self._stream = IidStream(measure, seed, device, largest)
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.

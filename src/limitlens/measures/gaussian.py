@@ -38,6 +38,7 @@ class Gaussian(Measure):
         elif spread.min() < 0:
             raise InputError(f"covariance holds the negative variance {spread.min():g}; expected variances")
         self.mean = np.broadcast_to(center, (self.dim,)).copy()
+        self._there: dict[str, tuple[torch.Tensor, ...]] = {}  # root and mean by device
         self._spread = spread.copy()
 
     def K(self, tilts: Array) -> Array:
@@ -59,9 +60,12 @@ class Gaussian(Measure):
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
         """m + Σ^{1/2} z for standard normal rows z: (..., d) to (..., d)."""
-        root = torch.as_tensor(self._root, device=normals.device)
+        device = str(normals.device)
+        if device not in self._there:  # sent once: a GPU would wait for every copy
+            self._there[device] = tuple(torch.as_tensor(part, device=device) for part in (self._root, self.mean))
+        root, mean = self._there[device]
         spread = normals @ root if root.ndim == 2 else normals * root
-        return spread + torch.as_tensor(self.mean, device=normals.device)
+        return spread + mean if self.mean.any() else spread
 
     def scaled(self, factor: float) -> Gaussian:
         """N(factor m, factor² Σ)."""

@@ -97,6 +97,11 @@ class Windows:
         """All tokens of all windows, special tokens included."""
         return self.count * self.length
 
+    def marked(self, positions: range) -> NDArray[np.bool_]:
+        """Which of these positions of a window hold special tokens."""
+        ends = [*range(len(self.prefix)), *range(self.length - len(self.suffix), self.length)]
+        return np.isin(positions, ends)
+
     @property
     def around(self) -> dict[str, Any]:
         """What stands around each window, and how it was chosen, as JSON."""

@@ -34,7 +34,7 @@ class Collector:
         # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell
         self.states: list[State] = []
         self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
-        self.marked: list[tuple[Tensor, Tensor]] = []  # keys and values of those that wait for the rest of their block
+        self.marks = 0  # copies of these that wait for the rest of their block, after all others
         self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
         self.stores: tuple[Tensor, ...] = ()  # what holds both, the kept tokens first
@@ -59,7 +59,7 @@ class Collector:
         work: dict[str, Callable[[], None]] = {
             "put keys": lambda: self._put(0, key, part),
             "put values": lambda: self._put(1, value, part),
-            "special": lambda: self.marked.append((key[special], value[special])),
+            "special": lambda: self._mark(key, value, special),
         }
         if part.counted:
             work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}
@@ -67,12 +67,13 @@ class Collector:
             work["hidden"] = lambda: self._add_hidden(hidden, part)
         self._do(work, done)
         hand, device = part.complete, self.on_device
-        if hand is not None:
-            self._do({"marked": self._attend_marked}, done)
         if hand is not None and device is not None:
-            self._do({"cells": lambda: device.take(hand, part.spans, *self.waiting)}, done)
+            marks = (self.deck.wait, self.deck.wait + self.marks)
+            self._do({"cells": lambda: device.take(hand, part.spans, marks, *self.waiting)}, done)
         elif hand is not None:
-            self._do({f"cell {cell[0]}": partial(self._stream, *cell) for cell in hand.streamed}, done)
+            cells = {f"cell {cell[0]}": partial(self._stream, *cell) for cell in hand.streamed}
+            self._do({"marked": self._attend_marked, **cells}, done)
+        self.marks = 0 if hand is not None else self.marks
 
     def _do(self, work: Mapping[str, Callable[[], None]], done: set[tuple[int, str]]) -> None:
         def once(name: str) -> None:
@@ -125,9 +126,15 @@ class Collector:
         if part.counted:
             self.moments["hidden"].add(hidden[part.some, None].float())
 
+    def _mark(self, key: Tensor, value: Tensor, special: Tensor) -> None:
+        begin = self.deck.wait + self.marks
+        for store, tokens in zip(self.waiting, (key, value), strict=True):
+            store[begin : begin + len(special)] = tokens.index_select(0, special)
+        self.marks += len(special)
+
     def _attend_marked(self) -> None:
-        marked = (torch.cat(tokens) for tokens in zip(*self.marked, strict=True))
-        self.special, self.marked = self.special.merge(self._attend(*marked)), []
+        marked = (store[self.deck.wait : self.deck.wait + self.marks] for store in self.waiting)
+        self.special = self.special.merge(self._attend(*marked))
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
         """Attention over tokens (n, Hkv, ·)."""
@@ -138,14 +145,17 @@ class Collector:
         deck, device, kernel = self.deck, key.device, self.layer.kernel
         shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
         self.special = State.empty((shared,), m, v, device=device)
-        self.stores = tuple(tokens.new_zeros(deck.slots + deck.wait, *tokens.shape[1:]) for tokens in (key, value))
+        self.stores = tuple(
+            tokens.new_zeros(deck.slots + deck.wait + deck.marks, *tokens.shape[1:]) for tokens in (key, value)
+        )
         self.key, self.value = (store[: deck.slots] for store in self.stores)
         self.waiting = tuple(store[deck.slots :] for store in self.stores)
         if device.type != "cpu" and kernel in ("fast", "accurate") and split.unable(self.query, value) is None:
             rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
-            self.on_device = DeviceCells(self.query, rows, deck.states, value, kernel)
+            self.on_device = DeviceCells(self.query, rows, deck.states + 1, value, kernel)
             self.states = [self.on_device.states[cell] for cell in range(deck.states)]
             self.peaks = [self.on_device.peaks[cell] for cell in range(deck.states)]
+            self.special = self.on_device.states[deck.states]
         else:
             q = self.detail_query.shape[1]
             self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]

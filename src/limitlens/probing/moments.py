@@ -26,17 +26,19 @@ class Moments:
         """Take in rows (n, heads, d)."""
         chunk = max(CHUNK, 4 * rows.shape[-1])
         whole = len(rows) - len(rows) % chunk
-        total, products = torch.zeros_like(self.total), torch.zeros_like(self.products)
-        for part in (rows[:whole].reshape(-1, chunk, *rows.shape[1:]), rows[None, whole:]):
-            if part.numel():
-                shape = (len(part), part.shape[2], part.shape[1], part.shape[3])
-                # Heads before rows, so that every product reads its own in one piece.
-                centred = torch.sub(part.transpose(1, 2), self.shift[:, None], out=rows.new_empty(shape))
-                total += centred.sum(2).sum(0, dtype=torch.float64)
-                products += (centred.mT @ centred).sum(0, dtype=torch.float64)
+        parts = [rows[:whole].reshape(-1, chunk, *rows.shape[1:]), rows[None, whole:]]
+        sums = [self._sums(part) for part in parts if part.numel()]
         self.count += rows.shape[0]  # nothing is changed before: memory may run out there
-        self.total += total
-        self.products += products
+        for total, products in sums:
+            self.total += total
+            self.products += products
+
+    def _sums(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums and sums of products of rows (chunks, n, heads, d), float64."""
+        chunks, n, heads, dim = rows.shape
+        # Heads before rows, so that every product reads its own in one piece.
+        centred = torch.sub(rows.transpose(1, 2), self.shift[:, None], out=rows.new_empty(chunks, heads, n, dim))
+        return centred.sum(2).sum(0, dtype=torch.float64), (centred.mT @ centred).sum(0, dtype=torch.float64)
 
     def tensors(self) -> dict[str, Tensor]:
         """What was gathered so far."""

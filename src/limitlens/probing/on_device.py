@@ -14,24 +14,32 @@ from limitlens.sampling.placement import Hand
 
 
 class DeviceCells:
-    """States (cells, Hkv, G · m) and peaks (cells, Hkv, G · q) of the streamed cells, which grow in place."""
+    """States (cells, Hkv, G · m) and peaks (cells, Hkv, G · q), which grow in place.
+
+    They are of the streamed cells, and of all special tokens, which come last.
+    """
 
     def __init__(self, query: Tensor, detail: Tensor, cells: int, value: Tensor, precision: split.Precision) -> None:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
         self.precision = precision
+        self.special: dict[tuple[int, int], Tensor] = {}
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
 
-    def take(self, hand: Hand, cells: Tensor, key: Tensor, value: Tensor) -> None:
-        """Attend to what has waited for every cell of a hand (cells, 3): keys and values (n, Hkv, ·)."""
-        if not hand.streamed:
-            return
+    def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
+        """Attend to what has waited for every cell of a hand (cells, 3), and for that of the special tokens.
+
+        Keys and values are (n, Hkv, ·).
+        """
         heads, device = self.states.lse.shape[1], key.device
+        if special not in self.special:  # there are few of them, and to send one is to wait for the device
+            self.special[special] = torch.tensor([[len(self.states.lse) - 1, *special]], device=device)
+        cells = torch.cat((spans, self.special[special]))
         head = torch.arange(heads, device=device)
         spans = cells[:, None, 1:].expand(-1, heads, -1)
         jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)
-        longest = max(stop - start for _, start, stop in hand.streamed)
+        longest = max(stop - start for start, stop in (special, *(span[1:] for span in hand.streamed)))
         tokens = key.transpose(0, 1), value.transpose(0, 1)
         found = split.attend_jobs(
             self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision

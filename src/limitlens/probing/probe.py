@@ -218,6 +218,7 @@ class _Work:
         self.deck = DocumentDeck(*dealt, positions, self.mode == "contiguous") if single else Deck(*dealt)
         part, forward = self.pool.at_once * positions, self.pool.at_once * window
         self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
+        self.deck.marks = self.deck.wait // positions * int(self.windows.marked(self.pilot.positions).sum())
         layers = self.pilot.layers.items()
         self.collectors = {index: Collector(layer, self.deck, self.workers) for index, layer in layers}
         with held_interrupt() as interrupt:

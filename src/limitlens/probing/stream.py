@@ -24,8 +24,7 @@ from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck, Hand, Part, sent
 
-
-AHEAD = 24  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
+AHEAD = 64  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
 
 
 @dataclass
@@ -123,8 +122,7 @@ def stream(
     device = loaded.model.device
     positions = slice(pilot.positions.start, pilot.positions.stop)
     windows = pool.windows
-    ends = [*range(len(windows.prefix)), *range(windows.length - len(windows.suffix), windows.length)]
-    special = np.isin(pilot.positions, ends)  # which pooled positions of a window hold special tokens
+    special = windows.marked(pilot.positions)
     hands, done = going_on(pool, deck, collectors, job, report)
     length = pool.at_once * len(special)
     parts = chain.from_iterable(hand.parts(length, deck, device) for hand in hands)

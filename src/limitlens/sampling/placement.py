@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -95,9 +96,21 @@ class Hand:
 
 
 def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array on a device; a GPU does not wait for it, nor does whoever sends it."""
-    moved = torch.from_numpy(index)
-    return moved if str(device) == "cpu" else moved.pin_memory().to(device, non_blocking=True)
+    """An array on a device. A GPU goes on with its work meanwhile, and whoever sends it does not wait for that work."""
+    here = torch.from_numpy(index)
+    if str(device) == "cpu":
+        return here
+    with torch.cuda.stream(_beside(device)):
+        there = here.to(device)
+    torch.cuda.current_stream(device).wait_stream(_beside(device))
+    there.record_stream(torch.cuda.current_stream(device))
+    return there
+
+
+@cache
+def _beside(device: torch.device | str) -> torch.cuda.Stream:
+    """A stream for copies alone: page-locked memory would cost more than it saves."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Deck:
@@ -108,6 +121,7 @@ class Deck:
     def __init__(self, blocks: list[int], cells: Cells, replicates: int, seed: int) -> None:
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
         self.wait = max(blocks)  # tokens that may wait to be attended to: a block, unless memory is short
+        self.marks = 0  # special tokens among so many
         steps = np.asarray(cells.steps)
         # Replicates 0 .. whole − 1 keep all their tokens, replicate r in slots r·n_max .. (r + 1)·n_max − 1.
         self.whole = min(replicates, WHOLE_REPLICATES, max(1, KEPT_TOKENS // cells.sizes[-1]))

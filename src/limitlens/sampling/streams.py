@@ -2,8 +2,8 @@
 
 Tokens come in pages. Page p of replicate r comes from a generator seeded by (seed, r, p), so a replicate is the same
 whatever else runs beside it, can be replayed without being stored, and can be computed on any machine. On a GPU the
-generator is its own (Philox, which counts) and pages are longer: the same tokens again on any such device, others than
-on the CPU.
+generator is its own (Philox, which counts) and pages are longer, the more so the larger the sizes: the same tokens
+again on any such device, others than on the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from limitlens.errors import InputError
 from limitlens.measures.base import Measure
 
 PAGE = 4096  # tokens of a replicate drawn at a time
-DEVICE_PAGE = 1 << 15  # the same on a GPU, which a launch for fewer would not fill
+DEVICE_PAGES = (1 << 15, 1 << 18)  # the same on a GPU, which launches for fewer would not fill: at least and at most
 
 
 def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
@@ -28,9 +28,10 @@ def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Genera
 class IidStream:
     """Independent tokens from a measure."""
 
-    def __init__(self, measure: Measure, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, measure: Measure, seed: int, device: torch.device | str = "cpu", largest: int = 1) -> None:
         self.measure, self.seed, self.device = measure, seed, torch.device(device)
-        self.page = PAGE if self.device.type == "cpu" else DEVICE_PAGE
+        least, most = DEVICE_PAGES
+        self.page = PAGE if self.device.type == "cpu" else min(most, max(least, 1 << (largest - 1).bit_length()))
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
