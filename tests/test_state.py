@@ -138,10 +138,10 @@ def test_states_with_and_without_detail_do_not_merge():
 def test_a_stack_of_states_has_the_union_of_its_sets(problem: tuple[torch.Tensor, ...]) -> None:
     parts = pieces(problem)
     whole = merge_all(parts)
-    assert_same(State.stack(parts).union(), whole)
+    assert_same(State.joined([part[None] for part in parts]).union(), whole)
     bare = [State(part.count, part.lse, part.output) for part in parts]
-    assert_same(State.stack(bare).union(), State(whole.count, whole.lse, whole.output))
-    assert_same(State.stack(parts)[1 % len(parts)], parts[1 % len(parts)])
+    assert_same(State.joined([part[None] for part in bare]).union(), State(whole.count, whole.lse, whole.output))
+    assert_same(State.joined([part[None] for part in parts])[1 % len(parts)], parts[1 % len(parts)])
 
 
 @given(problems())

@@ -88,10 +88,10 @@ class State:
         return State(self.count + other.count, lse, output, detail)
 
     @classmethod
-    def stack(cls, states: Sequence[State]) -> State:
-        """States of one shape along a new first batch axis."""
+    def joined(cls, states: Sequence[State]) -> State:
+        """States one after the other along the first batch axis."""
         parts = [state.tensors() for state in states]
-        return cls.of({name: torch.stack([part[name] for part in parts]) for name in parts[0]})
+        return cls.of({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
     def union(self) -> State:
         """The union of the disjoint sets along the first batch axis, not all of them empty."""
@@ -194,9 +194,14 @@ class Peak:
         return cls(scores.gather(-1, place)[..., 0], values)
 
     @classmethod
-    def stack(cls, peaks: Sequence[Peak]) -> Peak:
-        """Peaks of one shape along a new first batch axis."""
-        return cls(torch.stack([peak.score for peak in peaks]), torch.stack([peak.value for peak in peaks]))
+    def joined(cls, peaks: Sequence[Peak]) -> Peak:
+        """Peaks one after the other along the first batch axis."""
+        return cls(torch.cat([peak.score for peak in peaks]), torch.cat([peak.value for peak in peaks]))
+
+    def union(self) -> Peak:
+        """The peak over the union of the sets along the first batch axis; the first of them wins a tie."""
+        score, best = self.score.max(0, keepdim=True)
+        return Peak(score[0], self.value.gather(0, best[..., None].expand(1, *self.value.shape[1:]))[0])
 
     def __getitem__(self, index: object) -> Peak:
         """Index the batch axes."""

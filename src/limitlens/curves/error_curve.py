@@ -78,6 +78,7 @@ class ErrorCurve:
     moment: int = 2  # which error is meant: 1 for E|error|, 2 for the root mean square; their exponents can differ
     unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
+    clear: float = 0.0  # standard errors that an error must exceed, or it is taken for noise: not fitted, not crossed
     seed: int = 0
     # (k, sizes): how far other windows of text for the pool would move log e, in k independent ways (`Foresight.text`)
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))
@@ -128,8 +129,9 @@ class ErrorCurve:
 
     @cached_property
     def usable(self) -> Any:
-        """Sizes whose error is far enough above the numerical floor: (sizes,) bool."""
-        return self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
+        """Sizes whose error is far enough above the numerical floor and its own noise: (sizes,) bool."""
+        far = self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
+        return far & (self.error > self.clear * self.stderr) if self.clear else far
 
     @property
     def _tells(self) -> bool:

@@ -14,8 +14,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from limitlens.errors import Array
@@ -68,20 +70,24 @@ class Scatter:
             return together, np.zeros_like(together)
         return together + across.T @ across / (clusters - 1) / clusters, cells.T @ cells / len(cells) ** 2
 
-    def _freedoms(self, weights: Array) -> tuple[float, float]:
-        """Degrees of freedom of a variance over replicates and over clusters, of weights (sizes, k) of log e.
-
-        The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1) normal ones: where rare
-        replicates or clusters carry the mean, they say less of its error than their number promises. κ is the mean
-        over the k.
-        """
+    def _kurtoses(self, weights: Array) -> list[Array]:
+        """Kurtoses of weights (sizes, ...) of log e over replicates and over clusters, (...) each; 0 without any."""
         found = []
         for rows in self._influence[:2]:
-            moved = rows @ weights
-            spread = moved.std(0)
-            unit = np.divide(moved - moved.mean(0), spread, out=np.zeros_like(moved), where=spread > 0)
-            found.append(min(len(rows) - 1, 2 * len(rows) / max(float((unit**4).mean()) - 1, 1)))
-        return found[0], found[1]
+            squares = np.square(rows @ weights)  # the rows are of mean 0
+            variance = squares.mean(0)
+            fourth = np.square(squares).mean(0)
+            found.append(np.divide(fourth, variance**2, out=np.zeros_like(fourth), where=variance > 0))
+        return found
+
+    def _freedoms(self, kurtoses: list[Array]) -> list[Array]:
+        """Degrees of freedom of variances over replicates and over clusters, (...) each.
+
+        The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1) normal ones: where rare
+        replicates or clusters carry the mean, they say less of its error than their number promises.
+        """
+        pairs = zip(self.counts, kurtoses, strict=True)
+        return [np.fmin(count - 1, 2 * count / np.fmax(kurtosis - 1, 1)) for count, kurtosis in pairs]
 
     @cached_property
     def _shrink(self) -> Array:
@@ -102,33 +108,28 @@ class Scatter:
 
         With few clusters of queries they are widened such that 1.96 of them are the 95% interval.
         """
-        found = np.sqrt(np.einsum("ij,ik,kj->j", self._shrink, self._parts[0], self._shrink).clip(min=0))
+        found = np.sqrt((self._shrink * (self._parts[0] @ self._shrink)).sum(0).clip(min=0))
         if self.counts[1] > 1:
-            found = found * [self._wider(size) for size in range(len(found))]
+            over, across = (np.square(part).mean(0) / len(part) for part in self._influence[:2])
+            found = found * student(self.freedom(np.eye(len(found)), over, across))
         return np.asarray(np.sqrt(found**2 + np.square(self.text).sum(0)))
-
-    def _wider(self, size: int) -> float:
-        """How much wider Student's quantile is for the error at one size."""
-        over, across, _ = (np.square(part[:, size]).mean() / len(part) for part in self._influence)
-        return student(self.freedom(np.eye(self.powers.shape[-1])[size], float(over), float(across)))
 
     def deviations(self, wide: bool = False) -> tuple[Array, Array]:
         """log e of resamples less log e, over replicates and over clusters: (resamples, sizes) twice.
 
         A bootstrap of k rows has (k − 1)/k of the variance it should have; for intervals Student's quantile widens it.
         """
-        replicates, clusters = self.counts
         log = self._log(self.powers.mean((0, 1)))
         found = self._log(_resampled(self.powers.mean(0), self.seed)) - log
         other = np.zeros_like(found)
-        if clusters > 1:
+        if self.counts[1] > 1:
             drawn = _resampled(np.concatenate((self.powers.mean(1), self.outputs), 1), self.seed + 1)
             errors, outputs = np.split(drawn, 2, axis=1)
             other = self._log(errors / np.maximum(outputs, _TINY)) - log
-        factors = [
-            math.sqrt(count / max(count - 1, 1)) * (student(freedom) if wide else 1.0)
-            for count, freedom in zip((replicates, clusters), self._freedoms(np.eye(len(log))), strict=True)
-        ]
+        factors = [math.sqrt(count / max(count - 1, 1)) for count in self.counts]
+        if wide:  # by the mean kurtosis over sizes
+            freedoms = self._freedoms([own.mean() for own in self._kurtoses(np.eye(len(log)))])
+            factors = [factor * student(freedom) for factor, freedom in zip(factors, freedoms, strict=True)]
         return factors[0] * found @ self._shrink, factors[1] * other @ self._shrink
 
     def draws(self, wide: bool = False) -> Array:
@@ -141,17 +142,18 @@ class Scatter:
         """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""
         return np.asarray(np.log(np.maximum(np.maximum(powers, 0) ** (1 / self.moment), _TINY)))
 
-    def freedom(self, weights: Array, over: float, across: float) -> float:
-        """Degrees of freedom of the variance, a sum of two, of weights (sizes,) of log e, by Satterthwaite's rule."""
-        freedoms = self._freedoms(weights[:, None])
-        below = sum(part**2 / max(freedom, 1) for part, freedom in zip((over, across), freedoms, strict=True))
-        return (over + across) ** 2 / below if below > 0 else freedoms[0]
+    def freedom(self, weights: Array, over: ArrayLike, across: ArrayLike) -> Array:
+        """Degrees of freedom of a variance, a sum of two, of weights (sizes, ...) of log e, by Satterthwaite's rule."""
+        first, second = self._freedoms(self._kurtoses(weights))
+        below = np.square(over) / np.fmax(first, 1) + np.square(across) / np.fmax(second, 1)
+        whole = np.square(np.add(over, across))
+        return np.asarray(np.divide(whole, below, out=np.array(first, float), where=below > 0))
 
 
-def student(freedom: float) -> float:
-    """How much wider Student's quantile is than the normal one; 1 where nothing varies."""
+def student(freedom: float | Array) -> Any:
+    """How much wider Student's quantile is than the normal one, elementwise; 1 where nothing varies."""
     upper = (1 + LEVEL) / 2
-    return float(special.stdtrit(freedom, upper) / special.ndtri(upper)) if freedom > 0 else 1.0
+    return np.where(np.greater(freedom, 0), special.stdtrit(freedom, upper) / special.ndtri(upper), 1.0)[()]
 
 
 def _resampled(rows: Array, seed: int) -> Array:

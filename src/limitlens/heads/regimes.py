@@ -10,6 +10,7 @@ for τ > L the largest score wins. With n = 4096, L is 4.08, and γ is 0.77 at �
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -100,14 +101,10 @@ def resampled(
     replicates, clusters = top.shape
     if clusters < 2:
         return verdict
-    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x4E61]))
-    rows, columns = (
-        generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
-        for count in (replicates, clusters)
-    )
+    rows, columns = _resamples(replicates, clusters, seed)
     of = columns @ members
-    tokens = np.einsum("bw,bc,wcj->bj", rows, columns, effective) / of[:, None]
-    weights = np.einsum("bw,bc,wc->b", rows, columns, top) / of
+    tokens = rows @ effective.reshape(replicates * clusters, -1) / of[:, None]
+    weights = rows @ top.ravel() / of
     averaging, frozen = (int(own.sum()) for own in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
     shares = (count / RESAMPLES for count in (averaging, RESAMPLES - averaging - frozen, frozen))
     drawn = dict(zip(Regime, shares, strict=True))
@@ -117,6 +114,17 @@ def resampled(
     other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.__getitem__)
     doubt = f"{agreement:.0%} of the resamples agree, {drawn[other]:.0%} say {other.value}"
     return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; not sure: {doubt}")
+
+
+@lru_cache(maxsize=4)
+def _resamples(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
+    """The weights of cells (replicates · clusters) and of clusters in every resample: many heads have as many."""
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x4E61]))
+    rows, columns = (
+        generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+        for count in (replicates, clusters)
+    )
+    return (rows[:, :, None] * columns[:, None]).reshape(RESAMPLES, -1), columns
 
 
 def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tuple[Array, Array]:

@@ -26,7 +26,7 @@ from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 
 STATES = "states.safetensors"
-CURVE = ("powers", "outputs", "unseen", "floor", "text")  # the arrays of an error curve
+CURVE = ("powers", "outputs", "unseen", "floor", "text", "clear")  # of an error curve, as arrays
 OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of its output
 
 
@@ -120,7 +120,7 @@ class ProbeRun(Result):
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
 
         def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
-            kept = [name for name in CURVE if name != "text" or f"{which}.text" in arrays]  # older runs have none
+            kept = [name for name in CURVE if f"{which}.{name}" in arrays]  # older runs have no text and no clear
             rows = [{name: arrays[f"{which}.{name}"][row] for name in kept} for row in range(len(entries))]
             told = arrays.get(f"{which}.foretold")
             ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]

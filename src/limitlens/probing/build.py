@@ -17,10 +17,11 @@ from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.foretell import TOKENS, foretell
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
 from limitlens.probing.layer import LayerCurves, layer_curves
-from limitlens.probing.moment_errors import above_noise
+from limitlens.probing.moment_errors import CLEAR, brought
 from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
+from limitlens.sampling.placement import sent
 from limitlens.sampling.workers import Workers, one_after_another
 from limitlens.theory.pilot_law import QUARTERS
 
@@ -52,7 +53,7 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
         deck, layer = collector.deck, collector.layer
         slots = deck.some_slots(TOKENS)
-        some = torch.as_tensor(slots, device=collector.key.device)
+        some = sent(slots, collector.key.device)
         # Single documents scatter as the text does: its chance is not added once more.
         quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
         sizes = np.rint(curves.counts.mean(0)).tolist()
@@ -69,15 +70,16 @@ def head_records(
     sizes = np.rint(curves.counts.mean(0))
     known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor), "seed": seed}
     main = curves.bare if curves.atomic is None else curves.atomic
+    sinks = _sinks(measured, sizes, window)
 
     def record(head: int) -> HeadRecord:
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
-        told, sink = measured.foresight[head], _sink(measured, head, sizes, window)
+        told, sink = measured.foresight[head], sinks[head] if sinks else None
         foretold = [{"foresight": one, "text": one.moved(sizes)} for one in told]
         curve = main.curve(head, sizes, **foretold[-1], **known)
-        others = {name: above_noise(part.curve(head, sizes, **known)) for name, part in curves.others.items()}
+        others = {name: part.curve(head, sizes, clear=CLEAR, **known) for name, part in curves.others.items()}
         pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **foretold[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
@@ -102,17 +104,16 @@ def _of_head(numbers: Array | None, head: int) -> Any:
     return plain(numbers[head])
 
 
-def _sink(measured: Measured, head: int, sizes: Array, window: int) -> Sink | None:
-    """The atom's mass among n tokens, and the n that dilutes it to one half."""
+def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:
+    """The atom's mass among n tokens, and the n that dilutes it to one half: of every head, where there is an atom."""
     layer, reference, pool = measured.layer, measured.curves.reference, measured.curves.pool
     if layer.atom is None:
         return None
     m = layer.query.shape[2]
-    score, rest = (lse.reshape(-1, m)[head].cpu().numpy() for lse in (layer.atom.lse, reference.lse))
+    score, rest = (lse.reshape(-1, m) for lse in brought(layer.atom.lse, reference.lse))
     kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
-    return Sink(
-        kind=" and ".join(kind for kind, there in kinds.items() if there),
-        share=sink_share(sizes[:, None], score, rest, pool).mean(1),
-        share_in_window=float(sink_share(window - 1, score, rest, pool).mean()),
-        dilution_length=plain(float(dilution_length(score, rest, pool))),
-    )
+    kind = " and ".join(name for name, there in kinds.items() if there)
+    shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
+    in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
+    lengths = plain(dilution_length(score, rest, pool))
+    return [Sink(kind, *own) for own in zip(shares, in_window, lengths, strict=True)]

@@ -11,6 +11,8 @@ replacement.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,16 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import state_of
-from limitlens.attention.state import Peak, State, merge_all
+from limitlens.attention.state import Peak, State
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares
+from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, brought, members
 from limitlens.probing.peaks import hardmax_errors, peak_over
-from limitlens.sampling.placement import LEFT_OVER
+from limitlens.sampling.placement import LEFT_OVER, sent
 
-FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time: 1 MiB
-DEVICE_TIMES = 256  # as many on a GPU
+FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
+DEVICE_TIMES = 128  # as many on a GPU, where a launch takes as long for few numbers as for many
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,96 +66,115 @@ class LayerCurves:
 
 
 def layer_curves(collector: Collector) -> LayerCurves:
-    """Merge the cells of a layer and measure its errors, one key/value head at a time."""
+    """Merge the cells of a layer and measure its errors: on a CPU mostly of one key/value head at a time."""
+    deck, (shared, rows) = collector.deck, collector.query.shape[:2]
+    at_once = _at_once(collector.query, deck.replicates * rows * collector.value.shape[-1])
+    parts = [_some_heads(collector, slice(start, start + at_once)) for start in range(0, shared, at_once)]
+    references, views, others = zip(*parts, strict=True)
+    bare, *atomic = map(SampleErrors.joined, zip(*views, strict=True))
+    together = dict(zip((*MOMENTS, "hardmax"), map(Squares.joined, zip(*others, strict=True)), strict=True))
+    counts, reference = deck.filled.cumsum(1), State.joined(references)
+    return LayerCurves(counts, deck.seen, reference, bare, atomic[0] if atomic else None, together)
+
+
+def _at_once(like: Tensor, floats: int) -> int:
+    """How many things of so many numbers are taken at a time where this tensor lies."""
+    return max(1, FLOATS_AT_ONCE * (1 if like.device.type == "cpu" else DEVICE_TIMES) // floats)
+
+
+def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleErrors], list[Squares]]:
+    """The reference (h, G · m) of h key/value heads, errors in each way to look at their samples, and the others."""
     deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
-    references: list[State] = []
-    others: list[tuple[Squares, ...]] = []
-    views: dict[str, list[SampleErrors]] = {"bare": [], "atomic": []}
-    for head in range(collector.query.shape[0]):
-        found = [_step(collector, head, j) for j in range(counts.shape[1])]
-        steps, peaks = [state for state, _ in found], [peak for _, peak in found]
-        reference = merge_all([*map(State.union, steps), *(state[head] for state in collector.states[-LEFT_OVER:])])
-        references.append(reference)
-        seen: list[tuple[State | None, list[State]]] = [(None, [reference[None]] * len(steps))]
-        if atom is not None:
-            device = reference.lse.device
-            # One count for all replicates, unless the stream was cut short.
-            distinct = (column[:1] if (column == column[0]).all() else column for column in counts.T)
-            shares = [torch.as_tensor(column / deck.seen, device=device) for column in distinct]
-            seen.append((atom[head], [reference.thinned(share).merge(atom[head]) for share in shares]))
-        own = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
-        for name, view in zip(views, _views(collector, steps, seen, own), strict=False):
-            views[name].append(view)
-        left_over = [peak[head] for peak in collector.peaks[-LEFT_OVER:]]
-        others.append((*own.squares(), hardmax_errors(collector.layer, peaks, left_over)))
-    joined = {name: SampleErrors.joined(parts) for name, parts in views.items() if parts}
-    parts_of = zip((*MOMENTS, "hardmax"), zip(*others, strict=True), strict=True)
-    together = {name: Squares.joined(parts) for name, parts in parts_of}
-    return LayerCurves(counts, deck.seen, State.stack(references), joined["bare"], joined.get("atomic"), together)
+    steps, peaks = zip(*(_step(collector, heads, j) for j in range(counts.shape[1])), strict=True)
+    left_over, peaks_left = _streamed(collector, heads, np.arange(deck.states - LEFT_OVER, deck.states))
+    reference = State.joined([*(step.union()[None] for step in steps), *left_over]).union()
+    seen: list[tuple[State | None, Tensor]] = [(None, reference.output[None, None])]
+    if atom is not None:
+        # One count for all replicates, unless the stream was cut short.
+        distinct = counts.T[:, :1] if (counts == counts[0]).all() else counts.T
+        shares = sent(distinct.flatten() / deck.seen, reference.lse.device)
+        limits = reference.thinned(shares).merge(atom[heads]).output
+        seen.append((atom[heads], limits.reshape(*distinct.shape, *limits.shape[1:])))
+    moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
+    views = _views(collector, steps, seen, moments)
+    return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks, peaks_left)]
 
 
-def _step(collector: Collector, head: int, j: int) -> tuple[State, Peak]:
-    """States (R, G · m) and peaks (R, G · q) of step j of every replicate, for one key/value head."""
-    deck, query = collector.deck, collector.detail_query[head]
+def _streamed(collector: Collector, heads: slice, numbers: NDArray[np.int64]) -> tuple[list[State], list[Peak]]:
+    """States (·, h, G · m) and peaks (·, h, G · q) of the streamed cells of these numbers, to be joined."""
+    if (cells := collector.on_device) is not None:
+        which = sent(numbers, collector.query.device)
+        return [cells.states[which, heads]], [cells.peaks[which, heads]]
+    states = [collector.states[number][None, heads] for number in numbers]
+    return states, [collector.peaks[number][None, heads] for number in numbers]
+
+
+def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
+    """States (R, h, G · m) and peaks (R, h, G · q) of step j of every replicate."""
+    deck, device = collector.deck, collector.query.device
     kept, streamed = np.flatnonzero(deck.kept[:, j]), np.flatnonzero(~deck.kept[:, j])
-    numbers = {int(r): deck.number[r, j] for r in streamed}
-    found = {r: (collector.states[number][head], collector.peaks[number][head]) for r, number in numbers.items()}
-    for length in np.unique(deck.filled[kept, j]):  # one length for all, unless the stream was cut short
-        alike = kept[deck.filled[kept, j] == length]
-        slots = torch.as_tensor(deck.start[alike, j][:, None] + np.arange(length), device=query.device)
-        key, value = (rows.reshape(*slots.shape, rows.shape[-1]) for rows in collector.kept(slots.flatten(), head))
-        states = state_of(collector.query[head], key, value, kernel=collector.layer.kernel)
-        peaks = peak_over(query, key, value, collector.layer.traits.softcap)
-        if len(alike) == deck.replicates:
-            return states, peaks
-        found |= {int(r): (states[place], peaks[place]) for place, r in enumerate(alike)}
-    both = [found[r] for r in range(deck.replicates)]
-    return State.stack([state for state, _ in both]), Peak.stack([peak for _, peak in both])
+    lengths = np.unique(deck.filled[kept, j]).tolist()  # one for all, unless the stream was cut short
+    groups = [kept[deck.filled[kept, j] == length] for length in lengths]
+    states: list[State] = []
+    peaks: list[Peak] = []
+    for length, alike in zip(lengths, groups, strict=True):
+        slots = sent((deck.start[alike, j][:, None] + np.arange(length)).flatten(), device)
+        tokens = (held[:, heads].index_select(0, slots) for held in (collector.key, collector.value))
+        key, value = (rows.reshape(len(alike), length, *rows.shape[1:]).transpose(1, 2) for rows in tokens)
+        states.append(state_of(collector.query[heads], key, value, kernel=collector.layer.kernel))
+        peaks.append(peak_over(collector.detail_query[heads], key, value, collector.layer.traits.softcap))
+    if len(streamed):
+        groups.append(streamed)
+        more, best = _streamed(collector, heads, deck.number[streamed, j])
+        states, peaks = states + more, peaks + best
+    if len(states) == 1:
+        return states[0], peaks[0]
+    state, peak, order = State.joined(states), Peak.joined(peaks), np.concatenate(groups)
+    if (np.diff(order) > 0).all():  # whole replicates, which are kept, come first
+        return state, peak
+    place = sent(np.argsort(order), device)
+    return state[place], peak[place]
 
 
 def _views(
-    collector: Collector, steps: list[State], seen: list[tuple[State | None, list[State]]], moments: OutputMoments
+    collector: Collector, steps: Sequence[State], seen: list[tuple[State | None, Tensor]], moments: OutputMoments
 ) -> list[SampleErrors]:
-    """Errors of nested samples, merged from their steps (R, G · m), in each way to look at them.
+    """Errors of nested samples, merged from their steps (R, h, G · m), in each way to look at them.
 
-    A way is an atom that every sample contains, or None, and for every size the limit, (R, G · m) or (1, G · m);
-    `moments` takes in what there is without one. A few replicates are merged at a time: their states stay in cache.
+    A way is an atom that every sample contains, or None, and the limits (J, R, h, G · m, v) of every size and
+    replicate, either axis of length 1 where all have one; `moments` takes in what there is without an atom. A few
+    replicates are merged at a time: their states stay in cache.
     """
-    groups, m = collector.layer.query.shape[1:3]
-    replicates, sizes, width = len(steps[0].lse), len(steps), steps[0].output.shape[-1]
-    cluster = torch.nn.functional.one_hot(torch.as_tensor(collector.layer.clusters, device=steps[0].lse.device))
-    member = cluster.double() * cluster.shape[1] / m  # (m, C)
+    m, clusters = collector.layer.query.shape[2], collector.layer.clusters
+    replicates, *own = steps[0].output.shape
+    member = members(clusters, steps[0].lse.device)
+    member = member * (member.shape[1] / m)
 
     def squares(vectors: Tensor) -> Tensor:
-        """Squared norms, (r, G · m, v) to (r, G, m)."""
+        """Squared norms, (..., h, G · m, v) to (..., h · G, m)."""
         found: Tensor = torch.linalg.vecdot(vectors, vectors)
-        return found.reshape(len(vectors), groups, m)
+        return found.reshape(*vectors.shape[:-3], -1, m)
 
-    errors = np.empty((len(seen), groups, member.shape[1], replicates, sizes))
-    floats = FLOATS_AT_ONCE * (1 if steps[0].lse.device.type == "cpu" else DEVICE_TIMES)
-    at_once = max(1, floats // (groups * m * width))
+    groups, at_once = own[0] * own[1] // m, _at_once(member, math.prod(own))
+    errors = member.new_empty(len(seen), groups, member.shape[1], replicates, len(steps))
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
-        samples = accumulate((step[part] for step in steps), State.merge)
-        for j, sample in enumerate(samples):
+        for j, sample in enumerate(accumulate((step[part] for step in steps), State.merge)):
             for way, (atom, limits) in enumerate(seen):
-                limit = limits[j].output if len(limits[j].output) == 1 else limits[j].output[part]
+                limit = limits[j if len(limits) > 1 else 0]
+                limit = limit[part] if len(limit) > 1 else limit
                 difference = (sample if atom is None else sample.merge(atom)).output - limit
-                errors[way, :, :, part, j] = (squares(difference) @ member).permute(1, 2, 0).cpu()
+                errors[way, :, :, part, j] = (squares(difference) @ member).permute(1, 2, 0)
                 if atom is None:
                     moments.add(part, j, difference)
     found = []
-    for way, (_, limits) in enumerate(seen):
-        scale, centred = np.empty((2, groups, sizes))
-        outputs = np.ones((groups, member.shape[1], sizes))
-        for j, limit_state in enumerate(limits):
-            output = limit_state.output
-            middle = output.reshape(-1, groups, m, width).mean(-2, keepdim=True).expand(-1, -1, m, -1)
-            both = (output, output - middle.reshape(output.shape))
-            scale[:, j], centred[:, j] = (squares(vectors).mean(-1).sqrt().mean(0).cpu() for vectors in both)
-            own = (squares(output) @ member).mean(0).cpu().numpy()  # (G, C)
-            mean = own.mean(1, keepdims=True)
-            np.divide(own, mean, out=outputs[:, :, j], where=mean > 0)
-        found.append(SampleErrors(errors[way], outputs, scale, centred))
+    for (_, limits), error in zip(seen, errors, strict=True):
+        heads = limits.reshape(*limits.shape[:-2], -1, m, own[-1])
+        centred = (heads - heads.mean(-2, keepdim=True)).flatten(-3, -2)
+        scales = (squares(vectors).mean(-1).sqrt().mean(1).T for vectors in (limits, centred))
+        output = (squares(limits) @ member).mean(1).permute(1, 2, 0)  # (h · G, C, J)
+        mean = output.mean(1, keepdim=True)
+        parts = (torch.where(mean > 0, output / mean, 1.0), *scales)
+        found.append(SampleErrors(*brought(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
     return found

@@ -13,7 +13,7 @@ leaves the covariance a bias of 1/(number of windows) of what it is. Single numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -23,9 +23,10 @@ from torch import Tensor
 
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
+from limitlens.sampling.placement import sent
 
 MOMENTS = ("mean", "covariance")
-CLEAR = 4  # an error of fewer standard errors, whose square may be 0, is not fitted
+CLEAR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,41 +51,52 @@ class Squares:
         return cls(*(np.concatenate([getattr(part, own.name) for part in parts]) for own in fields(cls)))
 
 
-def above_noise(curve: ErrorCurve) -> ErrorCurve:
-    """The same curve, whose floor keeps sizes out of its rate where query noise leaves nothing to see."""
-    return replace(curve, floor=np.where(curve.error > CLEAR * curve.stderr, curve.floor, np.inf))
+def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
+    """Which queries (m,) are in which cluster, (m, C): 1 or 0."""
+    return sent(np.eye(clusters.max() + 1)[clusters], device)
+
+
+def brought(*parts: Tensor) -> list[Array]:
+    """Tensors as arrays, in one copy from where they lie."""
+    flat = torch.cat([part.flatten() for part in parts]).cpu().numpy()
+    pieces = np.split(flat, np.cumsum([part.numel() for part in parts])[:-1])
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 class OutputMoments:
-    """Both moments of the outputs of G heads at the same m queries, against their limit (G · m, v), as samples come."""
+    """Both moments of the outputs of heads at m queries against their limit (..., G · m, v), as samples come."""
 
     def __init__(self, limit: Tensor, clusters: NDArray[np.intp], replicates: int, sizes: int) -> None:
         m, v = len(clusters), limit.shape[-1]
         self.limit = limit.reshape(-1, m, v)
         self.centred = (self.limit - self.limit.mean(1, keepdim=True)).float()
         counts = np.bincount(clusters)
-        self.found = np.empty((2, len(self.limit), len(counts), replicates, sizes))  # as in `Squares`, of `MOMENTS`
+        # as in `Squares`, of `MOMENTS`
+        self.found = limit.new_empty(2, len(self.limit), len(counts), replicates, sizes, dtype=torch.float64)
         self.pairs = m**2 - int(np.square(counts).sum())
-        self.member = torch.nn.functional.one_hot(torch.as_tensor(clusters, device=limit.device)).float()  # (m, C)
+        self.member = members(clusters, limit.device).float()
         # (m,): the row of each query's D where every cluster has s rows, as many as the largest, and then s of H
         self.most = int(counts.max())
         order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
         rows = np.empty(m, np.int64)
         rows[order] = 2 * self.most * clusters[order] + np.arange(m) - first[clusters[order]]
-        self.rows = torch.as_tensor(rows, device=limit.device)
+        self.rows = sent(rows, limit.device)
         self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C · 2 s, v): what is not written stays 0
 
     def add(self, replicates: slice, j: int, difference: Tensor) -> None:
-        """Take in Γ_n − Γ (r, G · m, v) of these replicates at one size."""
-        self.found[..., replicates, j] = self._squares(difference).permute(0, 2, 3, 1).cpu()
+        """Take in Γ_n − Γ (r, ..., G · m, v) of these replicates at one size."""
+        self.found[..., replicates, j] = self._squares(difference).permute(0, 2, 3, 1)
 
     def squares(self) -> tuple[Squares, ...]:
         """Errors of both moments, relative to the norms of the limit's."""
         spread = self.centred.double()
         norms = (self.limit.mean(1).norm(dim=-1), torch.linalg.matrix_norm(spread.mT @ spread / spread.shape[1]))
-        scales = [np.repeat(np.asarray(norm.cpu())[:, None], self.found.shape[-1], 1) for norm in norms]
-        alike = np.ones_like(self.found[0, :, :, 0])  # the limit's moments are taken for known
-        return tuple(Squares(found, alike, scale) for found, scale in zip(self.found, scales, strict=True))
+        alike = torch.ones_like(self.found[0, :, :, 0])  # the limit's moments are taken for known
+        parts = (
+            (found, alike, norm[:, None].expand(-1, found.shape[-1]))
+            for found, norm in zip(self.found, norms, strict=True)
+        )
+        return tuple(Squares(*brought(*part)) for part in parts)
 
     def _squares(self, difference: Tensor) -> Tensor:
         """Squared errors of both moments, (2, r, G, C); NaN where there is one cluster.

@@ -6,6 +6,7 @@ pass. For Gaussian tokens the error falls like a power of ln n, not of n (`theor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.state import Peak
-from limitlens.probing.moment_errors import Squares
+from limitlens.probing.moment_errors import Squares, brought, members
 from limitlens.probing.pilot import Layer, scores_of
 
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
+DEVICE_TIMES = 256  # as many on a GPU
 
 
 def peak_over(query: Tensor, key: Tensor, value: Tensor, softcap: float | None) -> Peak:
@@ -27,32 +29,30 @@ def peak_over(query: Tensor, key: Tensor, value: Tensor, softcap: float | None) 
     """
     if not key.shape[-2]:
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
-    chunk = max(1, SCORES_AT_ONCE // max(1, key.shape[:-2].numel() * query.shape[-2]))
+    scores = SCORES_AT_ONCE * (1 if key.device.type == "cpu" else DEVICE_TIMES)
+    chunk = max(1, scores // max(1, key.shape[:-2].numel() * query.shape[-2]))
     parts = (slice(start, start + chunk) for start in range(0, key.shape[-2], chunk))
     peaks = (Peak.of(scores_of(query, key[..., part, :], softcap), value[..., part, :]) for part in parts)
     return reduce(Peak.merge, peaks)
 
 
-def hardmax_errors(layer: Layer, steps: list[Peak], left_over: list[Peak]) -> Squares:
-    """Squared errors of the argmax of the G heads that read one key/value head, relative to its value over the pool.
+def hardmax_errors(layer: Layer, steps: Sequence[Peak], left_over: Sequence[Peak]) -> Squares:
+    """Squared errors of the argmax of the heads that read h key/value heads, relative to its value over the pool.
 
-    `steps` (R, G · q) are the peaks of the cells of every replicate, for each step of the sizes; `left_over` (G · q)
-    those of the tokens of no cell.
+    `steps` (R, h, G · q) are the peaks of the cells of every replicate, for each step of the sizes; `left_over`
+    (·, h, G · q) those of the tokens of no cell.
     """
-    groups, clusters = layer.query.shape[1], layer.clusters[layer.detail.cpu().numpy()]
-    cells = [step[r] for step in steps for r in range(len(step.score))]
-    best = reduce(Peak.merge, [*cells, *left_over]).value.double()
-    _, clusters = np.unique(clusters, return_inverse=True)
-    cluster = torch.nn.functional.one_hot(torch.as_tensor(clusters, device=best.device))
-    member = cluster.double() * cluster.shape[1] / len(clusters)  # (q, C)
+    best = Peak.joined([*steps, *left_over]).union().value.double()
+    _, clusters = np.unique(layer.clusters[layer.detail.cpu().numpy()], return_inverse=True)
+    member = members(clusters, best.device)
+    member = member * (member.shape[1] / len(member))
 
     def of(vectors: Tensor) -> Tensor:
-        """Mean squared norms in every cluster, (..., G · q, v) to (..., G, C)."""
-        return vectors.square().sum(-1).reshape(*vectors.shape[:-2], groups, -1) @ member
+        """Mean squared norms in every cluster, (..., h, G · q, v) to (..., h · G, C)."""
+        return vectors.square().sum(-1).reshape(*vectors.shape[:-3], -1, len(member)) @ member
 
-    squares = torch.stack([of(peak.value - best) for peak in accumulate(steps, Peak.merge)], -1)  # (R, G, C, J)
+    squares = torch.stack([of(peak.value - best) for peak in accumulate(steps, Peak.merge)], -1)  # (R, h · G, C, J)
     own = of(best)[..., None].expand(*squares.shape[1:])
     scale = own.mean(1)
     outputs = own / scale[:, None].clamp_min(1e-300)
-    found = (squares.permute(1, 2, 0, 3).contiguous(), outputs, scale.sqrt())
-    return Squares(*(np.asarray(part.cpu()) for part in found))
+    return Squares(*brought(squares.permute(1, 2, 0, 3), outputs, scale.sqrt()))

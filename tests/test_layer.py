@@ -1,0 +1,84 @@
+"""Errors of a layer, of all its heads at once as on a device, are those of one head at a time."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from limitlens.attention.state import Peak, State
+from limitlens.probing import layer as layer_module
+from limitlens.probing.collect import Collector
+from limitlens.probing.layer import LayerCurves, layer_curves
+from limitlens.probing.pilot import Layer, Traits
+from limitlens.sampling import placement
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.placement import Deck
+from limitlens.sampling.workers import one_after_another
+
+SHARED, GROUPS, QUERIES, KEY, VALUE, BLOCK = 3, 2, 12, 4, 5, 300
+
+
+def collected(blocks: int, *, atom: bool, softcap: float | None) -> Collector:
+    """A layer that has seen so many of four blocks of random tokens: two replicates are kept, two are streamed."""
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    own = drawn(SHARED, GROUPS * QUERIES).double(), drawn(SHARED, GROUPS * QUERIES, VALUE).double()
+    clusters = np.sort(np.arange(QUERIES) % 5)
+    traits = Traits(1.0, softcap, None, None, {}, None, None, "")
+    sink = State(torch.ones(SHARED, dtype=torch.int64), *own) if atom else None
+    layer = Layer(0, drawn(SHARED, GROUPS, QUERIES, KEY), sink, None, clusters, traits)
+    deck = Deck([BLOCK] * 4, Cells((16, 48, 120)), 4, seed=0)
+    made = Collector(layer, deck, one_after_another)
+    made.prepare(drawn(1, SHARED, KEY), drawn(1, SHARED, VALUE), None)
+    for hand in islice(deck.hands(), blocks):
+        key, value = (drawn(BLOCK, SHARED, size)[hand.order] for size in (KEY, VALUE))
+        kept = len(hand.slots)
+        made.key[hand.slots], made.value[hand.slots] = key[:kept], value[:kept]
+        made.waiting = key[kept:], value[kept:]
+        for cell in hand.streamed:
+            made._stream(*cell)
+    return made
+
+
+def assert_same(found: LayerCurves, other: LayerCurves) -> None:
+    torch.testing.assert_close(found.reference.tensors(), other.reference.tensors(), rtol=1e-12, atol=1e-12)
+    curves = {"bare": (found.bare, other.bare), "atomic": (found.atomic, other.atomic)}
+    curves |= {name: (found.others[name], other.others[name]) for name in ("mean", "covariance", "hardmax")}
+    for name, (one, two) in curves.items():
+        close = 1e-5 if name in ("mean", "covariance") else 1e-9  # those are in float32
+        assert (one is None) == (two is None)
+        for own in fields(one) if one is not None else ():
+            a, b = (getattr(part, own.name) for part in (one, two))
+            np.testing.assert_allclose(a, b, rtol=0, atol=close * np.abs(b).max(), err_msg=f"{name} {own.name}")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "atom", "softcap"), [(4, False, None), (4, True, None), (4, False, 2.0), (2, True, None)]
+)
+def test_heads_at_once_are_heads_one_by_one(
+    blocks: int, atom: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without a sink, with capped scores, and cut short, where cells of one step differ in length."""
+    monkeypatch.setattr(placement, "KEPT_STEP", 16)
+    collector = collected(blocks, atom=atom, softcap=softcap)
+    assert (collector.deck.filled == collector.deck.filled[0]).all() == (blocks == 4)
+    monkeypatch.setattr(layer_module, "FLOATS_AT_ONCE", 1)
+    alone = layer_curves(collector)
+    assert alone.bare.squares.shape == (SHARED * GROUPS, 5, 4, 3)
+    monkeypatch.setattr(layer_module, "FLOATS_AT_ONCE", 1 << 30)
+    assert_same(layer_curves(collector), alone)
+    # A device holds the states of all cells in one tensor.
+    together = (
+        kind.joined([cell[None] for cell in held])
+        for kind, held in ((State, collector.states), (Peak, collector.peaks))
+    )
+    collector.on_device = SimpleNamespace(**dict(zip(("states", "peaks"), together, strict=True)))
+    assert_same(layer_curves(collector), alone)
