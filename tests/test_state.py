@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from limitlens.attention.kernels import cpu, reference, state_of, state_of_scores
+from limitlens.attention.kernels import cpu, reference, state_of
 from limitlens.attention.state import Detail, Peak, State, merge_all
 
 TOP = 3
@@ -146,11 +146,10 @@ def test_a_stack_of_states_has_the_union_of_its_sets(problem: tuple[torch.Tensor
 
 @given(problems())
 @settings(deadline=None, max_examples=50)
-def test_scores_that_were_formed_give_the_same_state_and_the_same_peak(problem: tuple[torch.Tensor, ...]) -> None:
+def test_scores_that_were_formed_give_the_same_peak(problem: tuple[torch.Tensor, ...]) -> None:
     query, key, value, mask, cuts = problem
     scores = query @ key.T + mask
     state = state_of(query, key, value, bias=mask, top=TOP, kernel=reference.attend)
-    assert_same(state_of_scores(scores, value, top=TOP), state)
     blocks = [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
     parts = [Peak.of(scores[:, a:b], value[a:b]) for a, b in blocks]
     peak = parts[0]

@@ -1,10 +1,16 @@
-"""pandas and torch, imported when first used, and types that annotations name: a question to the theory cannot wait."""
+"""pandas and torch, imported when first used, and types that annotations name: a question to the theory cannot wait.
+
+With them what lets one formula read arrays and tensors alike: NumPy is faster on a CPU, and a GPU has torch alone.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class _Lazy(ModuleType):
@@ -23,4 +29,31 @@ else:
     pd, torch = _Lazy("pandas"), _Lazy("torch")
     Axes = Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
-__all__ = ["Axes", "Drawing", "PreTrainedModel", "Tensor", "pd", "torch"]
+__all__ = ["Axes", "Drawing", "PreTrainedModel", "Tensor", "beside", "copied", "library", "native", "pd", "torch"]
+
+
+def library(x: Any) -> Any:
+    """Whose functions read x: torch those of a tensor, NumPy those of an array."""
+    return torch if hasattr(x, "detach") else np
+
+
+def native(tensor: Tensor) -> Any:
+    """What is fastest where it is: an array on a CPU, on a GPU the tensor itself."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def beside(x: Any, array: NDArray[Any]) -> Any:
+    """An array where x is: a tensor beside a tensor. A GPU does not wait for it."""
+    if library(x) is np:
+        return array
+    moved = torch.from_numpy(np.ascontiguousarray(array))
+    return moved if x.device.type == "cpu" else moved.pin_memory().to(x.device, non_blocking=True)
+
+
+def copied(*parts: Any) -> list[NDArray[np.float64]]:
+    """Arrays or tensors of one device as float64 arrays, copied at once: a GPU is waited for once."""
+    if library(parts[0]) is np or parts[0].device.type == "cpu":
+        return [np.asarray(part, np.float64) for part in parts]
+    flat = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()
+    rows = np.split(flat, np.cumsum([part.numel() for part in parts])[:-1])
+    return [row.reshape(part.shape) for row, part in zip(rows, parts, strict=True)]

@@ -30,33 +30,49 @@ class CriticalFactor:
     growth_stderr: float | None
 
 
+def within(sizes: Sequence[int], context: int) -> list[int]:
+    """The sizes that are looked at: those within a context, or the smallest."""
+    return [size for size in sizes if size <= context] or list(sizes[:1])
+
+
+def some_rows(count: int) -> NDArray[np.intp]:
+    """Which of so many queries are looked at, (at most `QUERIES`,)."""
+    return np.unique(np.linspace(0, count - 1, QUERIES).astype(np.intp))
+
+
+def critical_rows(scores: Array, sizes: Sequence[int]) -> Array:
+    """The critical factor of each row of scores (..., N) among its first tokens, as many as each size: (J, ...)."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    found = np.stack([critical_inverse_temperature(rows[:, :size]) for size in sizes])
+    return found.reshape(len(sizes), *scores.shape[:-1])
+
+
 def critical_factors(
-    scores: Array, sizes: Sequence[int], clusters: NDArray[np.intp], context: int, *, seed: int = 0
-) -> CriticalFactor:
-    """That of one head in a context, from scores (q, N) of queries in clusters (q,) over nested samples."""
-    sizes = [size for size in sizes if size <= context] or sizes[:1]
-    some = np.unique(np.linspace(0, len(scores) - 1, QUERIES).astype(int))
-    rows = np.stack([critical_inverse_temperature(scores[some, :size]) for size in sizes])  # (J, q)
-    _, place = np.unique(clusters[some], return_inverse=True)
+    rows: Array, sizes: Sequence[int], clusters: NDArray[np.intp], *, seed: int = 0
+) -> tuple[CriticalFactor, ...]:
+    """Those of heads, from the critical factors (J, heads, q) of queries in clusters (q,) at nested sizes."""
+    _, place = np.unique(clusters, return_inverse=True)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xC817]))
     count = int(place.max()) + 1
     drawn = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)[:, place]
-    medians = _medians(rows, np.vstack((np.ones(len(some), int), drawn)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        logs = np.log(medians)
-        here = (sizes[-1], float(medians[0, -1]), float(medians[0, -1] * logs[1:, -1].std(ddof=1)))
-    if len(sizes) < 2 or not np.isfinite(logs).all():
-        return CriticalFactor(*here, None, None)
+    medians = _medians(rows, np.vstack((np.ones(len(place), int), drawn)))
     x = np.log(np.asarray(sizes, float))
-    slopes = logs @ (x - x.mean()) / np.square(x - x.mean()).sum()
-    return CriticalFactor(*here, float(slopes[0]), float(slopes[1:].std(ddof=1)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log(medians)  # (w, J, heads)
+        factor = medians[0, -1]
+        stderr = factor * logs[1:, -1].std(0, ddof=1)
+        slopes = np.einsum("wjh,j->wh", logs, x - x.mean()) / np.square(x - x.mean()).sum()
+        growth = np.stack((slopes[0], slopes[1:].std(0, ddof=1)), 1)
+    known = [len(sizes) > 1 and bool(np.isfinite(head).all()) for head in logs.transpose(2, 0, 1)]
+    heads = zip(factor.tolist(), stderr.tolist(), growth.tolist(), known, strict=True)
+    return tuple(CriticalFactor(sizes[-1], *here, *(g if told else (None, None))) for *here, g, told in heads)
 
 
 def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
-    """Medians of rows (J, q) under each of these weights (w, q), (w, J)."""
-    order = np.argsort(rows, axis=1)
-    heaped = np.cumsum(weights[:, order], axis=2)  # (w, J, q)
+    """Medians of rows (..., q) under each of these weights (w, q), (w, ...)."""
+    order = np.argsort(rows, axis=-1)
+    heaped = np.cumsum(weights[:, order], axis=-1)  # (w, ..., q)
     total = heaped[..., -1:]
-    ends = [(heaped >= np.maximum(share, 1)).argmax(2) for share in ((total + 1) // 2, total // 2 + 1)]
-    ranked = np.take_along_axis(rows, order, 1)
-    return np.asarray(np.mean([ranked[np.arange(len(rows)), end] for end in ends], axis=0))
+    ends = [(heaped >= np.maximum(share, 1)).argmax(-1) for share in ((total + 1) // 2, total // 2 + 1)]
+    ranked = np.take_along_axis(rows, order, -1)[None]
+    return np.asarray(np.mean([np.take_along_axis(ranked, end[..., None], -1)[..., 0] for end in ends], axis=0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +16,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from limitlens.attention.kernels import state_of, state_of_scores
+from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
-from limitlens.heads.critical_factor import CriticalFactor, critical_factors
+from limitlens.heads.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
+from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
+from limitlens.probing.critical_rows import device_rows
 from limitlens.probing.pilot import scores_of
-from limitlens.probing.plug_in import plug_in_errors
-from limitlens.sampling.workers import product
-from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, local_exponent, support
-from limitlens.statistics.tails import pareto_shape, tail_length
+from limitlens.probing.plug_in import Sample, plug_in_errors
+from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
+from limitlens.statistics.tails import sorted_shape, tail_length
 
 FLOOR_QUERIES = 4  # queries of a head attended again in float64
 DIMENSION_QUERIES = 16  # queries of a head at which the local dimension of its keys is estimated
 _FEWEST_SCORES = 6  # below this there is no tail to fit
+_SCORES_AT_ONCE = 1 << 24  # of several key/value heads on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +58,10 @@ class LayerDetail:
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
-    """Attend the whole replicates once more, with every score in sight, one key/value head at a time."""
-    parts = [_shared_detail(collector, head, context) for head in range(collector.query.shape[0])]
+    """Attend the whole replicates once more, with every score in sight, a few key/value heads at a time."""
+    step = _heads_at_once(collector)
+    starts = range(0, collector.query.shape[0], step)
+    parts = [_shared_detail(collector, slice(start, start + step), context) for start in starts]
     apart = ("ranks", "members", "critical", "floor")
     names = [part.name for part in fields(LayerDetail) if part.name not in apart]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -64,106 +69,155 @@ def layer_detail(collector: Collector, context: int) -> LayerDetail:
     return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, floor=floor, **together)
 
 
-def _shared_detail(collector: Collector, head: int, context: int) -> LayerDetail:
-    """The detail of the G query heads that read one key/value head."""
+def _heads_at_once(collector: Collector) -> int:
+    """One key/value head on a CPU, so that its scores stay in cache; on a GPU as many as memory should hold."""
+    if collector.key.device.type == "cpu":
+        return 1
+    scores = collector.detail_query.shape[1] * int(collector.deck.filled[: collector.deck.whole].sum(1).max())
+    return max(1, _SCORES_AT_ONCE // max(scores, 1))
+
+
+def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDetail:
+    """The detail of the query heads, G for each, that read some key/value heads."""
     deck, layer = collector.deck, collector.layer
-    groups, m, _ = layer.query.shape[1:]
-    query, tail = collector.detail_query[head], tail_length(deck.filled[0].sum())
-    detail = layer.detail
-    atom = None if layer.atom is None else _of_queries(layer.atom[head], groups, m, detail)
-    member = torch.nn.functional.one_hot(torch.as_tensor(layer.clusters, device=query.device)[detail]).double()
-
-    def heads(per_query: Tensor) -> Tensor:
-        """Mean over queries, (G · q, ...) to (G, ...)."""
-        return per_query.reshape(groups, -1, *per_query.shape[1:]).mean(1)
-
-    def clusters(per_query: Tensor) -> Tensor:
-        """Sums over the queries of each cluster, (G · q, ...) to (G, C, ...)."""
-        return torch.einsum("gq...,qc->gc...", per_query.reshape(groups, len(member), *per_query.shape[1:]), member)
-
-    found: list[tuple[Tensor, ...]] = []
+    m, detail = layer.query.shape[2], layer.detail
+    q, query = len(detail), collector.detail_query[heads]
+    atom = None if layer.atom is None else _of_queries(layer.atom[heads], m, detail)
+    clusters = np.arange(layer.clusters.max() + 1)
+    member = (beside(query, layer.clusters)[detail] == beside(query, clusters)[:, None]).double()  # (C, q)
+    sums = []
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
-        chosen = torch.as_tensor(deck.slots_of(r), device=collector.key.device)  # nested sizes in order
-        (key, value), sizes = collector.kept(chosen, head), deck.filled[r].cumsum().tolist()
+        slots, sizes = beside(query, deck.slots_of(r)), deck.filled[r].cumsum().tolist()  # nested sizes in order
+        kept = (tokens[:, heads].index_select(0, slots) for tokens in (collector.key, collector.value))
+        key, value = (tokens.transpose(0, 1) for tokens in kept)
         scores = scores_of(query, key, layer.traits.softcap)
-        samples = _nested(scores, value, sizes)
-        effective, last = torch.stack([sample.effective_sample_size for sample in samples], -1), samples[-1]
-        plugged = map(heads, plug_in_errors(last, atom, sizes))
-        shares = (clusters(effective), clusters(last.top_weights[..., 0]))
-        found.append((*shares, heads(effective), heads(last.top_weights[..., 0]), heads(last.entropy), *plugged))
-    every = [np.asarray(torch.stack(part).cpu()) for part in zip(*found, strict=True)]
-    effective_tokens, top_weight, entropy, square, size = (part.mean(0) for part in every[2:])
-    top = scores.topk(tail + 1, -1).values.double().reshape(groups, len(query) // groups, -1)
-    ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
-    dimension, outside = _local_dimension(layer.query[head][:, layer.some(DIMENSION_QUERIES)], key)
-    each = np.asarray(scores.float().cpu()).reshape(groups, -1, len(key))
-    windows = layer.clusters[detail.cpu().numpy()]
+        sample, concentration = _sample(scores, value)
+        each = (_effective(scores, sizes), *plug_in_errors(sample, atom, sizes), concentration)
+        sums.append(member @ torch.cat(each, -1).reshape(-1, q, 3 * len(sizes) + 2))  # (heads, C, ·)
+    top = _largest(scores, tail_length(scores.shape[-1]) + 1).double()
+    ordered = torch.exp(top - sample.lse[..., None]).reshape(-1, q, top.shape[-1]).mean(1)
+    few, rows = within(sizes, context), some_rows(q)
+    near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, beside(scores, rows)])
+    found = copied(
+        torch.stack(sums, 1), detail, ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
+        *_around(layer.query[heads][:, :, layer.some(DIMENSION_QUERIES)], key),
+        device_rows(near, few) if isinstance(near, Tensor) else critical_rows(near, few),
+        _floor(collector, query[:, :FLOOR_QUERIES], key, value),
+    )  # fmt: skip
+    by_cluster, chosen, weights, pareto, exponent, outside, critical, floor = found
+    windows = layer.clusters[chosen.astype(int)]
+    effective, square, size, largest = np.split(by_cluster, [len(sizes) * part for part in (1, 2, 3)], -1)
+    mean = [part.sum(2).mean(1) / q for part in (effective, square, size, largest)]
     with np.errstate(divide="ignore", invalid="ignore"):  # where the limit is 0 there is no relative error
-        plugged_in = np.sqrt(square / size)
+        plugged_in = np.sqrt(mean[1] / mean[2])
+    ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
+    dimension, share = _local_dimension(exponent, outside)
     return LayerDetail(
-        effective_tokens, plugged_in, top_weight, entropy, ranks,
-        effective_sums=every[0].swapaxes(0, 1), top_sums=every[1].swapaxes(0, 1),
-        members=np.asarray(member.sum(0).cpu()),
-        ordered_weights=np.asarray(heads(torch.exp(top.flatten(0, 1) - last.lse[:, None])).cpu())[:, ranks - 1],
-        pareto_k=_pareto(np.asarray(top.cpu())),
-        local_dimension=dimension, outside_support=outside,
-        critical=tuple(critical_factors(rows, sizes, windows, context, seed=deck.seed) for rows in each),
-        floor=_floor(collector, query[:FLOOR_QUERIES], key, value),
+        mean[0], plugged_in, mean[3][:, 0], mean[3][:, 1], ranks, weights[:, -ranks], np.median(pareto, axis=-1),
+        dimension, share, critical_factors(critical, few, windows[rows], seed=deck.seed),
+        effective_sums=effective, top_sums=largest[..., 0],
+        members=np.bincount(windows, minlength=len(clusters)).astype(float), floor=float(floor.max()),
     )  # fmt: skip
 
 
-def _nested(scores: Tensor, value: Tensor, sizes: list[int]) -> list[State]:
-    """States with their detail of nested samples: the first n tokens of scores (m, N) and values (N, v), for each n."""
-    state = State.empty((), len(scores), value.shape[-1], top=1, device=scores.device)
-    samples = []
+def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
+    """1/Σw² over nested samples, the first n tokens of scores (..., m, N) for each n: (..., m, J)."""
+    nested: list[Tensor] = []
     for start, stop in pairwise([0, *sizes]):
         if stop > start:
-            state = state.merge(state_of_scores(scores[:, start:stop], value[start:stop], top=1))
-        samples.append(state)
-    return samples
+            block = scores[..., start:stop]
+            peak = block.amax(-1, keepdim=True)  # of the block itself: weights of all its tokens cannot vanish
+            weights = torch.exp(block - peak)
+            sums = torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, weights))).double()
+            both = sums.log() + torch.stack((peak, 2 * peak)).double()[..., 0]
+            nested.append(torch.logaddexp(nested[-1], both) if nested else both)
+        else:
+            nested.append(nested[-1])
+    lse, lse2 = torch.stack(nested, -1)
+    return torch.exp(2 * lse - lse2)
 
 
-def _of_queries(state: State, groups: int, m: int, chosen: Tensor) -> State:
-    """A state (G · m) restricted to some queries of each head."""
-    lse, output = state.lse.reshape(groups, m)[:, chosen], state.output.reshape(groups, m, -1)[:, chosen]
-    return State(state.count, lse.flatten(), output.flatten(0, 1))
+def _sample(scores: Tensor, value: Tensor) -> tuple[Sample, Tensor]:
+    """Attention by scores (..., m, n) over values (..., n, v); its largest weight and their entropy, (..., m, 2)."""
+    peak = scores.amax(-1, keepdim=True)
+    below = scores - peak
+    weights = torch.exp(below)
+    mass = weights.sum(-1).double()
+    # Of scores relative to the largest, in which nothing cancels.
+    entropy = mass.log() - torch.linalg.vecdot(weights, below).double() / mass
+    output = (weights @ value).double() / mass[..., None]
+    squares = weights.square_()
+    sums = squares @ torch.cat((value, value.square().sum(-1, keepdim=True)), -1)
+    sums2 = sums.double() / mass.square()[..., None]
+    mass2 = squares.sum(-1).double() / mass.square()
+    sample = Sample(peak[..., 0].double() + mass.log(), output, mass2, sums2[..., :-1], sums2[..., -1])
+    return sample, torch.stack((1 / mass, entropy), -1)
 
 
-def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> float:
-    """The kernel in its own precision against dense float64: a few queries over one sample (n, ·)."""
+def _of_queries(state: State, m: int, chosen: Tensor) -> State:
+    """A state (h, G · m) restricted to some queries of each head."""
+    parts = (part.reshape(len(part), -1, m, *part.shape[2:]) for part in (state.lse, state.output))
+    lse, output = (part[:, :, chosen].flatten(1, 2) for part in parts)
+    return State(state.count, lse, output)
+
+
+def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The kernel in its own precision against dense float64: a few queries of heads over one sample, (h,)."""
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
-    return float((fast - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    away, size = ((part * part).sum((-2, -1)).sqrt() for part in (fast - exact, exact))
+    return away / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _pareto(top_scores: Array) -> Array:
-    """The median over queries of the Pareto shape: the largest scores (heads, q, tail + 1) to (heads,)."""
-    if top_scores.shape[-1] < _FEWEST_SCORES:
-        return np.full(len(top_scores), np.nan)
-    return np.asarray(np.median(pareto_shape(top_scores), axis=-1))
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """So many of the largest scores, in increasing order: (..., N) to (..., count)."""
+    rows = native(scores)
+    if isinstance(rows, Tensor):
+        return rows.topk(count, -1).values.flip(-1)
+    return torch.from_numpy(np.sort(np.partition(rows, -count)[..., -count:]))
 
 
-def _local_dimension(query: Tensor, key: Tensor) -> tuple[Array, Array]:
-    """The median over queries (G, q, k) of the local exponent of keys (n, k) around them, and the share outside: (G,).
+def _pareto(largest: Tensor) -> Any:
+    """The Pareto shape of each query's weights from its largest scores, in increasing order: (..., m + 1) to (...)."""
+    if largest.shape[-1] < _FEWEST_SCORES:
+        return torch.full_like(largest[..., 0], torch.nan)
+    return sorted_shape(native(largest))
 
-    All are normalised. Only queries within the keys' support count; with fewer than half of them there is none.
+
+def _around(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The local exponent of keys (h, n, k) around queries (h, G, q, k), and whether they lie outside: (h · G, q) twice.
+
+    `statistics.local_exponent` and its `support` for all heads at once; all vectors are normalised. NaN where the
+    nearest keys are too few, at the query, or all at one distance.
     """
-    unit = normalize(key.double(), dim=-1)
-    keys, cosine = (np.asarray(part.cpu()) for part in (unit, normalize(query.double(), dim=-1) @ unit.T))
-    found, share = np.full((2, len(cosine)), np.nan)
-    for head, rows in enumerate(np.sqrt(np.maximum(2 - 2 * cosine, 0))):
-        if fits := [local_exponent(row) for row in rows if _spread(row)]:
-            outside = support([fit.radius for fit in fits], keys, matmul=product) < OUTSIDE
-            share[head] = outside.mean()
+    n, shape = key.shape[1], (query.shape[0] * query.shape[1], query.shape[2])
+    if n < 4 * FEWEST_NEIGHBOURS:
+        none = torch.full(shape, torch.nan, dtype=torch.float64, device=key.device)
+        return none, none
+    unit, count = normalize(key.double(), dim=-1), usual_count(n)
+    others = unit[:, beside(key, references(n))]
+    cosine = torch.cat((normalize(query.double(), dim=-1).flatten(1, 2), others), 1) @ unit.mT
+    square = (2 - 2 * cosine).topk(min(count, n - 1) + 1, -1, largest=False).values.clamp_min(0)
+    distance, asked = square.sqrt(), query.shape[1] * query.shape[2]
+    nearest, own = distance[:, :asked, :count], distance[:, asked:, -1]
+    radius = nearest[..., -1:]
+    exponent = (count - 2) / torch.log(radius / nearest[..., :-1]).sum(-1)
+    spread = (nearest[..., 0] > 0) & (nearest[..., FEWEST_NEIGHBOURS] > nearest[..., 0])
+    farther = (own[:, None] >= radius).sum(-1)
+    outside = (1 + farther) / (1 + others.shape[1]) < OUTSIDE
+    return exponent.masked_fill(~spread, torch.nan).reshape(shape), outside.reshape(shape)
+
+
+def _local_dimension(exponent: Array, outside: Array) -> tuple[Array, Array]:
+    """The median over queries of the exponents (heads, q) around them, and the share of them outside: (heads,) twice.
+
+    Only queries within the keys' support count; with fewer than half of them there is none.
+    """
+    found, share = np.full((2, len(exponent)), np.nan)
+    for head, known in enumerate(~np.isnan(exponent)):
+        if known.any():
+            share[head] = outside[head, known].mean()
             if share[head] < 0.5:
-                found[head] = np.median([fit.exponent for fit, out in zip(fits, outside, strict=True) if not out])
+                found[head] = np.median(exponent[head, known & (outside[head] == 0)])
     return found, share
-
-
-def _spread(distances: Array) -> bool:
-    """Whether the nearest keys are enough, away from the query, and at different distances."""
-    if len(distances) < 4 * FEWEST_NEIGHBOURS:
-        return False
-    nearest = np.partition(distances, FEWEST_NEIGHBOURS)[: FEWEST_NEIGHBOURS + 1]
-    return bool(0 < nearest.min() < nearest.max())

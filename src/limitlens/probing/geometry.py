@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.errors import Array
+from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
-from limitlens.probing.pilot import Traits
-from limitlens.statistics.tails import TailReport, check_tails
+from limitlens.statistics.tails import TailReport, tails_of
 
 PRINCIPAL_AXES = 64  # of a layer's tokens along which their tails are judged
 _FEWEST_TOKENS = 100  # below this no tail is judged
@@ -39,63 +38,52 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
     """Everything that second moments and a sample of tokens tell about a layer.
 
     The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(q) = RRᵀ the horizon is
-    scale · √λ_max(RᵀCov(k)R), the mean tilt scale · √(E qᵀ Cov(k) E q).
+    scale · √λ_max(RᵀCov(k)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
+    white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
     """
-    layer, traits = collector.layer, collector.layer.traits
+    layer, traits, moments = collector.layer, collector.layer.traits, collector.moments
     shared, groups, _, _ = layer.query.shape
-    mean_q, cov_k = collector.moments["query"].mean, collector.moments["key"].covariance
-    cov_k = cov_k.repeat_interleave(groups, 0)
-    root_q = _root(*collector.moments["query"].spectrum())
+    mean_q, cov_k = moments["query"].mean, moments["key"].covariance.repeat_interleave(groups, 0)
     query = layer.query.flatten(0, 1).double()
     spread = (query @ cov_k * query).sum(-1).mean(-1)
-    tilt = (mean_q[:, None] @ cov_k @ mean_q[:, :, None]).flatten().clamp_min(0).sqrt()
-    hidden = collector.moments["hidden"].spectrum() if "hidden" in collector.moments else None
-    one_sided = None if hidden is None else _one_sided(traits, _root(*hidden)[0], shared, groups)
-    tails, tokens = _tails(collector, None if hidden is None else hidden[1][0])
-    coupling = None if hidden is None or one_sided is None else float(hidden[0].max()) * one_sided**2
+    tilt = (mean_q[:, None] @ cov_k @ mean_q[:, :, None]).flatten()
+    pairs, axes, largest = [(moments["query"].covariance, cov_k)], None, tilt[:0]
+    if "hidden" in moments:
+        covariance = moments["hidden"].covariance[0]
+        values, axes = torch.linalg.eigh(covariance)
+        largest = values[-1:]
+        if traits.projections is not None and traits.factor is not None:
+            Wq, Wk = (part.double() for part in (traits.projections.query, traits.projections.key))
+            Wq, Wk = Wq.reshape(shared * groups, -1, len(values)), Wk.reshape(shared, -1, len(values))
+            pairs.append(((Wk @ covariance @ Wk.mT).repeat_interleave(groups, 0), Wq @ Wq.mT))
+    reach = _reach(*(torch.cat(side) for side in zip(*pairs, strict=True))).reshape(len(pairs), -1)
+    roots = (part.clamp_min(0).sqrt() for part in (tilt, spread))
+    (horizon, *white), mean_tilt, score_std, top = copied(reach, *roots, largest)
+    tails, tokens = _tails(collector, axes)
+    one_sided = white[0] * abs(traits.scale * (traits.factor or 1.0)) if white else None
     return LayerGeometry(
-        horizon=np.asarray(_reach(root_q, cov_k).cpu()) * abs(traits.scale),
-        mean_tilt=np.asarray(tilt.cpu()) * abs(traits.scale),
-        score_std=np.asarray(spread.sqrt().cpu()),
-        horizon_one_sided=one_sided, coupling=coupling, reason=traits.reason, tails=tails, tokens=tokens,
+        horizon * abs(traits.scale), mean_tilt * abs(traits.scale), score_std, one_sided,
+        coupling=None if one_sided is None else top * one_sided**2, reason=traits.reason, tails=tails, tokens=tokens,
     )  # fmt: skip
 
 
-def _root(values: Tensor, axes: Tensor) -> Tensor:
-    """R with RRᵀ the matrix of these eigenvalues (..., d) and axes (..., d, d)."""
-    return axes * values.sqrt()[..., None, :]
-
-
-def _reach(root: Tensor, covariance: Tensor) -> Tensor:
-    """√λ_max(RᵀCR) for each head: (heads,)."""
-    values: Tensor = torch.linalg.eigvalsh(root.mT @ covariance @ root)
-    return values[..., -1].clamp_min(0).sqrt()
-
-
-def _one_sided(traits: Traits, root: Tensor, shared: int, groups: int) -> Array | None:
-    """‖Σ^{1/2} A‖ of every query head, where there is a score matrix A; `root` (d, d) is that of Σ.
-
-    It is the two-sided horizon of white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
-    """
-    if traits.projections is None or traits.factor is None:
-        return None
-    Wq = traits.projections.query.double().reshape(shared * groups, -1, len(root))
-    keys = traits.projections.key.double().reshape(shared, -1, len(root)) @ root
-    values, axes = torch.linalg.eigh(keys @ keys.mT)
-    root_k = _root(values.clamp_min(0), axes).repeat_interleave(groups, 0)
-    return np.asarray(_reach(root_k, Wq @ Wq.mT).cpu()) * abs(traits.scale * traits.factor)
+def _reach(first: Tensor, second: Tensor) -> Tensor:
+    """√λ_max(RᵀBR) of covariances A = RRᵀ and B, (heads, d, d) each: (heads,)."""
+    values, axes = torch.linalg.eigh(first)
+    root = axes * values.clamp_min(0).sqrt()[..., None, :]
+    found: Tensor = torch.linalg.eigvalsh(root.mT @ second @ root)
+    return found[..., -1].clamp_min(0).sqrt()
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
     """The verdict on tokens of replicate 0 along the principal axes that a sample of this size can resolve."""
-    slots = collector.deck.slots_of(0)
-    if collector.hidden is None:
-        sample, tokens = collector.key[slots].flatten(1), "keys"
-    else:
-        sample, tokens = collector.hidden[slots[slots < len(collector.hidden)]], "hidden states"
-    if len(sample) < _FEWEST_TOKENS:
+    slots, tokens, store = collector.deck.slots_of(0), "keys", collector.key
+    if collector.hidden is not None:
+        tokens, store = "hidden states", collector.hidden
+    slots = slots[slots < len(store)]
+    if len(slots) < _FEWEST_TOKENS:
         return None, tokens
-    rows = sample.double()
+    rows = store.index_select(0, beside(store, slots)).flatten(1).double()
     known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
     leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
-    return check_tails((rows @ leading).cpu().numpy()), tokens
+    return tails_of(native(rows @ leading)), tokens

@@ -51,13 +51,7 @@ class Moments:
 
     @property
     def covariance(self) -> Tensor:
-        """Shape (heads, d, d), divided by the number of vectors; positive semi-definite whatever was rounded."""
-        values, axes = self.spectrum()
-        return (axes * values[:, None]) @ axes.mT
-
-    def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues of the covariance in increasing order, (heads, d), and its axes as columns, (heads, d, d)."""
+        """Shape (heads, d, d), divided by the number of vectors; positive semi-definite but for what was rounded."""
         mean = self.total / self.count
         raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
-        values, axes = torch.linalg.eigh((raw + raw.mT) / 2)
-        return values.clamp_min(0), axes
+        return (raw + raw.mT) / 2

@@ -9,24 +9,36 @@ value is v_a,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.attention.state import State
+from limitlens.lazily import beside
 
 
-def plug_in_errors(sample: State, atom: State | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Predicted squared errors and squared outputs for every size, per query: (..., m, J) twice.
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Attention of queries over n₀ tokens, with what the squares of the weights say."""
 
-    `sample` is attention over n₀ tokens, (..., m) with its detail.
-    """
-    errors, outputs = [], []
-    shares = torch.tensor(sizes, dtype=torch.float64, device=sample.lse.device) / sample.count
-    for share in shares:
-        rest, limit = torch.ones_like(sample.lse), sample.output
-        if atom is not None:
-            rest = torch.sigmoid(sample.lse + share.log() - atom.lse)
-            limit = torch.lerp(atom.output, sample.output, rest[..., None])
-        errors.append(rest.square() / share * sample.spread(limit).sum(-1))
-        outputs.append(limit.square().sum(-1))
-    return torch.stack(errors, -1), torch.stack(outputs, -1)
+    lse: Tensor  # (..., m): log-sum-exp of the scores
+    output: Tensor  # (..., m, v)
+    mass2: Tensor  # (..., m): Σ w²
+    mean2: Tensor  # (..., m, v): Σ w² v
+    square2: Tensor  # (..., m): Σ w² |v|²
+
+
+def plug_in_errors(sample: Sample, atom: State | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Predicted squared errors and squared outputs for every size, of which the last is n₀: (..., m, J) twice."""
+    share = beside(sample.lse, np.asarray(sizes) / sizes[-1])
+    rest, limit = torch.ones_like(share), sample.output[..., None, :]
+    if atom is not None:
+        rest = torch.sigmoid(sample.lse[..., None] + share.log() - atom.lse[..., None])
+        limit = torch.lerp(atom.output[..., None, :], limit, rest[..., None])  # (..., m, J, v)
+    outputs = limit.square().sum(-1)
+    across = (limit * sample.mean2[..., None, :]).sum(-1)
+    spread = sample.square2[..., None] - 2 * across + outputs * sample.mass2[..., None]
+    errors = rest.square() / share * spread.clamp_min(0)
+    return errors, outputs.expand_as(errors)

@@ -16,8 +16,8 @@ import numpy as np
 from limitlens.errors import Array
 
 KEYS = 5.0  # the Z at which attention counts as critical
-_STEPS = 60  # Newton's; a row that needs more has keys that all but tie
-_CLOSE = 1e-6  # relative step at which a root counts as found
+STEPS = 60  # Newton's; a row that needs more has keys that all but tie
+CLOSE = 1e-6  # relative step at which a root counts as found
 
 
 def critical_inverse_temperature(scores: Array, keys: float = KEYS) -> Array:
@@ -31,7 +31,7 @@ def critical_inverse_temperature(scores: Array, keys: float = KEYS) -> Array:
         return np.zeros(len(scores))
     found = np.where((gaps <= 0).sum(axis=1) >= keys, np.inf, 0.0)
     rows = np.flatnonzero(np.isfinite(found))
-    for _ in range(_STEPS):
+    for _ in range(STEPS):
         if not len(rows):
             break
         gap, beta = gaps[rows], found[rows]
@@ -39,5 +39,5 @@ def critical_inverse_temperature(scores: Array, keys: float = KEYS) -> Array:
         mass = weight.sum(axis=1, dtype=float)
         step = np.log(mass / keys) * mass / np.einsum("rn,rn->r", weight, gap)
         found[rows] = beta + step
-        rows = rows[step > _CLOSE * found[rows]]
+        rows = rows[step > CLOSE * found[rows]]
     return found

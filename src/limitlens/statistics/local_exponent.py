@@ -14,11 +14,10 @@ So the query's r_k is ranked among those of keys to their own neighbours (`suppo
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from limitlens.errors import Array, InputError, as_array
@@ -70,7 +69,7 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     """
     values = as_array("distances", distances, ndim=1)
     n = values.size
-    count = _count(n) if neighbours is None else neighbours
+    count = usual_count(n) if neighbours is None else neighbours
     if count < FEWEST_NEIGHBOURS:
         raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
     if count > n:
@@ -87,25 +86,27 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
 
 
-def support(
-    radii: ArrayLike, keys: Array, neighbours: int | None = None, matmul: Callable[[Array, Array], Array] = np.matmul
-) -> Array:
+def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
     """How usual it is for keys (n, d) to have their k-th neighbour at least so far away: radii (q,) to (q,).
 
     (1 + #{reference keys whose r_k is at least r})/(1 + their number): were the query one more key, this would be at
     most p with probability p. Below `OUTSIDE` the query lies outside the keys' support, as far as n keys can tell.
-    `matmul` may multiply matrices elsewhere.
     """
-    count, n = _count(len(keys)) if neighbours is None else neighbours, len(keys)
-    chosen = keys[np.random.default_rng(0).permutation(n)[:REFERENCES]]
-    square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * matmul(chosen, keys.T)
+    count, n = usual_count(len(keys)) if neighbours is None else neighbours, len(keys)
+    chosen = keys[references(n)]
+    square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * chosen @ keys.T
     own = np.sqrt(np.maximum(np.partition(square, min(count, n - 1), axis=1)[:, min(count, n - 1)], 0))  # 0: itself
     return np.asarray((1 + (own >= np.asarray(radii)[:, None]).sum(1)) / (1 + len(own)))
 
 
-def _count(n: int) -> int:
+def usual_count(n: int) -> int:
     """Neighbours of n keys to use."""
     return max(20, round(math.sqrt(n)))
+
+
+def references(n: int) -> NDArray[np.int64]:
+    """Which of n keys say how far is usual, (at most `REFERENCES`,): some at random, the same ones every time."""
+    return np.random.default_rng(0).permutation(n)[:REFERENCES]
 
 
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:

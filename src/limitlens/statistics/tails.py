@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import pd
+from limitlens.lazily import beside, copied, library, pd
 from limitlens.outcome import Outcome
 from limitlens.record import Run
 from limitlens.report.view import SHADES, Cell, Table, View, cells, points
@@ -22,6 +22,7 @@ from limitlens.report.words import read_words, sentence, worded_figure, worded_v
 from limitlens.results import Result
 
 WORDS = read_words("statistics/words.json")
+_IN_CACHE = 1 << 14  # numbers of a table that are made at a time on a CPU
 FALSE_ALARM = 1e-3  # chance that a Gaussian sample exceeds its own curve somewhere, were excesses normal
 
 
@@ -40,10 +41,15 @@ def pareto_shape(top_scores: ArrayLike) -> Array:
     scores = np.sort(as_array("top_scores", top_scores), axis=-1)
     if scores.ndim == 0 or scores.shape[-1] < 6:
         raise InputError(f"top_scores have shape {scores.shape}; expected at least 6 scores per query to fit a tail")
+    return np.asarray(sorted_shape(scores))
+
+
+def sorted_shape(scores: Any) -> Any:
+    """`pareto_shape` of scores in increasing order: an array, or a tensor on any device."""
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
-    exceedances = np.expm1(np.minimum(scores[..., 1:] - scores[..., :1], 300.0))
-    m = exceedances.shape[-1]
-    return np.asarray((m * fit_generalised_pareto(exceedances)[0] + 5.0) / (m + 10.0))
+    lib, m = library(scores), scores.shape[-1] - 1
+    exceedances = lib.expm1(lib.clip(scores[..., 1:] - scores[..., :1], None, 300.0))
+    return (m * _posterior_mean(exceedances)[0] + 5.0) / (m + 10.0)
 
 
 def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
@@ -58,22 +64,30 @@ def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
         raise InputError(f"exceedances have shape {x.shape}; expected at least 5 per tail")
     if (x[..., 0] < 0).any():
         raise InputError(f"an exceedance is {x.min():.3g}; expected values above the threshold, zero or positive")
-    m = x.shape[-1]
-    flat = x[..., -1] <= 0.0
-    x = np.where(flat[..., None], 1.0, x)  # a tail of equal values has shape 0 by convention, set below
+    shape, scale = _posterior_mean(x)
+    return np.asarray(shape), np.asarray(scale)
+
+
+def _posterior_mean(x: Any) -> tuple[Any, Any]:
+    """Shape and scale of exceedances in increasing order, (..., m) to (...) twice."""
+    lib, m = library(x), x.shape[-1]
+    flat = x[..., -1:] <= 0.0
+    x = lib.where(flat, 1.0, x)  # a tail of equal values has shape 0 by convention, set below
     largest, quartile = x[..., -1:], x[..., int(m / 4 + 0.5) - 1, None]
-    quartile = np.where(quartile > 0, quartile, largest)  # a quarter of the tail ties with its threshold
+    quartile = lib.where(quartile > 0, quartile, largest)  # a quarter of the tail ties with its threshold
     count = 30 + int(np.sqrt(m))
-    grid = 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5))
+    grid = beside(x, 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5)))
     theta = 1.0 / largest + grid / (3.0 * quartile)
-    theta = np.where(theta == 0.0, 1e-12 / largest, theta)  # σ = -k/θ is continuous there, its formula is not
-    # One grid point at a time: the whole table would be (queries, grid, tail).
-    shapes = np.stack([np.mean(np.log1p(-theta[..., i, None] * x), axis=-1) for i in range(count)], axis=-1)
-    profile = m * (np.log(-theta / shapes) - shapes - 1.0)
-    posterior = np.exp(profile - profile.max(-1, keepdims=True))
-    theta_hat = np.sum(theta * posterior, axis=-1) / posterior.sum(-1)
-    k = np.mean(np.log1p(-theta_hat[..., None] * x), axis=-1)
-    return np.where(flat, 0.0, k), np.where(flat, 0.0, -k / theta_hat)
+    theta = lib.where(theta == 0.0, 1e-12 / largest, theta)  # σ = -k/θ is continuous there, its formula is not
+    # A few grid points at a time on a CPU: the whole table is (queries, grid, tail).
+    step = count if lib is not np else max(1, _IN_CACHE // x.size)
+    parts = (-theta[..., start : start + step, None] for start in range(0, count, step))
+    shapes = lib.concatenate([lib.log1p(part * x[..., None, :]).mean(-1) for part in parts], -1)
+    profile = m * (lib.log(-theta / shapes) - shapes - 1.0)
+    posterior = lib.exp(profile - lib.amax(profile, -1)[..., None])
+    theta_hat = (theta * posterior).sum(-1) / posterior.sum(-1)
+    k = lib.log1p(-theta_hat[..., None] * x).mean(-1)
+    return lib.where(flat[..., 0], 0.0, k), lib.where(flat[..., 0], 0.0, -k / theta_hat)
 
 
 def hill(values: ArrayLike, tail: int) -> Array:
@@ -180,19 +194,25 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
     error in the upper quarter of the tail, and values that differ: a law on few points has no power tail.
     """
     x = as_array("tokens", tokens, ndim=2)
-    n, dim = x.shape
-    if n < 100 or dim < 1:
+    if len(x) < 100 or x.shape[1] < 1:
         raise InputError(f"tokens have shape {x.shape}; expected at least 100 rows to judge a tail")
-    white, own = _whiten(x)
-    rank = white.shape[1]
+    return tails_of(x, directions, points)
+
+
+def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
+    """What `check_tails` says of enough tokens (n, d): an array, or a tensor on any device."""
+    n, centred = len(x), x - x.mean(0)
+    to_white, own = _whitener(*copied(centred.T @ centred / n))
+    white, rank = centred @ beside(x, to_white), to_white.shape[1]
     axes = np.concatenate((np.eye(rank), own))
     units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
     lengths = np.linalg.norm(units, axis=1, keepdims=True)
     if units.shape[1] != rank or not (lengths > 0).all():
         raise InputError(f"directions have shape {units.shape}; expected non-zero rows of length {rank}")
     tilts = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
-    excess, stderr = _log_moment_excess(white @ (units / lengths).T, tilts)
-    squares, gaussian = np.sum(white**2, axis=1), rank * (rank + 2)
+    measured = _log_moment_excess(white @ beside(x, (units / lengths).T), tilts)
+    excess, stderr, squares = copied(*measured, (white * white).sum(1))
+    gaussian = rank * (rank + 2)
     # A Gaussian sample whitened by itself has the mean d(d+2)(n-1)/(n+1) and the variance 8d(d+2)/n.
     kurtosis = float((np.mean(squares**2) - gaussian * (n - 1) / (n + 1)) / np.sqrt(8 * gaussian / n))
     norms, tail = np.sort(np.sqrt(squares)), tail_length(n)
@@ -228,33 +248,36 @@ def _differ(tail: Array) -> bool:
     return bool(np.mean(np.diff(tail) > 1e-9 * tail[-1]) > 0.5)
 
 
-def _whiten(tokens: Array) -> tuple[Array, Array]:
-    """Tokens in their principal axes with unit variance, those without variance dropped, (n, rank), and the coordinates
-    they were given in as whitened directions, (at most d, rank)."""
-    centred = tokens - tokens.mean(axis=0)
-    eigenvalues, vectors = np.linalg.eigh(centred.T @ centred / len(tokens))
+def _whitener(covariance: Array) -> tuple[Array, Array]:
+    """What centred tokens of this covariance (d, d) are multiplied by to be in their principal axes with unit variance,
+    those without variance dropped, (d, rank), and their own coordinates as whitened directions, (at most d, rank)."""
+    eigenvalues, vectors = np.linalg.eigh(as_array("the covariance of the tokens", covariance))
     kept = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 0.0)
     if not kept.any():
         raise InputError("all tokens are equal; expected tokens with some spread")
     root, vectors = np.sqrt(eigenvalues[kept]), vectors[:, kept]
     own = vectors * root  # <own row, white> is the coordinate itself
     varies = np.linalg.norm(own, axis=1) > 1e-5 * root[-1]
-    return np.asarray(centred @ (vectors / root)), own[varies] if own.shape[1] > 1 else own[:0]
+    return np.asarray(vectors / root), own[varies] if own.shape[1] > 1 else own[:0]
 
 
-def _log_moment_excess(projections: Array, s: Array) -> tuple[Array, Array]:
+def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """K̂(s)/(s²/2) - 1 and its standard error for projections (n, directions) at lengths s: (directions, points)."""
-    excess, stderr = [], []
-    for length in s:
-        scores = length * projections
-        top = scores.max(axis=0)
-        weights = np.exp(scores - top)
-        mean = weights.mean(axis=0)
+    lib, excess, stderr = library(projections), [], []
+    spread = projections * projections - 1.0
+    step = len(s) if lib is not np else 1  # one length at a time on a CPU
+    for start in range(0, len(s), step):
+        length = beside(projections, s[start : start + step, None, None])
+        scores = length * projections  # (step, n, directions)
+        top = lib.amax(scores, 1)[:, None]
+        weights = lib.exp(scores - top)
+        mean = weights.mean(1)[:, None]
         weights /= mean
-        slope = np.mean(weights * projections, axis=0)  # K̂'(s)
+        slope = (weights * projections).mean(1)[:, None]  # K̂'(s)
         # Whitening with the sample's own mean and variance takes out their noise: that is the influence left.
-        influence = weights - 1.0 - scores - (length * slope / 2) * (projections**2 - 1.0)
-        curve = length**2 / 2
-        excess.append((np.log(mean) + top) / curve - 1.0)
-        stderr.append(influence.std(axis=0) / np.sqrt(len(weights)) / curve)
-    return np.stack(excess, axis=1), np.stack(stderr, axis=1)
+        influence = weights - 1.0 - scores - (length / 2 * slope) * spread
+        influence -= influence.mean(1)[:, None]
+        curve = length * length / 2
+        excess.append(((lib.log(mean) + top) / curve - 1.0)[:, 0])
+        stderr.append(lib.sqrt((influence * influence).mean(1)) / len(projections) ** 0.5 / curve[:, 0])
+    return lib.concatenate(excess).T, lib.concatenate(stderr).T

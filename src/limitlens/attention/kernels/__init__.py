@@ -84,11 +84,3 @@ def state_of(
         detail = detail_of(scores if bias is None else scores + bias, value, lse, top)
     count = torch.full(batch, n, dtype=torch.int64, device=query.device)
     return State(count, lse.double(), output.double(), detail)
-
-
-def state_of_scores(scores: Tensor, value: Tensor, *, top: int = 0) -> State:
-    """The state of one block whose scores (..., m, n ≥ 1) were formed, over values (..., n, v)."""
-    lse, output = reference.attend_scores(scores, value)
-    detail = detail_of(scores, value, lse, top) if top else None
-    count = torch.full(lse.shape[:-1], scores.shape[-1], dtype=torch.int64, device=scores.device)
-    return State(count, lse.double(), output.double(), detail)
