@@ -51,8 +51,8 @@ def beside(x: Any, array: NDArray[Any]) -> Any:
 
 
 def copied(*parts: Any) -> list[NDArray[np.float64]]:
-    """Arrays or tensors of one device as float64 arrays, copied at once: a GPU is waited for once."""
-    if library(parts[0]) is np or parts[0].device.type == "cpu":
+    """Arrays, or tensors of one device, as float64 arrays: tensors are copied at once, and a GPU is waited for once."""
+    if any(library(part) is np for part in parts):
         return [np.asarray(part, np.float64) for part in parts]
     flat = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()
     rows = np.split(flat, np.cumsum([part.numel() for part in parts])[:-1])

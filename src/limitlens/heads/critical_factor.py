@@ -70,9 +70,8 @@ def critical_factors(
 
 def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
     """Medians of rows (..., q) under each of these weights (w, q), (w, ...)."""
-    order = np.argsort(rows, axis=-1)
-    heaped = np.cumsum(weights[:, order], axis=-1)  # (w, ..., q)
-    total = heaped[..., -1:]
-    ends = [(heaped >= np.maximum(share, 1)).argmax(-1) for share in ((total + 1) // 2, total // 2 + 1)]
-    ranked = np.take_along_axis(rows, order, -1)[None]
-    return np.asarray(np.mean([np.take_along_axis(ranked, end[..., None], -1)[..., 0] for end in ends], axis=0))
+    order, total = np.argsort(rows, axis=-1), weights.sum(1)
+    heaped = np.cumsum(weights.T.astype(np.int32)[np.moveaxis(order, -1, 0)], axis=0, dtype=np.int32)  # (q, ..., w)
+    ends = [(heaped < np.maximum(share, 1)).sum(0) for share in ((total + 1) // 2, total // 2 + 1)]
+    ranked = np.take_along_axis(rows, order, -1)
+    return np.moveaxis(np.mean([np.take_along_axis(ranked, end, -1) for end in ends], axis=0), -1, 0)
