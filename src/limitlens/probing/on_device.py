@@ -5,12 +5,13 @@ On a CPU cells are attended one by one, so that each stays in cache; on a GPU a 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.sampling.placement import Hand
+from limitlens.sampling.placement import Hand, sent
 
 
 class DeviceCells:
@@ -22,7 +23,6 @@ class DeviceCells:
     def __init__(self, query: Tensor, detail: Tensor, cells: int, value: Tensor, precision: split.Precision) -> None:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
         self.precision = precision
-        self.special: dict[tuple[int, int], Tensor] = {}
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
@@ -33,9 +33,7 @@ class DeviceCells:
         Keys and values are (n, Hkv, ·).
         """
         heads, device = self.states.lse.shape[1], key.device
-        if special not in self.special:  # there are few of them, and to send one is to wait for the device
-            self.special[special] = torch.tensor([[len(self.states.lse) - 1, *special]], device=device)
-        cells = torch.cat((spans, self.special[special]))
+        cells = torch.cat((spans, sent(np.array([[len(self.states.lse) - 1, *special]]), device)))
         head = torch.arange(heads, device=device)
         spans = cells[:, None, 1:].expand(-1, heads, -1)
         jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)
