@@ -1,21 +1,25 @@
-"""Ways to the same attention on the CPU in one run: time, rate, error and memory; and how the cost of limitlens grows.
+"""Ways to the same attention in one run: time, rate, error and memory; and how the cost of limitlens grows.
 
-The case: 1,024 queries over 16,384 tokens in d = 64, float32. The rate counts 4·m·n·d operations; the error is the
-largest relative one of an output, against float64; memory is the peak of a process that does it once, over that of one
-that has only made the tokens. Seconds are of the processor, so that a busy machine tells the same. KeOps and flex are
-left out with a sentence where they are not installed or cannot be compiled.
+The case: 1,024 queries over 16,384 tokens in d = 64, float32; where there is a GPU also 16,384 queries over 65,536
+tokens on it (TF32 off, seconds by the clock). `python -m bench.ways cuda` does the GPU's half alone. The rate counts
+4·m·n·d operations; the error is the largest relative one of an output, against float64; memory is the peak of a process
+that does it once, over that of one that has only made the tokens. Seconds are of the processor, so that a busy machine
+tells the same. KeOps and flex are left out with a sentence where they are not installed or cannot be compiled.
 
 The cost curves: a state over n tokens, a study of R replicates, H heads at a time, each with the exponent of its last
-sizes; and the published protocol, every token a query over every token. Floors: n, R, H to the power 1, and n².
+sizes; and the published protocol, every token a query over every token. Floors: n, R, H to the power 1, and n². A study
+has two replicates at least, since error bars come from their scatter.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +35,9 @@ from limitlens.attention.state import State
 from limitlens.report.style import BLUE, GREY, figure_style, saved
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
-QUERIES, TOKENS, DIM = 1024, 16_384, 64
-BLOCK = 4096  # tokens at a time, of a stream that is never held
+CASE = {"cpu": (1024, 16_384), "cuda": (16_384, 65_536)}  # queries and tokens
+DIM = 64
+BLOCK = {"cpu": 4096, "cuda": 1 << 20}  # tokens at a time, of a stream that is never held
 FIGURE = Path(__file__).parents[1] / "docs" / "cost.svg"
 
 
@@ -93,15 +98,24 @@ WAYS: dict[str, Callable[[], Way]] = {
 }  # fmt: skip
 
 
-def case() -> tuple[Tensor, Tensor, Tensor]:
+def case(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values; scores of deviation 1."""
     torch.manual_seed(0)
-    return torch.randn(QUERIES, DIM) / DIM**0.5, torch.randn(TOKENS, DIM), torch.randn(TOKENS, DIM)
+    queries, tokens = CASE[device]
+    query, key, value = (torch.randn(rows, DIM, device=device) for rows in (queries, tokens, tokens))
+    return query / DIM**0.5, key, value
 
 
-def memory(name: str) -> float:
-    """Peak memory in MiB of a fresh process that does it once."""
-    code = f"import torch\nfrom bench.ways import WAYS, case\ntokens = case()\n{name}" + REPORT
+def memory(name: str, device: str) -> float:
+    """Peak memory in MiB that doing it once takes: in a fresh process, or on the device."""
+    if device == "cuda":
+        tokens = case(device)
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        WAYS[name]()(*tokens)
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
+    work = f"WAYS[{name!r}]()(*tokens)" if name else "pass"
+    code = f"import torch\nfrom bench.ways import WAYS, case\ntokens = case()\n{work}" + REPORT
     path = os.pathsep.join(path for path in sys.path if path)
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
@@ -109,12 +123,14 @@ def memory(name: str) -> float:
     return float(found.stdout.split()[-1])
 
 
-def table() -> dict[str, dict[str, float | str]]:
+def table(device: str = "cpu") -> dict[str, dict[str, float | str]]:
     """The row of every way."""
-    query, key, value = case()
-    exact = dense(query.double(), key.double(), value.double())
-    bare, rows = memory("pass"), {}
+    query, key, value = case(device)
+    exact = torch.cat([dense(part.double(), key.double(), value.double()) for part in query.split(1024)])
+    bare, rows = memory("", device) if device == "cpu" else 0.0, {}
     for name, make in WAYS.items():
+        if name == "KeOps" and device == "cuda":
+            continue
         try:
             way = make()
             found = way(query, key, value)
@@ -122,54 +138,58 @@ def table() -> dict[str, dict[str, float | str]]:
             rows[name] = {"why": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]}
             print(f"{name:<24} not run: {rows[name]['why']}", flush=True)
             continue
-        seconds = taken(lambda way=way: way(query, key, value))  # type: ignore[misc]
+        work = lambda way=way: way(query, key, value)  # type: ignore[misc] # noqa: E731
+        seconds = taken(work) if device == "cpu" else sorted(timed(lambda _, work=work: work(), 0) for _ in range(5))[2]  # type: ignore[misc]
         error = float(((found - exact).norm(dim=1) / exact.norm(dim=1)).max())
-        more = memory(f"WAYS[{name!r}]()(*tokens)") - bare
-        rate = 4 * QUERIES * TOKENS * DIM / seconds / 1e9
+        more = memory(name, device) - bare
+        rate = 4 * len(query) * len(key) * DIM / seconds / 1e9
         rows[name] = {"seconds": seconds, "gflops": rate, "error": error, "mib": more}
-        print(f"{name:<24} {seconds:7.3f} s  {rate:6.1f} GF/s  error {error:.1e}  {more:6.0f} MiB more", flush=True)
+        print(f"{name:<24} {seconds:7.4f} s  {rate:8.1f} GF/s  error {error:.1e}  {more:6.0f} MiB more", flush=True)
     return rows
 
 
-def stream(n: int) -> State:
+def stream(n: int, device: str) -> State:
     """A state over n tokens that are drawn as they are needed, 256 queries in d = 64."""
-    query, generator = torch.randn(256, DIM) / DIM**0.5, torch.Generator().manual_seed(0)
-    state = State.empty((), 256, DIM)
-    for start in range(0, n, BLOCK):
-        tokens = torch.randn(min(BLOCK, n - start), DIM, generator=generator)
+    generator = torch.Generator(device).manual_seed(0)
+    query, state = torch.randn(256, DIM, device=device) / DIM**0.5, State.empty((), 256, DIM, device=device)
+    for start in range(0, n, BLOCK[device]):
+        tokens = torch.randn(min(BLOCK[device], n - start), DIM, generator=generator, device=device)
         state = state.merge(state_of(query, tokens, tokens))
     return state
 
 
-def study(replicates: int) -> None:
+def study(replicates: int, device: str) -> None:
     """A study of Gaussian tokens in d = 8, n to 4,096."""
     law = ll.Gaussian(np.zeros(8), 1.0)
     head = ll.designed_head(law, 0.5)
-    ll.study(law, head, [256, 1024, 4096], replicates=replicates, queries=128)
+    ll.study(law, head, [256, 1024, 4096], replicates=replicates, queries=128, device=device)
 
 
-def heads(count: int) -> None:
+def heads(count: int, device: str) -> None:
     """A state of so many heads over 8,192 tokens each, 256 queries in d = 64."""
-    state_of(torch.randn(count, 256, DIM) / DIM**0.5, *torch.randn(2, count, 8192, DIM))
+    query, tokens = torch.randn(count, 256, DIM, device=device), torch.randn(2, count, 8192, DIM, device=device)
+    state_of(query / DIM**0.5, *tokens)
 
 
-def protocol(n: int) -> None:
+def protocol(n: int, device: str) -> None:
     """Every token a query over every token."""
-    tokens = torch.randn(n, DIM)
+    tokens = torch.randn(n, DIM, device=device)
     dense(tokens / DIM**0.5, tokens, tokens)
 
 
-CURVES: dict[str, tuple[Callable[[int], object], list[int]]] = {
-    "tokens": (stream, [10**5, 10**6, 10**7]), "replicates": (study, [2, 10, 100, 1000]),
-    "heads": (heads, [1, 4, 16, 64]), "protocol": (protocol, [1000, 2000, 4000, 8000]),
+CURVES: dict[str, tuple[Callable[[int, str], object], list[int]]] = {
+    "tokens": (stream, [10**5, 10**6, 10**7, 10**8]), "replicates": (study, [2, 10, 100, 1000]),
+    "heads": (heads, [1, 4, 16, 64, 256]), "protocol": (protocol, [1000, 2000, 4000, 8000]),
 }  # fmt: skip
 
 
-def curves() -> dict[str, dict[str, object]]:
-    """Processor seconds over each size, and the exponent of the last three."""
+def curves(device: str = "cpu") -> dict[str, dict[str, object]]:
+    """Seconds over each size, and the exponent of the last three."""
     found = {}
-    for name, (work, sizes) in CURVES.items():
-        work(sizes[0])
+    for name, (curve, sizes) in CURVES.items():
+        work = partial(curve, device=device)
+        for size in sizes if device == "cuda" else sizes[:1]:  # what is compiled depends on sizes
+            work(size)
         seconds = [timed(work, size) for size in sizes]
         (power, level), spread = np.polyfit(np.log(sizes[-3:]), np.log(seconds[-3:]), 1, cov="unscaled")
         left = np.log(seconds[-3:]) - power * np.log(sizes[-3:]) - level
@@ -181,10 +201,14 @@ def curves() -> dict[str, dict[str, object]]:
 
 
 def timed(work: Callable[[int], object], size: int) -> float:
-    """Processor seconds of one call."""
-    started = time.process_time()
+    """Seconds of one call: of the processor, or by the clock where a device works."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    settle = torch.cuda.synchronize if torch.cuda.is_available() else int
+    settle()
+    started = clock()
     work(size)
-    return time.process_time() - started
+    settle()
+    return clock() - started
 
 
 def draw(found: dict[str, dict[str, object]]) -> None:
@@ -208,7 +232,21 @@ def draw(found: dict[str, dict[str, object]]) -> None:
         plt.close(figure)
 
 
+def on(device: str) -> dict[str, object]:
+    """Table and curves of one device."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    queries, tokens = CASE[device]
+    print(f"-- {device}: {queries:,} queries over {tokens:,} tokens", flush=True)
+    return {"queries": queries, "tokens": tokens, "dim": DIM, "ways": table(device), "curves": curves(device)}
+
+
 def run() -> dict[str, object]:
-    rows, found = table(), curves()
-    draw(found)
-    return {"queries": QUERIES, "tokens": TOKENS, "dim": DIM, "ways": rows, "curves": found}
+    found = on("cpu")
+    draw(found["curves"])  # type: ignore[arg-type]
+    return found | ({"cuda": on("cuda")} if torch.cuda.is_available() else {})
+
+
+if __name__ == "__main__":
+    host = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "tf32": False}
+    made = {"host": host, **on(sys.argv[1])}
+    Path(os.environ.get("OUT", "."), "ways-cuda.json").write_text(json.dumps(made, indent=2) + "\n")
