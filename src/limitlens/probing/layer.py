@@ -12,7 +12,7 @@ replacement.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -86,9 +86,8 @@ def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleE
     """The reference (h, G · m) of h key/value heads, errors in each way to look at their samples, and the others."""
     deck, atom = collector.deck, collector.layer.atom
     counts = deck.filled.cumsum(1)
-    steps, peaks = zip(*(_step(collector, heads, j) for j in range(counts.shape[1])), strict=True)
-    left_over, peaks_left = _streamed(collector, heads, np.arange(deck.states - LEFT_OVER, deck.states))
-    reference = State.joined([*(step.union()[None] for step in steps), *left_over]).union()
+    (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
+    reference = State.joined([*(step.union()[None] for step in steps), left_over]).union()
     seen: list[tuple[State | None, Tensor]] = [(None, reference.output[None, None])]
     if atom is not None:
         # One count for all replicates, unless the stream was cut short.
@@ -98,14 +97,21 @@ def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleE
         seen.append((atom[heads], limits.reshape(*distinct.shape, *limits.shape[1:])))
     moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
     views = _views(collector, steps, seen, moments)
-    return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks, peaks_left)]
+    return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks)]
 
 
-def _streamed(collector: Collector, heads: slice, numbers: NDArray[np.int64]) -> tuple[list[State], list[Peak]]:
-    """States (·, h, G · m) and peaks (·, h, G · q) of the streamed cells of these numbers, to be joined."""
-    if (cells := collector.on_device) is not None:
-        which = sent(numbers, collector.query.device)
-        return [cells.states[which, heads]], [cells.peaks[which, heads]]
+def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
+    """States (R, h, G · m) and peaks (R, h, G · q) of every step of the replicates; those of no cell (·, h, ·) last."""
+    deck = collector.deck
+    if collector.on_device is not None:
+        return collector.on_device.steps(deck, collector.key, collector.value, heads)
+    states, peaks = _streamed(collector, heads, range(deck.states - LEFT_OVER, deck.states))
+    last = State.joined(states), Peak.joined(peaks)
+    return [*(_step(collector, heads, j) for j in range(deck.kept.shape[1])), last]
+
+
+def _streamed(collector: Collector, heads: slice, numbers: Iterable[int]) -> tuple[list[State], list[Peak]]:
+    """States (1, h, G · m) and peaks (1, h, G · q) of the streamed cells of these numbers, to be joined."""
     states = [collector.states[number][None, heads] for number in numbers]
     return states, [collector.peaks[number][None, heads] for number in numbers]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.sampling.placement import Hand, sent
+from limitlens.sampling.placement import LEFT_OVER, Deck, Hand, sent
 
 
 class DeviceCells:
@@ -32,27 +32,39 @@ class DeviceCells:
 
         Keys and values are (n, Hkv, ·).
         """
-        heads, device = self.states.lse.shape[1], key.device
-        cells = torch.cat((spans, sent(np.array([[len(self.states.lse) - 1, *special]]), device)))
-        head = torch.arange(heads, device=device)
-        spans = cells[:, None, 1:].expand(-1, heads, -1)
-        jobs = torch.cat((head[None, :, None].expand(len(cells), -1, 2), spans), -1).flatten(0, 1)
+        cells = torch.cat((spans, sent(np.array([[len(self.states.lse) - 1, *special]]), key.device)))
         longest = max(stop - start for start, stop in (special, *(span[1:] for span in hand.streamed)))
+        which, (state, best) = cells[:, 0], self.attend(cells[:, 1:], longest, key, value)
+        merged, better = self.states[which].merge(state), self.peaks[which].merge(best)
+        # Once nothing is left to do that memory may not suffice for.
+        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():
+            tensor.index_copy_(0, which, (merged.tensors() | better.tensors())[name])
+
+    def attend(
+        self, spans: Tensor, longest: int, key: Tensor, value: Tensor, heads: slice = slice(None)
+    ) -> tuple[State, Peak]:
+        """States and peaks (cells, h, ·) of keys and values (n, Hkv, ·) from start to stop, for spans (cells, 2)."""
+        head = torch.arange(key.shape[1], device=key.device)[heads]
+        shape = (len(spans), len(head))
+        jobs = torch.cat((head[:, None].expand(*shape, 2), spans[:, None].expand(*shape, 2)), -1).flatten(0, 1)
         tokens = key.transpose(0, 1), value.transpose(0, 1)
         found = split.attend_jobs(
             self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision
         )
         assert found.peak is not None
         assert found.where is not None
-        shape, which = (len(cells), heads), cells[:, 0]
-        state = State(
-            (cells[:, 2] - cells[:, 1])[:, None].expand(shape),
-            found.lse.view(*shape, -1), found.output.view(*shape, *found.output.shape[1:]),
-        )  # fmt: skip
-        merged = self.states[which].merge(state)
+        count = (spans[:, 1] - spans[:, 0])[:, None].expand(shape)
+        state = State(count, found.lse.view(*shape, -1), found.output.view(*shape, *found.output.shape[1:]))
         score, place = (part.view(*shape, -1)[..., self.detail] for part in (found.peak, found.where))
-        best = Peak(score.to(value.dtype), value[place, head[None, :, None]])
-        better = self.peaks[which].merge(best)
-        # Once nothing is left to do that memory may not suffice for.
-        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():
-            tensor.index_copy_(0, which, (merged.tensors() | better.tensors())[name])
+        return state, Peak(score.to(value.dtype), value[place, head[None, :, None]])
+
+    def steps(self, deck: Deck, key: Tensor, value: Tensor, heads: slice) -> list[tuple[State, Peak]]:
+        """Those of every step of the replicates (R, h, ·), of kept tokens (slots, Hkv, ·) too; of no cell at last."""
+        start, filled, device = deck.start[deck.kept], deck.filled[deck.kept], key.device
+        spans = sent(np.stack((start, start + filled), 1), device)
+        states, peaks = self.attend(spans, int(filled.max()), key, value, heads)
+        state, peak = State.joined([self.states[:, heads], states]), Peak.joined([self.peaks[:, heads], peaks])
+        beside = len(self.states.lse) + np.cumsum(deck.kept).reshape(deck.kept.shape) - 1
+        steps = sent(np.ascontiguousarray(np.where(deck.kept, beside, deck.number).T), device)
+        left_over = slice(deck.states - LEFT_OVER, deck.states)
+        return [(state[row], peak[row]) for row in (*steps, left_over)]

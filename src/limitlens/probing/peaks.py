@@ -36,13 +36,13 @@ def peak_over(query: Tensor, key: Tensor, value: Tensor, softcap: float | None) 
     return reduce(Peak.merge, peaks)
 
 
-def hardmax_errors(layer: Layer, steps: Sequence[Peak], left_over: Sequence[Peak]) -> Squares:
+def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     """Squared errors of the argmax of the heads that read h key/value heads, relative to its value over the pool.
 
-    `steps` (R, h, G · q) are the peaks of the cells of every replicate, for each step of the sizes; `left_over`
-    (·, h, G · q) those of the tokens of no cell.
+    `peaks` are those of the cells of every replicate (R, h, G · q), for each step of the sizes, and at last those of
+    the tokens of no cell (·, h, G · q).
     """
-    best = Peak.joined([*steps, *left_over]).union().value.double()
+    best = Peak.joined(peaks).union().value.double()
     _, clusters = np.unique(layer.clusters[layer.detail.cpu().numpy()], return_inverse=True)
     member = members(clusters, best.device)
     member = member * (member.shape[1] / len(member))
@@ -51,7 +51,9 @@ def hardmax_errors(layer: Layer, steps: Sequence[Peak], left_over: Sequence[Peak
         """Mean squared norms in every cluster, (..., h, G · q, v) to (..., h · G, C)."""
         return vectors.square().sum(-1).reshape(*vectors.shape[:-3], -1, len(member)) @ member
 
-    squares = torch.stack([of(peak.value - best) for peak in accumulate(steps, Peak.merge)], -1)  # (R, h · G, C, J)
+    squares = torch.stack(
+        [of(peak.value - best) for peak in accumulate(peaks[:-1], Peak.merge)], -1
+    )  # (R, h · G, C, J)
     own = of(best)[..., None].expand(*squares.shape[1:])
     scale = own.mean(1)
     outputs = own / scale[:, None].clamp_min(1e-300)
