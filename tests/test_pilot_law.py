@@ -84,6 +84,15 @@ def test_extreme_weights_give_numbers(scores: Array) -> None:
         assert found.whole[0] == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_query_is_told_the_same_among_others() -> None:
+    """Whose weights go farther apart: nodes stay where they are."""
+    rng, sizes = np.random.default_rng(6), np.array([4, 16, 60, 120, 500])
+    far = np.concatenate((SCORES[:1], 9 * rng.normal(size=(1, M)), SCORES[:1] / 50))
+    (among,), (alone,) = pilot_errors(far, VALUES, sizes), pilot_errors(SCORES[:1], VALUES, sizes)
+    assert among.error[0] == pytest.approx(alone.error[0], rel=1e-6)
+    assert among.halves[:, :, 0] == pytest.approx(alone.halves[:, :, 0], rel=1e-6)
+
+
 def test_what_is_no_pilot_is_refused() -> None:
     with pytest.raises(InputError, match="expected"):
         pilot_errors(np.zeros((1, 3)), np.zeros((3, 2)), np.array([2]))

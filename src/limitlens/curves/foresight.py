@@ -10,9 +10,11 @@ difference is added at every n.
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from limitlens.curves.crossing import between, crossing
 from limitlens.curves.scatter import LEVEL, student
@@ -23,6 +25,14 @@ DRAWS = 200
 DRIFT = 2.0  # times the logarithm of M tokens over M/2
 WIDEST = math.log(2)  # half-width of an interval of log e, beyond which it says nothing
 _TINY = np.finfo(float).tiny
+
+
+@lru_cache(maxsize=8)
+def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
+    """How often each cluster is drawn, and how far the tokens go in each of their ways: the same for all heads."""
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
+    counts = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=DRAWS)
+    return counts, generator.standard_normal((DRAWS, 1 + BY_QUARTERS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,38 +46,44 @@ class Foresight:
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))
 
     @classmethod
-    def of(cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False) -> Self:
-        """From the expected squares of queries in these clusters (m,), and a pilot of so many tokens.
+    def of(
+        cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False
+    ) -> list[Self]:
+        """For one head or more, from the expected squares of their queries, head after head, in clusters (m,) of each.
 
-        `windows` says that it is of few windows of text, and its quarters are of whole ones.
+        The pilot has so many tokens; `windows` says that it is of few windows of text, and its quarters are of whole
+        ones.
         """
         labels, inverse = np.unique(clusters, return_inverse=True)
-        generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
-        counts = generator.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS)
+        counts, noise = _draws(len(labels), seed)
         few = math.sqrt(len(labels) / max(len(labels) - 1, 1))
-        n = np.asarray(sizes)
+        n = np.asarray(sizes, dtype=float)
         share = np.vstack((np.ones(len(inverse)), counts[:, inverse]))
+        error, output, all_drawn, halves, half_outputs = (
+            part.reshape(*part.shape[:-2], -1, len(inverse), len(n))
+            for part in (found.error, found.output, found.whole, found.halves, found.half_outputs)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs = 0.5 * np.log(np.maximum(share @ found.error, _TINY) / (share @ found.output))
-            half = 0.5 * np.log(np.maximum(found.halves.mean(2), _TINY) / found.half_outputs.mean(2))
-            whole = 0.5 * np.log(np.maximum(found.whole.mean(0), _TINY) / found.output.mean(0))
+            logs = 0.5 * np.log(np.maximum(share @ error, _TINY) / (share @ output))  # (heads, 1 + draws, K)
+            half = 0.5 * np.log(np.maximum(halves.mean(-2), _TINY) / half_outputs.mean(-2))  # (2, 6, heads, K)
+            whole = 0.5 * np.log(np.maximum(all_drawn.mean(-2), _TINY) / output.mean(-2))  # (heads, K)
             by_quarters, by_tokens = np.split(half, [BY_QUARTERS], 1)
             drift = whole - (by_quarters if windows else by_tokens).mean((0, 1))
-            logs[1:] = logs[0] + few * (logs[1:] - logs[0])
-            level, times = 0.0, DRIFT
+            logs[:, 1:] = logs[:, :1] + few * (logs[:, 1:] - logs[:, :1])
+            level, times = np.zeros((len(drift), 1)), DRIFT
             if windows:  # at larger n a half repeats its own tokens, which is another matter
-                level, times = float(drift[n <= max(tokens / 6, n[0])].mean()), 1.0
+                level, times = drift[:, n <= max(tokens / 6, n[0])].mean(1, keepdims=True), 1.0
             beyond = level + np.where(n >= tokens, times * np.maximum(drift - level, 0.0), 0.0)
             # The differences of the halvings are independent, and few.
             apart, tokens_apart = (
-                student(way.shape[1]) * (way[0] - way[1]) / 2 / math.sqrt(way.shape[1])
+                np.moveaxis(student(way.shape[1]) * (way[0] - way[1]) / 2 / math.sqrt(way.shape[1]), 1, 0)
                 for way in (by_quarters, by_tokens)
             )
-            more = 1 - np.square(tokens_apart).sum() / max(np.square(apart).sum(), _TINY)
-            noise = generator.standard_normal((DRAWS, 1 + len(apart)))
-            logs[1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond
-        text = math.sqrt(max(more, 0.0)) * apart
-        return cls(np.asarray(sizes, dtype=float), (logs + beyond).astype(np.float32), text)
+            least = np.maximum(np.square(apart).sum((1, 2)), _TINY)
+            more = np.maximum(1 - np.square(tokens_apart).sum((1, 2)) / least, 0.0)
+            logs[:, 1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond[:, None]
+        told = (logs + beyond[:, None]).astype(np.float32)
+        return [cls(n, *one) for one in zip(told, np.sqrt(more)[:, None, None] * apart, strict=True)]
 
     @property
     def defined(self) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.curves.foresight import Foresight
+from limitlens.probing.gathering import together
 from limitlens.probing.pilot import Layer, scores_of
 from limitlens.sampling.workers import Workers, one_after_another, product
-from limitlens.theory.pilot_law import pilot_errors
+from limitlens.theory.pilot_law import PilotErrors, pilot_errors
 
 TOKENS = 8192  # of the pilot within a probe
 QUERIES = 64  # of a head, spread over the windows that gave queries
@@ -36,10 +37,13 @@ def foretell(
     `quarters` (M,) of the text they come from; without them they are in random order. `few` windows of text say less
     than their tokens promise (`Foresight.of`).
     """
-    wanted = np.asarray(foretold_sizes(sizes))
+    wanted = np.asarray(foretold_sizes(sizes), dtype=float)
     shared, groups, m, _ = layer.query.shape
-    chosen = layer.some(queries)
-    clusters = layer.clusters[chosen.cpu().numpy()]
+    chosen = layer.places(queries)
+    clusters = layer.clusters[chosen]
+
+    def foreseen(found: tuple[PilotErrors, ...]) -> Iterator[tuple[Foresight, ...]]:
+        return zip(*(Foresight.of(wanted, one, clusters, len(key), seed, few) for one in found), strict=True)
 
     def of(head: int) -> tuple[Foresight, ...]:
         pair, group = divmod(head, groups)
@@ -47,9 +51,12 @@ def foretell(
         atom = None
         if layer.atom is not None:
             own = layer.atom[pair]
-            atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
-        values = np.asarray(value[:, pair].double().cpu())
-        told = pilot_errors(np.asarray(scores.cpu()), values, wanted, atom, quarters=quarters, matmul=product)  # type: ignore[arg-type]
-        return tuple(Foresight.of(wanted, one, clusters, len(key), seed, few) for one in told)
+            atom = tuple(np.asarray(part[group * m + chosen]) for part in (own.lse, own.output))
+        values = np.asarray(value[:, pair].double())
+        found = pilot_errors(np.asarray(scores), values, wanted, atom, quarters=quarters, matmul=product)  # type: ignore[arg-type]
+        return next(foreseen(found))
 
-    return list(workers(of, range(shared * groups)))
+    if key.device.type == "cpu":  # one head after the other: what each needs stays in cache
+        return list(workers(of, range(shared * groups)))
+    at_once = together(layer, key, value, wanted, chosen, quarters)
+    return [one for found in at_once for one in foreseen(found)]

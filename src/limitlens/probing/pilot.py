@@ -20,6 +20,7 @@ from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.models import Captured, Projections, Windows, capture, projections
 from limitlens.models.catalog import LoadedModel
+from limitlens.sampling.placement import sent
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
@@ -70,10 +71,14 @@ class Layer:
         """The detail queries, (q,): spread over all windows that gave queries."""
         return self.some(DETAIL_QUERIES)
 
-    def some(self, count: int) -> Tensor:
+    def places(self, count: int) -> NDArray[np.int64]:
         """So many queries, or all there are, spread over all windows that gave queries."""
         m = self.query.shape[2]
-        return torch.linspace(0, m - 1, min(count, m), device=self.query.device).round().long()
+        return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
+
+    def some(self, count: int) -> Tensor:
+        """The same where the queries are."""
+        return sent(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:

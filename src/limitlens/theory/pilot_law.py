@@ -24,9 +24,9 @@ each split between its two neighbours such that its count and its weight are kep
 number of tokens and any number of sizes, and its exponentials are those of the nodes, the same for all queries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,9 @@ STEP = 0.8  # of log s: the trapezoidal rule is within 3e-4 there, since the int
 GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an error for scores of deviation up to 6
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
 LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
-SURVIVING = 30.0  # tokens heavier than 1/s, over the smallest n, at the last s: no sample is without one
+RARE = 1e-8  # how likely no token of the smallest sample is heavier than 3/s, at the last s
+HEAVIEST = 60.0  # the logarithm of an atom's weight, beyond which it is all there is
+UNSEEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
 # n is drawn without replacement from these shares of the pilot on: the first whatever n is, the second where n is so
 # large that it matters little (1/2n) that the law without replacement lets the number of tokens vary
 REPEATED, SOMEWHAT, MANY = 1 / 6, 1 / 32, 128
@@ -46,6 +48,8 @@ QUARTERS, PARTS = 4, 8  # of a pilot: each of the quarters that it comes from is
 # Independent ways to halve it: three by quarters, then three that take half the tokens of each of them.
 HALVINGS = tuple(np.array([bin(part & way).count("1") % 2 for part in range(PARTS)]) for way in (2, 4, 6, 1, 3, 5))
 BY_QUARTERS = 3
+# Which parts to draw from: all, then one half of each halving, then the other halves.
+CHOICES = np.array([np.ones(PARTS), *(way == side for side in (0, 1) for way in HALVINGS)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +62,14 @@ class PilotErrors:
     halves: Array  # (2, 6, queries, sizes): and from either half alone, for the halvings of `HALVINGS`
     half_outputs: Array  # with the outputs that these are relative to
 
+    @classmethod
+    def of(cls, told: Array) -> Self:
+        """From what `Gathered.errors` gives for one atom."""
+        halves, outputs = told[3:].reshape(2, 2, len(HALVINGS), *told.shape[1:])
+        return cls(told[0], told[1], told[2], halves, outputs)
 
-Half: TypeAlias = NDArray[np.float32]  # single precision, where there are many
-Product: TypeAlias = Callable[[Half, Half], Half]
+
+Product: TypeAlias = Callable[[Any, Any], Any]
 
 
 def pilot_errors(
@@ -71,7 +80,7 @@ def pilot_errors(
 
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
     value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
-    they are in random order. Most of the work is products of float32 matrices, which `matmul` may do elsewhere.
+    they are in random order. Most of the work is products of matrices, which `matmul` may do elsewhere.
 
     Examples
     --------
@@ -86,52 +95,59 @@ def pilot_errors(
         raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 8")
     top = raw.max(1, keepdims=True)
     if not np.isfinite(top).all():
-        raise InputError("a query sees no token of the pilot, or a score is not a number; expected finite scores")
+        raise InputError(UNSEEN)
     unseen = np.isneginf(raw)
     logs = np.maximum(raw - top, -LIGHTEST)
     if unseen.any():
         logs[unseen] = -np.inf
-    mean, middle = np.array([np.exp(log).mean() for log in logs]), v.mean(0)
-    logs -= np.log(mean)[:, None]
-    place = np.arange(len(v))
-    first = 2 * (place * QUARTERS // len(v) if quarters is None else quarters)
-    pilot = _Gathered.of(logs, v - middle, first + place % 2, n, matmul)
-    ways = [(np.zeros(len(raw)), np.zeros_like(pilot.limit))]
-    if atom is not None:  # beyond e^60 an atom is all there is
-        weight = np.exp(np.minimum(atom[0] - top[:, 0] - np.log(mean), 60.0))
-        ways.append((weight, atom[1] - middle - pilot.limit))
-    repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * len(v)) & (n < len(v)))
-    halves = [np.flatnonzero(way == side) for side in (0, 1) for way in HALVINGS]
-    drawn = [pilot.with_replacement(n, parts, ways) for parts in (np.arange(PARTS), *halves)]
-    found = []
-    for way, (weight, away) in enumerate(ways):
-        (whole, centre), *from_half = (each[way] for each in drawn)
-        error = whole.copy()
-        for j in repeated:
-            error[:, j] = pilot.without_replacement(n[j], weight, away) / (1 - n[j] / len(v))
-        centres = (centre, *(about for _, about in from_half))
-        output, *outputs = (np.square(pilot.limit + middle + about).sum(-1).T for about in centres)
-        shape = (2, len(HALVINGS), *error.shape)
-        told = (np.reshape(part, shape) for part in ([half for half, _ in from_half], outputs))
-        found.append(PilotErrors(error, output, whole, *told))
-    return tuple(found)
+    level = np.log(np.array([np.exp(log).mean() for log in logs]))
+    logs -= level[:, None]
+    pilot = Gathered.of(logs, v, parts_of(len(v), quarters), n, matmul)
+    if atom is not None:
+        atom = (np.exp(np.minimum(atom[0] - top[:, 0] - level, HEAVIEST)), atom[1])
+    return tuple(PilotErrors.of(told) for told in pilot.errors(n, atom))
+
+
+def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
+    """The part of each token, (M,): either half, one by one, of the quarter it comes from."""
+    place = np.arange(tokens)
+    return 2 * (place * QUARTERS // tokens if quarters is None else quarters) + place % 2
+
+
+def nodes(low: float, high: float) -> tuple[Array, float]:
+    """Nodes (K,) around weights with logarithms from low to high, and where the first would be as a logarithm.
+
+    The first is 0, for tokens that are not seen; the others are powers of e^GAP, the same for whoever is gathered.
+    """
+    first = np.floor(low / GAP) * GAP
+    return np.concatenate(([0.0], np.exp(first + GAP * np.arange(int((high - first) / GAP) + 3)))), float(first - GAP)
+
+
+def lightest_share(n: Array) -> float:
+    """The share of the lightest tokens that the smallest sample consists of alone only as often as `RARE` says."""
+    return float(RARE ** (1 / n.min()))
+
+
+def points(n: Array, lightest: float) -> Array:
+    """Where s is taken, (S,), for sizes n, where `lightest` is the weight that the lightest share has at most."""
+    start = np.log(NEAR / n.max())
+    return np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest, 1e-30))) + STEP, STEP))
 
 
 @dataclass(frozen=True, eq=False)
-class _Gathered:
-    """A pilot gathered on K nodes in each of its parts, for m queries, and its sums at points s."""
+class Gathered:
+    """A pilot gathered on K nodes in each of its parts, for m queries: arrays of NumPy, or of torch on a device."""
 
-    s: Array  # (S,)
     node: Array  # (K,): the weights of the nodes
-    count: Array  # (parts, K, m): of tokens
-    table: Half  # (K, m · (v + 2)): of W d, W and W |d|² over all parts, d about each query's own limit
-    limit: Array  # (m, v)
-    # With e = e^{−sW} sums over the tokens of each part:
-    left: Array  # (parts, S, m): of e
-    once: Array  # (parts, S, m, v + 1): of W d e and W e
-    twice: Array  # (parts, S, m, v + 2): of W² d e, W² e and W² |d|² e
-    pull: Array  # (parts, m, v + 1): of W d and W
+    s: Array  # (S,): where the integrand is taken
+    tokens: Array  # (parts,): how many tokens there are
+    count: Any  # (parts, K, m): tokens on each node
+    table: Any  # (parts, K, m · (v + 2)), single: their W d, W and W |d|², d about each query's own limit
+    pull: Any  # (parts, m, v + 1): W d and W of all tokens of a part
+    limit: Any  # (m, v)
     matmul: Product
+    xp: Any = np  # the library of these arrays, and what sends it one of NumPy's
+    send: Callable[[Array], Any] = np.asarray
 
     @classmethod
     def of(cls, logs: Array, values: Array, part: NDArray[np.intp], n: Array, matmul: Product) -> Self:
@@ -139,10 +155,10 @@ class _Gathered:
         queries, tokens = logs.shape
         low, high = logs.min(), logs.max()
         low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
-        # 0 is a node of its own, for tokens that a query does not see.
-        node = np.concatenate(([0.0], np.exp(low + GAP * np.arange(int((high - low) / GAP) + 3))))
+        (node, first), middle = nodes(low, high), values.mean(0)
         over = np.concatenate(([0.0], 1 / node[1:]))
-        carried = np.concatenate((values, np.ones((tokens, 1)), np.square(values).sum(1, keepdims=True)), 1)
+        about = values - middle
+        carried = np.concatenate((about, np.ones((tokens, 1)), np.square(about).sum(1, keepdims=True)), 1)
         width, size = carried.shape[1], len(node)
         limit, pull = np.empty((queries, width - 2)), np.empty((PARTS, queries, width - 1))
         count, tables = np.empty((PARTS, size, queries)), np.empty((PARTS, size, queries, width), np.float32)
@@ -150,11 +166,11 @@ class _Gathered:
         ends = np.arange(0, 2 * tokens + 1, 2, dtype=np.int32)
         spread = sparse.csc_array((np.empty(2 * tokens), np.zeros(2 * tokens, np.int32), ends), shape=(rows, tokens))
         place, share = spread.indices.reshape(-1, 2), spread.data.reshape(-1, 2)  # filled anew for every query
-        first = (part * size).astype(np.int32)
+        own_rows = (part * size).astype(np.int32)
         for i, log in enumerate(logs):  # one query at a time: what it needs stays in cache
-            weight, at = np.exp(log), np.maximum((log - (low - (1 + 1e-9) * GAP)) * (1 / GAP), 0).astype(np.int32)
+            weight, at = np.exp(log), np.maximum((log - first) * (1 / GAP), 0).astype(np.int32)
             upper = np.maximum(weight * over[at] - 1, 0) * (1 / np.expm1(GAP))
-            at += first
+            at += own_rows
             shared = np.bincount(at, upper, rows)
             there = np.bincount(at, minlength=rows) - shared
             there[1:] += shared[:-1]
@@ -172,74 +188,115 @@ class _Gathered:
             sums[:, -1] += limit[i] @ limit[i] * sums[:, -2] - 2 * np.einsum("kv,v->k", sums[:, :-2], limit[i])
             sums[:, :-2] -= sums[:, -2:-1] * limit[i]
             tables[:, :, i] = sums.reshape(PARTS, size, width)
-        lightest = node[
-            np.minimum((count.sum(0).cumsum(0) < (1 - min(SURVIVING / n.min(), 0.9)) * tokens).sum(0), size - 1)
-        ]
-        start = np.log(NEAR / n.max())
-        s = np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest.min(), 1e-30))) + STEP, STEP))
-        e = np.exp(-s[:, None] * node)
-        both, flat = np.concatenate((e, e * node)).astype(np.float32), tables.reshape(PARTS, size, -1)
-        products = np.stack([matmul(both, table) for table in flat]).astype(np.float64)
-        products = products.reshape(PARTS, 2, len(s), queries, width)
-        left, once, twice = e @ count, products[:, 0, ..., :-1], products[:, 1]
-        return cls(s, node, count, flat.sum(0), limit, left, once, twice, pull, matmul)
+        lightest = node[np.minimum((count.sum(0).cumsum(0) < lightest_share(n) * tokens).sum(0), size - 1)].min()
+        table, own = tables.reshape(PARTS, size, -1), np.bincount(part, minlength=PARTS).astype(float)
+        return cls(node, points(n, lightest), own, count, table, pull, middle + limit, matmul)
 
-    def with_replacement(
-        self, n: Array, which: NDArray[np.intp], ways: Sequence[tuple[Array, Array]]
-    ) -> list[tuple[Array, Array]]:
-        """The integral for draws from some parts, (m, sizes), and their g about the limit of all, (sizes, m, v).
+    def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
+        """What `PilotErrors` holds, one below the other: (1 or 2, 27, m, sizes), the second beside the atom.
 
-        In each way the atom has weights (m,) and lies so far (m, v) from the limit.
+        An atom is given by its weight (m,) and value (m, v).
         """
-        tokens = float(self.count[which].sum((0, 1))[0])
-        left, once, twice, pull = (
-            sum(sums[part] for part in which) / tokens for sums in (self.left, self.once, self.twice, self.pull)
+        xp, at, tokens = self.xp, self.s[:, None] * self.node, float(self.tokens.sum())
+        both = np.concatenate((np.exp(-at), self.node * np.exp(-at)))
+        # Over the tokens of each part, e = e^{−sW}: sums of 1 − e, which is small where it matters how large it is; of
+        # W d e, W e and W |d|² e, and of the same with one more W.
+        gone = self.matmul(self.send(-np.expm1(-at)), self.count)
+        sums = self._product(both, self.table).reshape(PARTS, 2, len(at), len(self.limit), -1)
+        shares = CHOICES / (CHOICES @ self.tokens)[:, None]
+        # A choice at a time stays in a processor's cache; a device is idle between small steps.
+        cuts = range(len(CHOICES)) if xp is np else (slice(None),)
+        drawn = [self._with_replacement(n, self.send(shares[cut].reshape(-1, PARTS)), gone, sums, atom) for cut in cuts]
+        repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * tokens) & (n < tokens))
+        table, count, gone = (part.sum(0) for part in (self.table, self.count, gone / tokens))
+        found: list[Any] = []
+        for error, output in (map(xp.concatenate, zip(*way, strict=True)) for way in zip(*drawn, strict=True)):
+            beside = atom if found else None
+            first = 1.0 * error[:1]  # a copy
+            for j, size in zip(repeated.tolist(), n[repeated].tolist(), strict=True):
+                # On a device looking at what is there would wait for it.
+                kept = (self.s > NEAR / size) & (True if xp is not np else (size * gone < 40).any(1))
+                first[0, :, j] = self._without_replacement(size, kept, table, count, beside) / (1 - size / tokens)
+            found.append(xp.concatenate((first, output[:1], error, output[1:])))
+        return xp.stack(found)
+
+    def _product(self, factors: Array, table: Any) -> Any:
+        """Factors (..., K) times a table, multiplied in single precision."""
+        return self.xp.asarray(self.matmul(self.send(factors.astype(np.float32)), table), dtype=self.xp.float64)
+
+    def _with_replacement(self, n: Array, share: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None) -> list[Any]:
+        """The integral for draws from c choices of parts, and the squares of their outputs: (c, m, sizes) each.
+
+        Without an atom, and beside it; shares (c, parts) are of the mean over a choice's tokens.
+        """
+        xp, s, size = self.xp, self.send(self.s)[:, None], self.send(n)
+        gone, sums, pull = (
+            self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:]) for part in (gone, sums, self.pull)
         )
-        mass = np.maximum(pull[:, -1], 1e-300)
-        centre = pull[:, :-1] / mass[:, None]  # their own limit: all that follows is about it
-        a1, b1, c2, b2 = once[..., :-1] - centre * once[..., -1:], once[..., -1], twice[..., :-2], twice[..., -2]
-        a2 = twice[..., -1] - 2 * np.einsum("smv,mv->sm", c2, centre) + np.square(centre).sum(1) * b2
-        near = np.einsum("smv,smv->sm", a1, a1)
-        size = n[:, None, None]
-        # (1 − q)^{n−2}, for every size
-        kept = np.exp((size - 2) * np.log(np.maximum(left, 1e-300)))
-        found = []
-        for weight, away in ways:
-            own, lam, inside = away - centre, np.zeros((1, 1, len(weight))), size * (a2 * left + (size - 1) * near)
-            if weight.any():
-                lam = (weight / (weight + n[:, None] * mass))[:, None]  # g is so far from the centre to the atom
-                far, along = np.square(own).sum(1), np.einsum("smv,mv->sm", a1, own)
-                across = np.einsum("smv,mv->sm", c2, own) - np.einsum("mv,mv->m", centre, own) * b2
-                inside += size * (lam**2 * far * b2 - 2 * lam * across) * left
-                inside += size * (size - 1) * ((lam * b1) ** 2 * far - 2 * lam * b1 * along)
-                inside += (weight * (1 - lam)) ** 2 * far * left**2
-                inside += 2 * size * weight * (1 - lam) * (along - lam * b1 * far) * left
-                inside *= np.exp(-self.s[:, None] * weight)
-            error = np.einsum("s,nsm->mn", self.s**2, inside * kept) * STEP
-            about = np.broadcast_to(centre + lam[:, 0, :, None] * own, (len(n), *centre.shape))
-            found.append((np.maximum(error, 0.0), about))
+        once, twice, mass = sums[:, 0], sums[:, 1], pull[..., -1].clip(1e-300)
+        centre = pull[..., :-1] / mass[..., None]  # their own limit: all that follows is about it
+        b1, c2, b2, left = once[..., -2], twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
+        a1 = once[..., :-2] - centre[:, None] * b1[..., None]
+        a2 = twice[..., -1] - 2 * self._dot(c2, centre) + (centre**2).sum(-1)[:, None] * b2
+        # (1 − q)^{n−2} s², for every size, of which the integral is a sum with these factors.
+        kept = xp.exp((size[:, None, None] - 2) * xp.log(left)[:, None] + 2 * xp.log(s)) * STEP
+        near, limit = (a1**2).sum(-1), self.limit + centre
+
+        def integral(*factors: Any) -> Any:
+            return xp.einsum("cnsm,fcsm->fcmn", kept, xp.stack(factors))
+
+        alone, pairs = integral(a2 * left, near)
+        outputs = xp.broadcast_to((limit**2).sum(-1)[..., None], alone.shape)
+        found = [((size * (alone + (size - 1) * pairs)).clip(0), outputs)]
+        if atom is not None:
+            weight, value = atom
+            own = value - limit
+            lam = weight[:, None] / (weight[:, None] + size * mass[..., None])  # g is so far from the limit to the atom
+            rest = size * mass[..., None] / (weight[:, None] + size * mass[..., None])
+            far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
+            across = self._dot(c2, own) - (centre * own).sum(-1)[:, None] * b2
+            alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
+                *(term * left * e for term in (a2, b2, across, along, b1)),
+                near * e,
+                b1**2 * e,
+                b1 * along * e,
+                left**2 * e,
+            )
+            pull = weight[:, None] * rest  # of the atom on what is about g
+            error = size * (alone + lam**2 * far * b2_left - 2 * lam * across)
+            error = error + size * (size - 1) * (pairs + lam**2 * far * b1_twice - 2 * lam * b1_along)
+            error = error + pull**2 * far * left_twice + 2 * size * pull * (along_left - lam * far * b1_left)
+            inner = 2 * lam * rest * (limit * value).sum(-1)[..., None] + lam**2 * (value**2).sum(-1)[:, None]
+            found.append((error.clip(0), rest**2 * outputs + inner))
         return found
 
-    def without_replacement(self, n: float, weight: Array, away: Array) -> Array:
-        """The integral for draws without replacement from all of it, beside the atom, (m,)."""
-        tokens = float(self.count.sum((0, 1))[0])
-        p = n / tokens
-        kept = (self.s > NEAR / n) & (n * (1 - self.left.sum(0) / tokens) < 40).any(1)
-        at = self.s[kept, None]
-        e = np.exp(-at * self.node)
+    def _dot(self, rows: Any, vector: Any) -> Any:
+        """Products of rows (c, S, m, v) and vectors (c, m, v) of every query."""
+        return self.xp.einsum("csmv,cmv->csm", rows, vector)
+
+    def _without_replacement(
+        self, n: float, kept: NDArray[np.bool_], table: Any, count: Any, atom: tuple[Any, Any] | None
+    ) -> Any:
+        """The integral for draws without replacement from all of it, (m,)."""
+        xp, p = self.xp, n / float(self.tokens.sum())
+        s = self.s[kept, None]
+        e = np.exp(-s * self.node)
         f = 1 - p * (1 - e)
         share = e / f
         rest = 1 - p * share
-        factors = [share, self.node * share * rest] + [share * rest] * bool(weight.any())
-        sums = self.matmul(np.concatenate(factors).astype(np.float32), self.table).astype(np.float64) * p
-        first, second, *drift = sums.reshape(len(factors), len(at), len(weight), -1)
-        lam = weight / (weight + n)  # the pilot's own mass is n and its pull 0
-        g, far = lam[:, None] * away, lam**2 * np.square(away).sum(1)
-        vector = (weight * (1 - lam))[:, None] * away + first[..., :-2] - g * first[..., -2:-1]
-        spread = second[..., -1] - 2 * np.einsum("smv,mv->sm", second[..., :-2], g) + far * second[..., -2]
-        tokens_at = self.count.sum(0)
-        if drift:  # how many tokens are kept matters beside an atom, and does not vary: take its part out
-            varied = np.maximum(p * (share * rest) @ tokens_at, 1e-300)
-            spread -= np.square(drift[0][..., :-2] - g * drift[0][..., -2:-1]).sum(-1) / varied
-        total = at**2 * np.exp(np.log(f) @ tokens_at - at * weight) * (np.square(vector).sum(-1) + spread)
-        return np.asarray(np.maximum(total.sum(0) * STEP, 0.0))
+        factors = [share, self.node * share * rest] + [share * rest] * (atom is not None)
+        sums = self._product(np.concatenate(factors), table) * p
+        first, second, *drift = sums.reshape(len(factors), len(s), len(self.limit), -1)
+        vector, spread, bare = first[..., :-2], second[..., -1], self.matmul(self.send(np.log(f)), count)
+        if atom is not None:
+            weight, away = atom[0], atom[1] - self.limit
+            lam = weight / (weight + n)  # the pilot's own mass is n and its pull 0
+            g, far = lam[:, None] * away, lam**2 * (away**2).sum(1)
+            vector = (weight * (n / (weight + n)))[:, None] * away + vector - g * first[..., -2:-1]
+            spread = spread - 2 * xp.einsum("smv,mv->sm", second[..., :-2], g) + far * second[..., -2]
+            # How many tokens are kept matters beside an atom, and does not vary: take its part out.
+            varied = self.matmul(self.send(p * share * rest), count).clip(1e-300)
+            spread = spread - ((drift[0][..., :-2] - g * drift[0][..., -2:-1]) ** 2).sum(-1) / varied
+            bare = bare - self.send(s) * weight
+        total = self.send(s**2) * xp.exp(bare) * ((vector**2).sum(-1) + spread)
+        return (total.sum(0) * STEP).clip(0)
