@@ -24,7 +24,7 @@ from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
 from limitlens.probing.critical_rows import device_rows
 from limitlens.probing.pilot import scores_of
-from limitlens.probing.plug_in import Sample, plug_in_errors
+from limitlens.probing.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
 from limitlens.statistics.tails import sorted_shape, tail_length
 
@@ -91,11 +91,11 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
         kept = (tokens[:, heads].index_select(0, slots) for tokens in (collector.key, collector.value))
         key, value = (tokens.transpose(0, 1) for tokens in kept)
         scores = scores_of(query, key, layer.traits.softcap)
-        sample, concentration = _sample(scores, value)
-        each = (_effective(scores, sizes), *plug_in_errors(sample, atom, sizes), concentration)
+        lse, output, second, concentration = _attend(scores, value)
+        each = (_effective(scores, sizes), *plug_in_errors(lse, output, second, atom, sizes), concentration)
         sums.append(member @ torch.cat(each, -1).reshape(-1, q, 3 * len(sizes) + 2))  # (heads, C, ·)
     top = _largest(scores, tail_length(scores.shape[-1]) + 1).double()
-    ordered = torch.exp(top - sample.lse[..., None]).reshape(-1, q, top.shape[-1]).mean(1)
+    ordered = torch.exp(top - lse[..., None]).reshape(-1, q, top.shape[-1]).mean(1)
     few, rows = within(sizes, context), some_rows(q)
     near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, beside(scores, rows)])
     found = copied(
@@ -137,21 +137,19 @@ def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
     return torch.exp(2 * lse - lse2)
 
 
-def _sample(scores: Tensor, value: Tensor) -> tuple[Sample, Tensor]:
-    """Attention by scores (..., m, n) over values (..., n, v); its largest weight and their entropy, (..., m, 2)."""
+def _attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `plug_in_errors` reads, of scores (..., m, n) over values (..., n, v); largest weight and entropy last."""
     peak = scores.amax(-1, keepdim=True)
     below = scores - peak
     weights = torch.exp(below)
-    mass = weights.sum(-1).double()
+    mass = weights.sum(-1, keepdim=True).double()
     # Of scores relative to the largest, in which nothing cancels.
-    entropy = mass.log() - torch.linalg.vecdot(weights, below).double() / mass
-    output = (weights @ value).double() / mass[..., None]
-    squares = weights.square_()
-    sums = squares @ torch.cat((value, value.square().sum(-1, keepdim=True)), -1)
-    sums2 = sums.double() / mass.square()[..., None]
-    mass2 = squares.sum(-1).double() / mass.square()
-    sample = Sample(peak[..., 0].double() + mass.log(), output, mass2, sums2[..., :-1], sums2[..., -1])
-    return sample, torch.stack((1 / mass, entropy), -1)
+    entropy = mass.log() - torch.linalg.vecdot(weights, below)[..., None].double() / mass
+    output = (weights @ value).double() / mass
+    lengths = value.square().sum(-1, keepdim=True)
+    second = weights.square_() @ torch.cat((value, lengths, torch.ones_like(lengths)), -1)
+    lse = (peak.double() + mass.log())[..., 0]
+    return lse, output, second.double() / mass.square(), torch.cat((1 / mass, entropy), -1)
 
 
 def _of_queries(state: State, m: int, chosen: Tensor) -> State:

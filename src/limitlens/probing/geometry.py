@@ -37,17 +37,17 @@ class LayerGeometry:
 def layer_geometry(collector: Collector) -> LayerGeometry:
     """Everything that second moments and a sample of tokens tell about a layer.
 
-    The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(q) = RRᵀ the horizon is
-    scale · √λ_max(RᵀCov(k)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
+    The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
+    scale · √λ_max(RᵀCov(q)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
     white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
     """
     layer, traits, moments = collector.layer, collector.layer.traits, collector.moments
     shared, groups, _, _ = layer.query.shape
-    mean_q, cov_k = moments["query"].mean, moments["key"].covariance.repeat_interleave(groups, 0)
-    query = layer.query.flatten(0, 1).double()
-    spread = (query @ cov_k * query).sum(-1).mean(-1)
-    tilt = (mean_q[:, None] @ cov_k @ mean_q[:, :, None]).flatten()
-    pairs, axes, largest = [(moments["query"].covariance, cov_k)], None, tilt[:0]
+    mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
+    query = layer.query.double().flatten(1, 2)
+    spread = (query @ cov_k * query).sum(-1).reshape(shared * groups, -1).mean(-1)
+    tilt = (mean_q @ cov_k * mean_q).sum(-1).flatten()
+    pairs, axes, largest = [(cov_k, moments["query"].covariance)], None, tilt[:0]
     if "hidden" in moments:
         covariance = moments["hidden"].covariance[0]
         values, axes = torch.linalg.eigh(covariance)
@@ -55,7 +55,7 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
         if traits.projections is not None and traits.factor is not None:
             Wq, Wk = (part.double() for part in (traits.projections.query, traits.projections.key))
             Wq, Wk = Wq.reshape(shared * groups, -1, len(values)), Wk.reshape(shared, -1, len(values))
-            pairs.append(((Wk @ covariance @ Wk.mT).repeat_interleave(groups, 0), Wq @ Wq.mT))
+            pairs.append((Wk @ covariance @ Wk.mT, Wq @ Wq.mT))
     reach = _reach(*(torch.cat(side) for side in zip(*pairs, strict=True))).reshape(len(pairs), -1)
     roots = (part.clamp_min(0).sqrt() for part in (tilt, spread))
     (horizon, *white), mean_tilt, score_std, top = copied(reach, *roots, largest)
@@ -67,11 +67,11 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
     )  # fmt: skip
 
 
-def _reach(first: Tensor, second: Tensor) -> Tensor:
-    """√λ_max(RᵀBR) of covariances A = RRᵀ and B, (heads, d, d) each: (heads,)."""
-    values, axes = torch.linalg.eigh(first)
-    root = axes * values.clamp_min(0).sqrt()[..., None, :]
-    found: Tensor = torch.linalg.eigvalsh(root.mT @ second @ root)
+def _reach(key: Tensor, query: Tensor) -> Tensor:
+    """√λ_max(RᵀBR) of covariances of keys A = RRᵀ, (Hkv, d, d), and of the queries that share them, (heads, d, d)."""
+    values, axes = torch.linalg.eigh(key)
+    root = (axes * values.clamp_min(0).sqrt()[..., None, :]).repeat_interleave(len(query) // len(key), 0)
+    found: Tensor = torch.linalg.eigvalsh(root.mT @ query @ root)
     return found[..., -1].clamp_min(0).sqrt()
 
 

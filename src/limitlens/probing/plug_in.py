@@ -9,8 +9,6 @@ value is v_a,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,26 +17,21 @@ from limitlens.attention.state import State
 from limitlens.lazily import beside
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Attention of queries over n₀ tokens, with what the squares of the weights say."""
+def plug_in_errors(
+    lse: Tensor, output: Tensor, second: Tensor, atom: State | None, sizes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Predicted squared errors and squared outputs for every size, per query: (..., m, J) twice.
 
-    lse: Tensor  # (..., m): log-sum-exp of the scores
-    output: Tensor  # (..., m, v)
-    mass2: Tensor  # (..., m): Σ w²
-    mean2: Tensor  # (..., m, v): Σ w² v
-    square2: Tensor  # (..., m): Σ w² |v|²
-
-
-def plug_in_errors(sample: Sample, atom: State | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Predicted squared errors and squared outputs for every size, of which the last is n₀: (..., m, J) twice."""
-    share = beside(sample.lse, np.asarray(sizes) / sizes[-1])
-    rest, limit = torch.ones_like(share), sample.output[..., None, :]
+    Of attention over n₀ tokens, the last size: log-sum-exp (..., m), outputs (..., m, v), Σ w² (v, |v|², 1)
+    (..., m, v + 2).
+    """
+    share = beside(lse, np.asarray(sizes) / sizes[-1])
+    rest, limit = torch.ones_like(share), output[..., None, :]
     if atom is not None:
-        rest = torch.sigmoid(sample.lse[..., None] + share.log() - atom.lse[..., None])
+        rest = torch.sigmoid(lse[..., None] + share.log() - atom.lse[..., None])
         limit = torch.lerp(atom.output[..., None, :], limit, rest[..., None])  # (..., m, J, v)
     outputs = limit.square().sum(-1)
-    across = (limit * sample.mean2[..., None, :]).sum(-1)
-    spread = sample.square2[..., None] - 2 * across + outputs * sample.mass2[..., None]
+    across = (limit * second[..., None, :-2]).sum(-1)
+    spread = second[..., -2, None] - 2 * across + outputs * second[..., -1, None]  # Σ w² |v − g|²
     errors = rest.square() / share * spread.clamp_min(0)
     return errors, outputs.expand_as(errors)
