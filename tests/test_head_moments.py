@@ -24,7 +24,7 @@ def test_squares_are_those_of_pairs_from_different_windows() -> None:
     clusters = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 3])
     limit, output = rng.normal(size=(2, 10, DIM)), rng.normal(size=(4, 2, 10, DIM))
     moments = OutputMoments(torch.tensor(limit).flatten(0, 1), clusters, 4, 1)
-    moments.add(slice(0, 4), 0, torch.tensor(output - limit).flatten(1, 2))
+    moments.add(slice(0, 4), slice(0, 1), torch.tensor(output - limit).flatten(1, 2)[None])
     mean, covariance = (found.squares[..., 0].mean(1) for found in moments.squares())  # (heads, replicates)
 
     def product(terms: np.ndarray) -> float:
@@ -53,7 +53,7 @@ def test_query_noise_adds_nothing_on_average_and_its_scatter_is_known(shared: fl
     noise = np.repeat(rng.normal(size=(draws, WINDOWS, DIM)) * 1.5, EACH, axis=1)
     errors = torch.tensor(noise + rng.normal(size=noise.shape) + shared / np.sqrt(DIM))
     moments = OutputMoments(torch.tensor(noise[0]), np.repeat(np.arange(WINDOWS), EACH), draws, 1)
-    moments.add(slice(0, draws), 0, errors)
+    moments.add(slice(0, draws), slice(0, 1), errors[None])
     rows = moments.squares()[0].squares[0, :, :, 0]  # (windows, draws)
     found, told = rows.mean(0), rows.std(0, ddof=1) / np.sqrt(WINDOWS)
     plain = errors.mean(1).square().sum(-1).numpy()
@@ -74,7 +74,7 @@ def test_sizes_at_the_level_of_noise_are_not_fitted() -> None:
 
 def test_one_window_of_queries_says_nothing() -> None:
     moments = OutputMoments(torch.zeros(4, 2, dtype=torch.float64), np.zeros(4, int), 1, 1)
-    moments.add(slice(0, 1), 0, torch.ones(1, 4, 2, dtype=torch.float64))
+    moments.add(slice(0, 1), slice(0, 1), torch.ones(1, 1, 4, 2, dtype=torch.float64))
     assert np.isnan(moments.squares()[0].squares).all()
 
 

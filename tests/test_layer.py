@@ -15,6 +15,7 @@ from limitlens.probing.collect import Collector
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.pilot import Layer, Traits
+from limitlens.probing.shares import add_share, share_of
 from limitlens.sampling import placement
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
@@ -93,3 +94,14 @@ def test_cells_on_a_device_are_cells_one_by_one(monkeypatch: pytest.MonkeyPatch)
     at_once = 2 * 4 * GROUPS * QUERIES * VALUE  # two of the three heads, and the third
     monkeypatch.setattr(layer_module, "FLOATS_AT_ONCE", at_once)
     assert_same(layer_curves(collected(2, device=True)), alone, close=1e-5)
+
+
+def test_what_another_has_seen_is_merged_in_place() -> None:
+    """On a device the states of all cells are one tensor, which the curves are read off."""
+    here, there = collected(2), collected(4)
+    lies = {name: tensor.data_ptr() for name, tensor in here.tensors().items()}
+    counts = [state.count + other.count for state, other in zip(here.states, there.states, strict=True)]
+    slots = np.arange(here.deck.slots)
+    add_share(here, share_of(there, slots), slots)
+    assert {name: tensor.data_ptr() for name, tensor in here.tensors().items()} == lies
+    assert all(torch.equal(state.count, count) for state, count in zip(here.states, counts, strict=True))

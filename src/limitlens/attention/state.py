@@ -90,6 +90,8 @@ class State:
     @classmethod
     def joined(cls, states: Sequence[State]) -> State:
         """States one after the other along the first batch axis."""
+        if len(states) == 1:
+            return states[0]
         parts = [state.tensors() for state in states]
         return cls.of({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
@@ -196,6 +198,8 @@ class Peak:
     @classmethod
     def joined(cls, peaks: Sequence[Peak]) -> Peak:
         """Peaks one after the other along the first batch axis."""
+        if len(peaks) == 1:
+            return peaks[0]
         return cls(torch.cat([peak.score for peak in peaks]), torch.cat([peak.value for peak in peaks]))
 
     def union(self) -> Peak:

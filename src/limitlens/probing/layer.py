@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER, sent
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
-DEVICE_TIMES = 128  # as many on a GPU, where a launch takes as long for few numbers as for many
+DEVICE_TIMES = 64  # as many on a GPU, where a launch takes as long for few numbers as for many
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +134,6 @@ def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
         groups.append(streamed)
         more, best = _streamed(collector, heads, deck.number[streamed, j])
         states, peaks = states + more, peaks + best
-    if len(states) == 1:
-        return states[0], peaks[0]
     state, peak, order = State.joined(states), Peak.joined(peaks), np.concatenate(groups)
     if (np.diff(order) > 0).all():  # whole replicates, which are kept, come first
         return state, peak
@@ -150,7 +148,7 @@ def _views(
 
     A way is an atom that every sample contains, or None, and the limits (J, R, h, G · m, v) of every size and
     replicate, either axis of length 1 where all have one; `moments` takes in what there is without an atom. A few
-    replicates are merged at a time: their states stay in cache.
+    replicates are merged at a time, so that their states stay in cache, or all of several sizes.
     """
     m, clusters = collector.layer.query.shape[2], collector.layer.clusters
     replicates, *own = steps[0].output.shape
@@ -164,16 +162,20 @@ def _views(
 
     groups, at_once = own[0] * own[1] // m, _at_once(member, math.prod(own))
     errors = member.new_empty(len(seen), groups, member.shape[1], replicates, len(steps))
+    several = max(1, at_once // replicates)
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
-        for j, sample in enumerate(accumulate((step[part] for step in steps), State.merge)):
+        samples = accumulate((step[part] for step in steps), State.merge)
+        for first in range(0, len(steps), several):
+            sizes = slice(first, first + several)
+            sample = State.joined([one[None] for one in islice(samples, several)])  # (sizes, replicates, h, G · m)
             for way, (atom, limits) in enumerate(seen):
-                limit = limits[j if len(limits) > 1 else 0]
-                limit = limit[part] if len(limit) > 1 else limit
+                limit = limits[sizes] if len(limits) > 1 else limits
+                limit = limit[:, part] if limit.shape[1] > 1 else limit
                 difference = (sample if atom is None else sample.merge(atom)).output - limit
-                errors[way, :, :, part, j] = (squares(difference) @ member).permute(1, 2, 0)
+                errors[way, :, :, part, sizes] = (squares(difference) @ member).permute(2, 3, 1, 0)
                 if atom is None:
-                    moments.add(part, j, difference)
+                    moments.add(part, sizes, difference)
     found = []
     for (_, limits), error in zip(seen, errors, strict=True):
         heads = limits.reshape(*limits.shape[:-2], -1, m, own[-1])

@@ -83,9 +83,12 @@ class OutputMoments:
         self.rows = sent(rows, limit.device)
         self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C · 2 s, v): what is not written stays 0
 
-    def add(self, replicates: slice, j: int, difference: Tensor) -> None:
-        """Take in Γ_n − Γ (r, ..., G · m, v) of these replicates at one size."""
-        self.found[..., replicates, j] = self._squares(difference).permute(0, 2, 3, 1)
+    def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
+        """Take in Γ_n − Γ (s, r, ..., G · m, v) of these sizes and replicates."""
+        found = self._squares(difference)
+        self.found[..., replicates, sizes] = found.reshape(2, *difference.shape[:2], *found.shape[2:]).permute(
+            0, 3, 4, 2, 1
+        )
 
     def squares(self) -> tuple[Squares, ...]:
         """Errors of both moments, relative to the norms of the limit's."""

@@ -141,11 +141,14 @@ def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) ->
     if not collector.states:
         collector.prepare(here["key"], here["value"], here.get("hidden"))
 
-    for k, (state, peak) in enumerate(zip(collector.states, collector.peaks, strict=True)):
-        collector.states[k] = state.merge(State.of(under(f"state{k}.", here)))
-        collector.peaks[k] = peak.merge(Peak(**under(f"peak{k}.", here)))
-    collector.special = collector.special.merge(State.of(under("special.", here)))
+    states = {"special": collector.special, **{f"state{k}": state for k, state in enumerate(collector.states)}}
+    peaks = {f"peak{k}": peak for k, peak in enumerate(collector.peaks)}
+    merged = {name: state.merge(State.of(under(f"{name}.", here))).tensors() for name, state in states.items()}
+    merged |= {name: peak.merge(Peak(**under(f"{name}.", here))).tensors() for name, peak in peaks.items()}
     own = collector.tensors()
+    for name, parts in merged.items():
+        for part, tensor in parts.items():
+            own[f"{name}.{part}"].copy_(tensor)  # in place: on a device the cells are views of one tensor
     for name in (f"{kind}.{part}" for kind in collector.moments for part in ("count", "total", "products")):
         own[name] += here[name]
     rows = torch.as_tensor(slots, device=collector.query.device)
