@@ -6,6 +6,9 @@ torch reaches, 2·2048³ operations on matrices that stay in cache. The exponent
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from bench.timing import alternate, taken
@@ -31,16 +34,44 @@ def run() -> dict[str, object]:
     return {"queries": 2048, "dim": 64, "by_tokens": rows, "wanted": 0.8, "cells": cells()}
 
 
-def cells() -> dict[str, dict[int, float]]:
-    """The rate over cells of few tokens as a share of that over 4,096, for heads as a probe has them."""
-    found = {}
-    for heads, queries, dim in ((12, 256, 32), (3, 768, 64)):
-        query = torch.randn(heads, queries, dim) / dim**0.5
-        lengths = (64, 128, 256, 512, 4096)
-        tokens = {n: torch.randn(2, heads, n, dim) for n in lengths}
-        times = {n: taken(lambda of=tokens[n], query=query: cpu.attend(query, *of), 40, min) for n in lengths}  # type: ignore[misc]
-        rates = {n: n / times[n] for n in lengths}
+def cells() -> dict[str, dict[int, dict[str, float]]]:
+    """Rates over cells of few tokens, and their shares of that over 4,096, for heads as a probe has them.
+
+    Processor seconds on one thread, the least of many calls in turns, so that all lengths see the same machine.
+    `bare` is the fused kernel alone: what calling it costs is the rest. `together` are 8 cells of one length in one
+    call, whose queries are the same.
+    """
+    fused, found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, {}
+    lengths, threads = (4096, 64, 128, 256, 512), torch.get_num_threads()
+    torch.set_num_threads(1)
+    for heads, queries, dim in ((12, 256, 32), (12, 256, 64), (3, 768, 64)):
+        query, times = torch.randn(heads, queries, dim) / dim**0.5, {}
+        works: dict[tuple[str, int], Callable[[], object]] = {}
+        for n in lengths:
+            key, value = torch.randn(2, heads, n, dim)
+            works["cell", n] = partial(cpu.attend, query, key, value)
+            works["bare", n] = partial(fused, query[None], key[None], value[None], 0.0, False, scale=1.0)
+            if n < lengths[0]:
+                works["together", n] = partial(cpu.attend, query, *torch.randn(2, 8, heads, n, dim))
+        for name, work in works.items():
+            rounds = range(max(1, 32768 // name[1] // (8 if name[0] == "together" else 1)))
+            times[name] = min(taken(work, len(rounds), min) for _ in range(3))
+        rate = {name: 4e-9 * heads * queries * name[1] * dim / least for name, least in times.items()}
+        rows = {}
+        for n in lengths:
+            shares = {what: rate[what, n] / rate["cell", lengths[0]] for what in ("cell", "bare")}
+            if n < lengths[0]:
+                shares["together"] = 8 * rate["together", n] / rate["cell", lengths[0]]
+            rows[n] = {"gflops": rate["cell", n], **shares}
         name = f"{heads} heads, {queries} queries, d = {dim}"
-        found[name] = {n: rates[n] / rates[lengths[-1]] for n in lengths}
-        print(f"{name}: {', '.join(f'{n} tokens {share:.2f}' for n, share in found[name].items())}")
+        found[name] = rows
+        told = (f"{n} tokens {row['gflops']:.1f} GF/s, {row['cell']:.2f}" for n, row in rows.items())
+        print(f"{name}: {'; '.join(told)}", flush=True)
+        print(
+            "  "
+            + "; ".join(
+                f"{n}: {row['bare']:.2f} bare, {row.get('together', 1):.2f} together" for n, row in rows.items()
+            )
+        )
+    torch.set_num_threads(threads)
     return found

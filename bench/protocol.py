@@ -6,7 +6,8 @@ softmax; mean and covariance of the outputs are compared with the limit's. d = 5
 
 limitlens nests the sizes, so its points are correlated; its standard errors come from resampling whole replicates. The
 protocol's sizes are independent, so theirs come from the scatter at each size. Times, of all processors, are scaled to
-the same standard error, which falls like 1/√replicates on both sides; a ratio's own error is that of the two variances.
+the same standard error, which falls like 1/√replicates on both sides. A ratio's own error comes from resampling the
+replicates of both sides.
 
 Floor: the protocol forms 1.95e9 scores a replicate, a study 30,000 for each query, 250 times fewer at 256 queries.
 Nested sizes need 2.7 times the replicates. Short reach more than makes up for it, since most of the scatter is known
@@ -15,20 +16,23 @@ query's tilt is near ‖B‖_F = 5 > √(2 ln n), so errors of single queries ar
 of each other (no line through the tokens explains more than a fifth of them), and none is rarer or larger than the
 others: stratified or weighted queries have nothing to gain. The square of their mean is 1/250 of theirs or less, so q
 queries leave noise of 480/q of it at n = 30,000, and the variance of a slope is up to (1 + 480/q)² of what all give.
+`limits` prints what each remedy could bring at most; `python -m bench reach` tries those that could be built.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 import limitlens as ll
+from limitlens.errors import Array
 from limitlens.sampling.cells import parse_sizes
 
 DIM, SIZES = 50, parse_sizes("1000:30000:12")
-PLAIN_REPLICATES, OUR_REPLICATES = 6, 100
+PLAIN_REPLICATES, OUR_REPLICATES, RESAMPLES = 10, 100, 1000
 SCALES = {"variance 1/d": DIM**-0.5, "variance 1/4": 0.5, "variance 1": 1.0}
 
 
@@ -44,8 +48,14 @@ def plain_outputs(n: int, A: torch.Tensor, V: torch.Tensor, generator: torch.Gen
     return torch.softmax((tokens @ A.T) @ tokens.T, -1) @ (tokens @ V.T)
 
 
-def plain(head: ll.Head) -> tuple[dict[str, tuple[float, float]], float]:
-    """Slope and standard error of each moment by the protocol, and its wall time."""
+def line_weights() -> Array:
+    """w such that −w·y is the rate of log errors y (sizes,)."""
+    x = np.log(SIZES)
+    return np.asarray((x - x.mean()) / np.square(x - x.mean()).sum())
+
+
+def plain(head: ll.Head) -> tuple[dict[str, Array], float]:
+    """Errors (replicates, sizes) of each moment by the protocol, and its processor time."""
     A, V = (torch.tensor(matrix, dtype=torch.float32) for matrix in (head.A, head.V))
     slope = head.V @ (0.1 * head.A)
     limit = torch.tensor(0.1 * slope @ slope.T, dtype=torch.float32)
@@ -58,13 +68,46 @@ def plain(head: ll.Head) -> tuple[dict[str, tuple[float, float]], float]:
             errors["mean"][r, j] = float(outputs.mean(0).norm())
             errors["covariance"][r, j] = float((torch.cov(outputs.T) - limit).norm())
     seconds = time.process_time() - started
-    x = np.log(SIZES)
-    fits = {}
-    for name, found in errors.items():
-        variance = (found.var(0, ddof=1) / found.mean(0) ** 2).mean()  # about the same at every size: pool it
-        stderr = float(np.sqrt(variance / PLAIN_REPLICATES / ((x - x.mean()) ** 2).sum()))
-        fits[name] = (-float(np.polyfit(x, np.log(found.mean(0)), 1)[0]), stderr)
-    return fits, seconds
+    return errors, seconds
+
+
+def plain_variance(found: Array) -> float:
+    """Variance of the protocol's slope: independent sizes, the relative scatter about the same at each, so pooled."""
+    scatter = float((found.var(0, ddof=1) / found.mean(0) ** 2).mean())
+    return scatter / len(found) * float(np.square(line_weights()).sum())
+
+
+def spread_of(variance: Callable[[Array], float], rows: Array) -> Array:
+    """Resamples (RESAMPLES,) of a variance over replicates, relative to it: each size of the protocol by itself."""
+    generator, base = np.random.default_rng(0), variance(rows)
+    apart = variance is plain_variance  # a study's sizes are nested, so whole rows are drawn
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = generator.integers(len(rows), size=(len(rows), rows.shape[1] if apart else 1))
+        found.append(variance(np.take_along_axis(rows, np.broadcast_to(drawn, rows.shape), 0)) / base)
+    # Resampled rows have (k − 1)/k of the scatter.
+    return np.asarray(found) * len(rows) / (len(rows) - 1)
+
+
+def study_variance(rows: Array) -> float:
+    """Variance of a study's slope from its rows |error| (replicates, sizes), to first order."""
+    return float((rows / rows.mean(0) @ line_weights()).var(ddof=1)) / len(rows)
+
+
+def limits(rows: Array, noise: float) -> dict[str, float]:
+    """By how much a remedy could shrink the variance of a study's slope at the same cost, if it took all there is.
+
+    Variance goes like the square of error and query noise together, of which the noise is a share `noise` (heuristic):
+    `queries` takes the noise away, `samples` leaves nothing but what has noise in it. `allocation` gives up nested
+    sizes for as many replicates of each as are best: variance times tokens is then (Σ |w| s √n)², s the scatter at n.
+    """
+    relative, n, w = rows / rows.mean(0), np.asarray(SIZES, float), line_weights()
+    apart = float((np.abs(w) * relative.std(0, ddof=1) * np.sqrt(n)).sum() ** 2)
+    return {
+        "queries": (1 - noise) ** -2,
+        "samples": 1 / (1 - (1 - noise) ** 2),
+        "allocation": float((relative @ w).var(ddof=1)) * n[-1] / apart,
+    }
 
 
 def single_queries(head: ll.Head, count: int = 1000, samples: int = 12) -> dict[str, float]:
@@ -112,25 +155,28 @@ def against(label: str, scale: float) -> dict[str, object]:
         f"replicates, study {our_seconds:.1f} s for {OUR_REPLICATES} with {curve.queries} queries"
     )
     row["single_queries"] = single_queries(head)
-    for name, (slope, stderr) in theirs.items():
-        rate = curve.rate(name)
+    for name, errors in theirs.items():
+        rate, rows = curve.rate(name), np.asarray(curve.errors[name].rows)
         assert rate is not None
-        ratio = their_seconds * stderr**2 / (our_seconds * rate.stderr**2)
-        # Variances of normal numbers, pooled over the protocol's sizes: theirs and ours.
-        error = ratio * (2 / (len(SIZES) * (PLAIN_REPLICATES - 1)) + 2 / (OUR_REPLICATES - 1)) ** 0.5
+        slope, variance = -float(line_weights() @ np.log(errors.mean(0))), plain_variance(errors)
+        ratio = their_seconds * variance / (our_seconds * rate.stderr**2)
+        error = ratio * float((spread_of(plain_variance, errors) / spread_of(study_variance, rows)).std())
         noise = float(curve.query_noise[name][:, -1].mean() / (curve.replicate_errors[name][:, -1] ** 2).mean())
+        most = limits(rows, noise)
         row[name] = {
-            "protocol": {"slope": slope, "stderr": stderr},
+            "protocol": {"slope": slope, "stderr": variance**0.5},
             "study": {"slope": rate.slope, "stderr": rate.stderr},
             "ratio": ratio,
             "ratio_stderr": error,
             "noise": noise,
-            "bound": ratio / (1 - noise) ** 2,
+            "limits": most,
         }
         print(
-            f"  {name:<10} slope {slope:.3f} ± {stderr:.4f} against {rate.slope:.3f} ± {rate.stderr:.4f}: "
+            f"  {name:<10} slope {slope:.3f} ± {variance**0.5:.4f} against {rate.slope:.3f} ± {rate.stderr:.4f}: "
             f"{ratio:.0f} ± {error:.0f} times less time at equal standard error; query noise is {noise:.0%} of the "
-            f"squared error at n = {SIZES[-1]:,}, without which it were {ratio / (1 - noise) ** 2:.0f}"
+            f"squared error at n = {SIZES[-1]:,}; at most "
+            + ", ".join(f"{factor:.2f} times as much by {what}" for what, factor in most.items()),
+            flush=True,
         )
     return row
 

@@ -117,6 +117,23 @@ def test_fused_kernel_in_float32_is_close_to_float64(dims):
     assert_same(fast, exact, rtol=2e-4, atol=5e-6)
 
 
+@pytest.mark.parametrize(
+    "batches", [((), ()), ((3,), (3,)), ((3,), (2, 3)), ((2, 3), (3,)), ((), (3,)), ((1, 3), (2, 1))]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_kernel_takes_batches_of_any_shape(
+    batches: tuple[tuple[int, ...], tuple[int, ...]], masked: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    of_query, of_keys = batches
+    query = torch.randn(*of_query, 4, 5, generator=generator)
+    key, value = (torch.randn(*of_keys, 7, width, generator=generator) for width in (5, 3))
+    bias = torch.zeros(4, 7).index_fill(0, torch.tensor([1]), float("-inf")) if masked else None  # one sees nothing
+    for got, exact in zip(cpu.attend(query, key, value, bias), reference.attend(query, key, value, bias), strict=True):
+        assert got.shape == exact.shape
+        assert torch.allclose(got, exact, atol=1e-6)
+
+
 def test_states_index_and_travel_as_safetensors(tmp_path):
     torch.manual_seed(0)
     state = state_of(torch.randn(3, 5, 2), torch.randn(3, 9, 2), torch.randn(3, 9, 4), top=TOP)

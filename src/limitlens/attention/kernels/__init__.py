@@ -72,15 +72,15 @@ def state_of(
 
     With `top` > 0 it carries its `Detail`, with that many top scores. A kernel may be given by its precision.
     """
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
-    m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
+    n = key.shape[-2]
     if n == 0:
-        return State.empty(batch, m, v, top=top, device=query.device)
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+        return State.empty(batch, query.shape[-2], value.shape[-1], top=top, device=query.device)
     chosen = kernel if callable(kernel) else kernel_for(query, value, kernel)
     lse, output = chosen(query, key, value, bias)
     detail = None
     if top:
         scores = query @ key.transpose(-1, -2)
         detail = detail_of(scores if bias is None else scores + bias, value, lse, top)
-    count = torch.full(batch, n, dtype=torch.int64, device=query.device)
+    count = torch.full(lse.shape[:-1], n, dtype=torch.int64, device=query.device)
     return State(count, lse.double(), output.double(), detail)
