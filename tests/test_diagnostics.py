@@ -29,9 +29,9 @@ def collectors_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
     found: list[Collector] = []
     measure = probe_module.measure
 
-    def spy(collector: Collector, *rest: Any) -> Any:
-        found.append(collector)
-        return measure(collector, *rest)
+    def spy(collectors: list[Collector], *rest: Any) -> Any:
+        found.extend(collectors)
+        return measure(collectors, *rest)
 
     monkeypatch.setattr(probe_module, "measure", spy)
     loaded = LoadedModel(name, TINY[name].model(), tiny_tokenizer(special=not TINY[name].causal))

@@ -12,6 +12,7 @@ import torch
 from limitlens.attention.state import State
 from limitlens.probing import layer as layer_module
 from limitlens.probing.collect import Collector
+from limitlens.probing.joining import groups, joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.pilot import Layer, Traits
@@ -24,9 +25,11 @@ from limitlens.sampling.workers import one_after_another
 SHARED, GROUPS, QUERIES, KEY, VALUE, BLOCK = 3, 2, 12, 4, 5, 300
 
 
-def collected(blocks: int, *, atom: bool = False, softcap: float | None = None, device: bool = False) -> Collector:
+def collected(
+    blocks: int, *, atom: bool = False, softcap: float | None = None, device: bool = False, seed: int = 5
+) -> Collector:
     """A layer that has seen so many of four blocks of random tokens: two replicates are kept, two are streamed."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
@@ -94,6 +97,19 @@ def test_cells_on_a_device_are_cells_one_by_one(monkeypatch: pytest.MonkeyPatch)
     at_once = 2 * 4 * GROUPS * QUERIES * VALUE  # two of the three heads, and the third
     monkeypatch.setattr(layer_module, "FLOATS_AT_ONCE", at_once)
     assert_same(layer_curves(collected(2, device=True)), alone, close=1e-5)
+
+
+@pytest.mark.parametrize("atom", [False, True])
+def test_layers_side_by_side_are_layers_one_by_one(atom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers whose cells lie on a device, joined and parted again."""
+    pytest.importorskip("triton", reason="the CUDA kernel needs triton, also to be interpreted")
+    monkeypatch.setattr(placement, "KEPT_STEP", 16)
+    layers = [collected(4, atom=atom, device=True, seed=seed) for seed in (5, 6)]
+    assert [len(group) for group in groups([*layers, collected(4)])] == [2, 1]
+    whole = layer_curves(joined(layers))
+    for place, layer in enumerate(layers):
+        pairs = slice(place * SHARED, (place + 1) * SHARED)
+        assert_same(whole.of(slice(pairs.start * GROUPS, pairs.stop * GROUPS), pairs), layer_curves(layer), close=1e-6)
 
 
 def test_what_another_has_seen_is_merged_in_place() -> None:

@@ -88,12 +88,12 @@ class State:
         return State(self.count + other.count, lse, output, detail)
 
     @classmethod
-    def joined(cls, states: Sequence[State]) -> State:
-        """States one after the other along the first batch axis."""
+    def joined(cls, states: Sequence[State], axis: int = 0) -> State:
+        """States one after the other along a batch axis."""
         if len(states) == 1:
             return states[0]
         parts = [state.tensors() for state in states]
-        return cls.of({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        return cls.of({name: torch.cat([part[name] for part in parts], axis) for name in parts[0]})
 
     def union(self) -> State:
         """The union of the disjoint sets along the first batch axis, not all of them empty."""
@@ -196,11 +196,12 @@ class Peak:
         return cls(scores.gather(-1, place)[..., 0], values)
 
     @classmethod
-    def joined(cls, peaks: Sequence[Peak]) -> Peak:
-        """Peaks one after the other along the first batch axis."""
+    def joined(cls, peaks: Sequence[Peak], axis: int = 0) -> Peak:
+        """Peaks one after the other along a batch axis."""
         if len(peaks) == 1:
             return peaks[0]
-        return cls(torch.cat([peak.score for peak in peaks]), torch.cat([peak.value for peak in peaks]))
+        parts = zip(*((peak.score, peak.value) for peak in peaks), strict=True)
+        return cls(*(torch.cat(part, axis) for part in parts))
 
     def union(self) -> Peak:
         """The peak over the union of the sets along the first batch axis; the first of them wins a tie."""

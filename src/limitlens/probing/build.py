@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,13 @@ from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.foretell import TOKENS, foretell
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
+from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.moment_errors import CLEAR, brought
 from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
 from limitlens.sampling.placement import sent
-from limitlens.sampling.workers import Workers, one_after_another
 from limitlens.theory.pilot_law import QUARTERS
 
 # What a head's record takes from its layer's as it is, by the same name.
@@ -45,10 +46,11 @@ class Measured:
     foresight: list[tuple[Foresight, ...]]  # of each head: of the pooled law, and beside the atom where there is one
 
 
-def measure(collector: Collector, window: int, workers: Workers = one_after_another) -> Measured:
-    """All measurements of a layer that has seen the pool, in windows of so many tokens; heads may be foretold apart."""
+def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
+    """All measurements of layers, alike where they are several, that have seen the pool, in windows of such length."""
     with torch.inference_mode():
-        curves = layer_curves(collector)
+        collector = joined(collectors)
+        curves, detail = layer_curves(collector), layer_detail(collector, window)
         share = torch.exp(collector.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
         deck, layer = collector.deck, collector.layer
@@ -58,8 +60,15 @@ def measure(collector: Collector, window: int, workers: Workers = one_after_anot
         quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
         sizes = np.rint(curves.counts.mean(0)).tolist()
         key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed, workers=workers)
-        return Measured(layer, curves, layer_detail(collector, window), layer_geometry(collector), special, told)
+        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed)
+        shared, groups = collectors[0].layer.query.shape[:2]
+        found = []
+        for place, own in enumerate(collectors):
+            pairs = slice(place * shared, (place + 1) * shared)
+            heads = slice(pairs.start * groups, pairs.stop * groups)
+            parts = (curves.of(heads, pairs), detail.of(heads), layer_geometry(own), special[heads], told[heads])
+            found.append(Measured(own.layer, *parts))
+        return found
 
 
 def head_records(
@@ -68,7 +77,7 @@ def head_records(
     """The records of a layer's query heads, in order."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
-    known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor), "seed": seed}
+    known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     main = curves.bare if curves.atomic is None else curves.atomic
     sinks = _sinks(measured, sizes, window)
 

@@ -54,7 +54,13 @@ class LayerDetail:
     effective_sums: Array
     top_sums: Array
     members: Array
-    floor: float  # relative difference of the outputs of a few queries over the largest sample from the same in float64
+    floor: Array  # (heads,): relative difference of a few outputs over the largest sample from the same in float64
+
+    def of(self, heads: slice) -> LayerDetail:
+        """That of some heads."""
+        own = {part.name: getattr(self, part.name) for part in fields(self)}
+        common = ("ranks", "members")
+        return LayerDetail(**{name: part if name in common else part[heads] for name, part in own.items()})
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
@@ -62,11 +68,11 @@ def layer_detail(collector: Collector, context: int) -> LayerDetail:
     step = _heads_at_once(collector)
     starts = range(0, collector.query.shape[0], step)
     parts = [_shared_detail(collector, slice(start, start + step), context) for start in starts]
-    apart = ("ranks", "members", "critical", "floor")
+    apart = ("ranks", "members", "critical")
     names = [part.name for part in fields(LayerDetail) if part.name not in apart]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    critical, floor = tuple(chain.from_iterable(part.critical for part in parts)), max(part.floor for part in parts)
-    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, floor=floor, **together)
+    critical = tuple(chain.from_iterable(part.critical for part in parts))
+    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, **together)
 
 
 def _heads_at_once(collector: Collector) -> int:
@@ -116,7 +122,8 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
         mean[0], plugged_in, mean[3][:, 0], mean[3][:, 1], ranks, weights[:, -ranks], np.median(pareto, axis=-1),
         dimension, share, critical_factors(critical, few, windows[rows], seed=deck.seed),
         effective_sums=effective, top_sums=largest[..., 0],
-        members=np.bincount(windows, minlength=len(clusters)).astype(float), floor=float(floor.max()),
+        members=np.bincount(windows, minlength=len(clusters)).astype(float),
+        floor=np.repeat(floor, layer.query.shape[1]),
     )  # fmt: skip
 
 

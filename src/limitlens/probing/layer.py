@@ -31,7 +31,7 @@ from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER, sent
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
-DEVICE_TIMES = 64  # as many on a GPU, where a launch takes as long for few numbers as for many
+DEVICE_TIMES = 256  # as many on a GPU, where a launch takes as long for few numbers as for many
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,12 @@ class LayerCurves:
     bare: SampleErrors  # of the pooled law alone
     atomic: SampleErrors | None  # with the atom, where the layer has one
     others: dict[str, Squares]  # of the pooled law: of the "mean", the "covariance", and of "hardmax"
+
+    def of(self, heads: slice, shared: slice) -> LayerCurves:
+        """Those of some query heads, which read these key/value heads."""
+        others = {name: part.of(heads) for name, part in self.others.items()}
+        atomic = None if self.atomic is None else self.atomic.of(heads)
+        return LayerCurves(self.counts, self.pool, self.reference[shared], self.bare.of(heads), atomic, others)
 
     @property
     def unseen(self) -> Array:

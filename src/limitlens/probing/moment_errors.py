@@ -45,6 +45,10 @@ class Squares:
             powers = np.where(self.scale[head] > 0, self.squares[head] / self.scale[head] ** 2, np.nan)
         return ErrorCurve(tuple(int(size) for size in sizes), powers, self.outputs[head], **known)
 
+    def of(self, heads: slice) -> Self:
+        """Those of some heads."""
+        return type(self)(*(getattr(self, own.name)[heads] for own in fields(self)))
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The errors of all key/value heads as those of all query heads."""

@@ -5,6 +5,9 @@ On a CPU cells are attended one by one, so that each stays in cache; on a GPU a 
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,6 +29,16 @@ class DeviceCells:
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
+
+    @classmethod
+    def joined(cls, parts: Sequence[DeviceCells]) -> DeviceCells:
+        """Those of several layers as of one with the heads of all."""
+        whole = copy.copy(parts[0])
+        names = ("hi", "lo", "unit")
+        whole.query = split.Halves(*(torch.cat([getattr(part.query, name) for part in parts]) for name in names))
+        whole.states = State.joined([part.states for part in parts], 1)
+        whole.peaks = Peak.joined([part.peaks for part in parts], 1)
+        return whole
 
     def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand (cells, 3), and for that of the special tokens.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from limitlens.models.catalog import LoadedModel
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector
 from limitlens.probing.fitting import waiting, window_bytes, windows_at_once
+from limitlens.probing.joining import groups
 from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.shares import gather
@@ -41,7 +42,7 @@ from limitlens.sampling.documents import MODES, DocumentDeck
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import KEPT_STEP, Deck
-from limitlens.sampling.workers import Workers, one_after_another, workers_for
+from limitlens.sampling.workers import Workers, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
 DEVICE_BLOCK = 1 << 17  # the same on a GPU, where the pool has many of them: states are merged once a block
@@ -259,14 +260,15 @@ class _Work:
         return min(self.replicates, pool // largest)
 
     def _measured(self, window: int) -> Iterator[Measured]:
-        """The measurements of every layer, in order. On a GPU most of what is left is the CPU's: layers and heads."""
-        with ExitStack() as stack:
-            layers: Workers = self.workers
-            heads: Workers = one_after_another
-            if self.loaded.model.device.type != "cpu":
-                torch.linalg.eigh(torch.eye(1, device=self.loaded.model.device))  # its first call must be in one thread
-                layers, heads = (stack.enter_context(workers_for(torch.device("cpu"))) for _ in range(2))
-            yield from layers(lambda index: measure(self.collectors.pop(index), window, heads), list(self.collectors))
+        """The measurements of every layer, in order; what a layer holds is let go once it was measured."""
+        left = groups(self.collectors.values())
+        self.collectors.clear()
+
+        def of(place: int) -> list[Measured]:
+            some, left[place] = left[place], []
+            return measure(some, window)
+
+        yield from chain.from_iterable(self.workers(of, range(len(left))))
 
     def _kernel(self) -> str:
         """What attention was computed with, in words."""
@@ -306,7 +308,7 @@ class _Work:
             if (tails := geometry.tails) is not None:
                 found = (tails.verdict, tails.variance_proxy, tails.pareto_norm, tails.pareto_norm_stderr)
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))
-            floor = max(floor, measured.detail.floor)
+            floor = max(floor, float(measured.detail.floor.max()))
             states |= _tensors(layer, measured.curves.reference)
         now = time.perf_counter()
         self.clock.attention += now - measuring
