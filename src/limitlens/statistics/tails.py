@@ -264,7 +264,7 @@ def _whitener(covariance: Array) -> tuple[Array, Array]:
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """K̂(s)/(s²/2) - 1 and its standard error for projections (n, directions) at lengths s: (directions, points)."""
     lib, excess, stderr = library(projections), [], []
-    spread = projections * projections - 1.0
+    squares = projections * projections
     step = len(s) if lib is not np else 1  # one length at a time on a CPU
     for start in range(0, len(s), step):
         length = beside(projections, s[start : start + step, None, None])
@@ -275,7 +275,8 @@ def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
         weights /= mean
         slope = (weights * projections).mean(1)[:, None]  # K̂'(s)
         # Whitening with the sample's own mean and variance takes out their noise: that is the influence left.
-        influence = weights - 1.0 - scores - (length / 2 * slope) * spread
+        influence = weights - scores
+        influence -= (length / 2 * slope) * squares
         influence -= influence.mean(1)[:, None]
         curve = length * length / 2
         excess.append(((lib.log(mean) + top) / curve - 1.0)[:, 0])
