@@ -32,9 +32,9 @@ def together(
     """`pilot_errors` of the chosen queries of all heads of a layer, head after head, as many heads at a time as fit."""
     (shared, groups, m, _), device = layer.query.shape, key.device
     part, rows = law.parts_of(len(key), quarters), groups * len(chosen)
-    order, asked = np.argsort(part, kind="stable"), sent(chosen, device)
+    order, asked = sent(np.argsort(part, kind="stable"), device), sent(chosen, device)
     spans = [slice(*span) for span in pairwise((0, *np.cumsum(np.bincount(part, minlength=PARTS)).tolist()))]
-    keys, values = (tokens.index_select(0, sent(order, device)).transpose(0, 1) for tokens in (key, value))
+    keys, values = (tokens.index_select(0, order).transpose(0, 1) for tokens in (key, value))
     step = max(1, AT_ONCE // (rows * (value.shape[-1] + 2)))
     for start in range(0, shared, step):
         some = slice(start, start + step)
@@ -64,10 +64,11 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
     low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
     if not np.isfinite(low + high):
         raise InputError(law.UNSEEN)
-    node, first = law.nodes(low, high)
+    weights, first = law.nodes(low, high)
+    node = sent(weights, device)
     weight, middle, rows = logs.exp(), values.mean(1, keepdim=True), heads * queries
     at = ((logs - first) * (1 / law.GAP)).long()
-    upper = (weight / sent(node, device)[at] - 1).clip(0) * (1 / np.expm1(law.GAP))
+    upper = (weight / node[at] - 1).clip(0) * (1 / np.expm1(law.GAP))
     about = torch.cat((values - middle, torch.ones_like(values[..., :1])), -1)
     pull = torch.stack([weight[..., span] @ about[:, span] for span in spans]).flatten(1, 2)  # (parts, m, v + 1)
     limit = pull[..., :-1].sum(0) / tokens
@@ -89,7 +90,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
         filled.scatter_(1, place[some], 0.0)
     table = table.transpose(1, 2)
     return Gathered(
-        node, law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float),
+        law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float), node,
         table[..., -1].double(), table[..., :-1].flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
         torch.matmul, torch, lambda array: sent(array, device),
     )  # fmt: skip

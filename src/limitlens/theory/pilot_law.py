@@ -138,16 +138,16 @@ def points(n: Array, lightest: float) -> Array:
 class Gathered:
     """A pilot gathered on K nodes in each of its parts, for m queries: arrays of NumPy, or of torch on a device."""
 
-    node: Array  # (K,): the weights of the nodes
     s: Array  # (S,): where the integrand is taken
     tokens: Array  # (parts,): how many tokens there are
+    node: Any  # (K,): the weights of the nodes
     count: Any  # (parts, K, m): tokens on each node
     table: Any  # (parts, K, m · (v + 2)), single: their W d, W and W |d|², d about each query's own limit
     pull: Any  # (parts, m, v + 1): W d and W of all tokens of a part
     limit: Any  # (m, v)
     matmul: Product
     xp: Any = np  # the library of these arrays, and what sends it one of NumPy's
-    send: Callable[[Array], Any] = np.asarray
+    send: Callable[[NDArray[Any]], Any] = np.asarray
 
     @classmethod
     def of(cls, logs: Array, values: Array, part: NDArray[np.intp], n: Array, matmul: Product) -> Self:
@@ -190,46 +190,50 @@ class Gathered:
             tables[:, :, i] = sums.reshape(PARTS, size, width)
         lightest = node[np.minimum((count.sum(0).cumsum(0) < lightest_share(n) * tokens).sum(0), size - 1)].min()
         table, own = tables.reshape(PARTS, size, -1), np.bincount(part, minlength=PARTS).astype(float)
-        return cls(node, points(n, lightest), own, count, table, pull, middle + limit, matmul)
+        return cls(points(n, lightest), own, node, count, table, pull, middle + limit, matmul)
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
         """What `PilotErrors` holds, one below the other: (1 or 2, 27, m, sizes), the second beside the atom.
 
         An atom is given by its weight (m,) and value (m, v).
         """
-        xp, at, tokens = self.xp, self.s[:, None] * self.node, float(self.tokens.sum())
-        both = np.concatenate((np.exp(-at), self.node * np.exp(-at)))
+        xp, s, tokens = self.xp, self.send(self.s[:, None]), float(self.tokens.sum())
+        at = s * self.node
+        e = xp.exp(-at)
         # Over the tokens of each part, e = e^{−sW}: sums of 1 − e, which is small where it matters how large it is; of
         # W d e, W e and W |d|² e, and of the same with one more W.
-        gone = self.matmul(self.send(-np.expm1(-at)), self.count)
-        sums = self._product(both, self.table).reshape(PARTS, 2, len(at), len(self.limit), -1)
+        gone = self.matmul(-xp.expm1(-at), self.count)
+        sums = self._product((e, self.node * e), self.table).reshape(PARTS, 2, len(s), len(self.limit), -1)
         shares = CHOICES / (CHOICES @ self.tokens)[:, None]
-        # A choice at a time stays in a processor's cache; a device is idle between small steps.
-        cuts = range(len(CHOICES)) if xp is np else (slice(None),)
-        drawn = [self._with_replacement(n, self.send(shares[cut].reshape(-1, PARTS)), gone, sums, atom) for cut in cuts]
         repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * tokens) & (n < tokens))
+        # One choice or size at a time stays in a processor's cache; a device is idle between small steps.
+        choices, several = (shares[:, None], 1) if xp is np else (shares[None], max(1, len(repeated)))
+        drawn = [self._with_replacement(n, s, self.send(share), gone, sums, atom) for share in choices]
         table, count, gone = (part.sum(0) for part in (self.table, self.count, gone / tokens))
         found: list[Any] = []
         for error, output in (map(xp.concatenate, zip(*way, strict=True)) for way in zip(*drawn, strict=True)):
-            beside = atom if found else None
-            first = 1.0 * error[:1]  # a copy
-            for j, size in zip(repeated.tolist(), n[repeated].tolist(), strict=True):
-                # On a device looking at what is there would wait for it.
-                kept = (self.s > NEAR / size) & (True if xp is not np else (size * gone < 40).any(1))
-                first[0, :, j] = self._without_replacement(size, kept, table, count, beside) / (1 - size / tokens)
-            found.append(xp.concatenate((first, output[:1], error, output[1:])))
+            first = 1.0 * error[0]  # a copy
+            for which in repeated.reshape(-1, several):
+                # Where some query's samples may have no token left; looking would wait for a device.
+                kept = (n[which] * gone < 40).any(1) & (self.s > NEAR / n[which]) if xp is np else slice(None)
+                own = self._without_replacement(n[which], s[kept], self.s[kept], table, count, atom if found else None)
+                first[:, self.send(which)] = own
+            found.append(xp.concatenate((first[None], output[:1], error, output[1:])))
         return xp.stack(found)
 
-    def _product(self, factors: Array, table: Any) -> Any:
-        """Factors (..., K) times a table, multiplied in single precision."""
-        return self.xp.asarray(self.matmul(self.send(factors.astype(np.float32)), table), dtype=self.xp.float64)
+    def _product(self, factors: tuple[Any, ...], table: Any) -> Any:
+        """Factors (..., K), one below the other, times a table, in single precision."""
+        rows = self.xp.stack(factors).reshape(-1, len(self.node))
+        return self.xp.asarray(self.matmul(self.xp.asarray(rows, dtype=self.xp.float32), table), dtype=self.xp.float64)
 
-    def _with_replacement(self, n: Array, share: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None) -> list[Any]:
+    def _with_replacement(
+        self, n: Array, s: Any, share: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
+    ) -> list[tuple[Any, Any]]:
         """The integral for draws from c choices of parts, and the squares of their outputs: (c, m, sizes) each.
 
         Without an atom, and beside it; shares (c, parts) are of the mean over a choice's tokens.
         """
-        xp, s, size = self.xp, self.send(self.s)[:, None], self.send(n)
+        xp, size = self.xp, self.send(n)
         gone, sums, pull = (
             self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:]) for part in (gone, sums, self.pull)
         )
@@ -251,16 +255,13 @@ class Gathered:
         if atom is not None:
             weight, value = atom
             own = value - limit
-            lam = weight[:, None] / (weight[:, None] + size * mass[..., None])  # g is so far from the limit to the atom
-            rest = size * mass[..., None] / (weight[:, None] + size * mass[..., None])
+            both = weight[:, None] + size * mass[..., None]
+            lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g is so far from the limit to the atom
             far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
             across = self._dot(c2, own) - (centre * own).sum(-1)[:, None] * b2
             alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
-                *(term * left * e for term in (a2, b2, across, along, b1)),
-                near * e,
-                b1**2 * e,
-                b1 * along * e,
-                left**2 * e,
+                *(part * e * left for part in (a2, b2, across, along, b1)),
+                *(part * e for part in (near, b1**2, b1 * along, left**2)),
             )
             pull = weight[:, None] * rest  # of the atom on what is about g
             error = size * (alone + lam**2 * far * b2_left - 2 * lam * across)
@@ -275,28 +276,27 @@ class Gathered:
         return self.xp.einsum("csmv,cmv->csm", rows, vector)
 
     def _without_replacement(
-        self, n: float, kept: NDArray[np.bool_], table: Any, count: Any, atom: tuple[Any, Any] | None
+        self, n: Array, s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> Any:
-        """The integral for draws without replacement from all of it, (m,)."""
-        xp, p = self.xp, n / float(self.tokens.sum())
-        s = self.s[kept, None]
-        e = np.exp(-s * self.node)
-        f = 1 - p * (1 - e)
+        """The integral at some points for draws of n without replacement from all of it over 1 − n/M, (m, sizes)."""
+        xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
+        each = self.send(points**2 * (points > NEAR / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
+        e, p = xp.exp(-s * self.node), size / tokens
+        f = 1 - p * (1 - e)  # (sizes, S, K)
         share = e / f
         rest = 1 - p * share
-        factors = [share, self.node * share * rest] + [share * rest] * (atom is not None)
-        sums = self._product(np.concatenate(factors), table) * p
-        first, second, *drift = sums.reshape(len(factors), len(s), len(self.limit), -1)
-        vector, spread, bare = first[..., :-2], second[..., -1], self.matmul(self.send(np.log(f)), count)
+        factors = (share, self.node * share * rest) + (share * rest,) * (atom is not None)
+        sums = self._product(factors, table).reshape(len(factors), len(n), len(s), len(self.limit), -1)
+        first, second, *drift = (p[..., None] * part for part in sums)
+        vector, spread, log = first[..., :-2], second[..., -1], self.matmul(xp.log(f), count)
         if atom is not None:
             weight, away = atom[0], atom[1] - self.limit
-            lam = weight / (weight + n)  # the pilot's own mass is n and its pull 0
-            g, far = lam[:, None] * away, lam**2 * (away**2).sum(1)
-            vector = (weight * (n / (weight + n)))[:, None] * away + vector - g * first[..., -2:-1]
-            spread = spread - 2 * xp.einsum("smv,mv->sm", second[..., :-2], g) + far * second[..., -2]
+            lam = weight / (weight + size)  # the pilot's own mass is n and its pull 0
+            g, far = lam[..., None] * away, lam**2 * (away**2).sum(1)
+            vector = (weight * size / (weight + size))[..., None] * away + vector - g * first[..., -2:-1]
+            spread = spread - 2 * (second[..., :-2] * g).sum(-1) + far * second[..., -2]
             # How many tokens are kept matters beside an atom, and does not vary: take its part out.
-            varied = self.matmul(self.send(p * share * rest), count).clip(1e-300)
+            varied = self.matmul(p * share * rest, count).clip(1e-300)
             spread = spread - ((drift[0][..., :-2] - g * drift[0][..., -2:-1]) ** 2).sum(-1) / varied
-            bare = bare - self.send(s) * weight
-        total = self.send(s**2) * xp.exp(bare) * ((vector**2).sum(-1) + spread)
-        return (total.sum(0) * STEP).clip(0)
+            log = log - s * weight
+        return (each * xp.exp(log) * ((vector**2).sum(-1) + spread)).sum(1).clip(0).T
