@@ -28,13 +28,13 @@ from torch import Tensor
 import limitlens as ll
 from limitlens.attention.kernels import split
 from limitlens.heads.regimes import Thresholds
+from limitlens.lazily import sent
 from limitlens.models import LoadedModel, load
 from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import _Work
 from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
-from limitlens.sampling.placement import sent
 from limitlens.sampling.workers import workers_for
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"

@@ -5,6 +5,7 @@ With them what lets one formula read arrays and tensors alike: NumPy is faster o
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,19 @@ else:
     pd, torch = _Lazy("pandas"), _Lazy("torch")
     Axes = Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
-__all__ = ["Axes", "Drawing", "PreTrainedModel", "Tensor", "beside", "copied", "library", "native", "pd", "torch"]
+__all__ = [
+    "Axes",
+    "Drawing",
+    "PreTrainedModel",
+    "Tensor",
+    "beside",
+    "copied",
+    "library",
+    "native",
+    "pd",
+    "sent",
+    "torch",
+]
 
 
 def library(x: Any) -> Any:
@@ -46,8 +59,25 @@ def beside(x: Any, array: NDArray[Any]) -> Any:
     """An array where x is: a tensor beside a tensor. A GPU does not wait for it."""
     if library(x) is np:
         return array
-    moved = torch.from_numpy(np.ascontiguousarray(array))
-    return moved if x.device.type == "cpu" else moved.pin_memory().to(x.device, non_blocking=True)
+    return sent(np.ascontiguousarray(array), x.device)
+
+
+def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
+    """An array on a device. A GPU goes on with its work meanwhile, and whoever sends it does not wait for that work."""
+    here = torch.from_numpy(array)
+    if str(device) == "cpu":
+        return here
+    with torch.cuda.stream(_beside(device)):
+        there = here.to(device)
+    torch.cuda.current_stream(device).wait_stream(_beside(device))
+    there.record_stream(torch.cuda.current_stream(device))
+    return there
+
+
+@cache
+def _beside(device: torch.device | str) -> torch.cuda.Stream:
+    """A stream for copies alone: page-locked memory would cost more than it saves."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def copied(*parts: Any) -> list[NDArray[np.float64]]:

@@ -13,6 +13,7 @@ from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array
 from limitlens.heads.record import HeadRecord, Sink
 from limitlens.heads.regimes import Thresholds, classify, resampled
+from limitlens.lazily import sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.foretell import TOKENS, foretell
@@ -23,7 +24,6 @@ from limitlens.probing.moment_errors import CLEAR, brought
 from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
-from limitlens.sampling.placement import sent
 from limitlens.theory.pilot_law import QUARTERS
 
 # What a head's record takes from its layer's as it is, by the same name.

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.errors import Array, InputError
+from limitlens.lazily import sent
 from limitlens.probing.pilot import Layer, scores_of
-from limitlens.sampling.placement import sent
 from limitlens.theory import pilot_law as law
 from limitlens.theory.pilot_law import PARTS, Gathered, PilotErrors
 

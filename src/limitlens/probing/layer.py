@@ -25,10 +25,11 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
+from limitlens.lazily import sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, brought, members
 from limitlens.probing.peaks import hardmax_errors, peak_over
-from limitlens.sampling.placement import LEFT_OVER, sent
+from limitlens.sampling.placement import LEFT_OVER
 
 FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
 DEVICE_TIMES = 256  # as many on a GPU, where a launch takes as long for few numbers as for many

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.sampling.placement import sent
+from limitlens.lazily import sent
 
 MOMENTS = ("mean", "covariance")
 CLEAR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted

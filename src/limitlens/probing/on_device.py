@@ -14,7 +14,8 @@ from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.sampling.placement import LEFT_OVER, Deck, Hand, sent
+from limitlens.lazily import sent
+from limitlens.sampling.placement import LEFT_OVER, Deck, Hand
 
 
 class DeviceCells:

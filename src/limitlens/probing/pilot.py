@@ -18,9 +18,9 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
+from limitlens.lazily import sent
 from limitlens.models import Captured, Projections, Windows, capture, projections
 from limitlens.models.catalog import LoadedModel
-from limitlens.sampling.placement import sent
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.lazily import sent
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
 from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import Deck, Hand, Part, sent
+from limitlens.sampling.placement import Deck, Hand, Part
 
 AHEAD = 64  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
 

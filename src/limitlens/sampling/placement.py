@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.lazily import sent
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.dealing import assign, deal
 
@@ -93,24 +92,6 @@ class Hand:
             ends = start + length >= len(place)
             own = (all_rows, some, early, slots_there, spans_there.view(-1, 3))
             yield Part(*own, self.counted, hand if last else None, ends)
-
-
-def sent(index: NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array on a device. A GPU goes on with its work meanwhile, and whoever sends it does not wait for that work."""
-    here = torch.from_numpy(index)
-    if str(device) == "cpu":
-        return here
-    with torch.cuda.stream(_beside(device)):
-        there = here.to(device)
-    torch.cuda.current_stream(device).wait_stream(_beside(device))
-    there.record_stream(torch.cuda.current_stream(device))
-    return there
-
-
-@cache
-def _beside(device: torch.device | str) -> torch.cuda.Stream:
-    """A stream for copies alone: page-locked memory would cost more than it saves."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Deck:

@@ -202,7 +202,9 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
 def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
     """What `check_tails` says of enough tokens (n, d): an array, or a tensor on any device."""
     n, centred = len(x), x - x.mean(0)
-    to_white, own = _whitener(*copied(centred.T @ centred / n))
+    covariance = centred.T @ centred / n
+    as_array("the covariance of the tokens", *copied(covariance))
+    to_white, own = _whitener(*copied(*library(x).linalg.eigh(covariance)))
     white, rank = centred @ beside(x, to_white), to_white.shape[1]
     axes = np.concatenate((np.eye(rank), own))
     units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
@@ -248,10 +250,10 @@ def _differ(tail: Array) -> bool:
     return bool(np.mean(np.diff(tail) > 1e-9 * tail[-1]) > 0.5)
 
 
-def _whitener(covariance: Array) -> tuple[Array, Array]:
-    """What centred tokens of this covariance (d, d) are multiplied by to be in their principal axes with unit variance,
-    those without variance dropped, (d, rank), and their own coordinates as whitened directions, (at most d, rank)."""
-    eigenvalues, vectors = np.linalg.eigh(as_array("the covariance of the tokens", covariance))
+def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
+    """What centred tokens, whose covariance has these eigenvalues (d,) and axes (d, d), are multiplied by to be in them
+    with unit variance, those without variance dropped, (d, rank), and their own coordinates as whitened directions,
+    (at most d, rank)."""
     kept = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 0.0)
     if not kept.any():
         raise InputError("all tokens are equal; expected tokens with some spread")

@@ -157,7 +157,7 @@ def _launch(
     if bias is not None:
         bias = bias.contiguous() if bias.stride(2) != 1 else bias
         strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
-    bm, bn, warps, stages = _shape(max(dk, dv), m, short)
+    bm, bn, warps, stages = _shape(max(dk, dv), m, short, more)
     grid = (-(-m // bm) * count,)
     _programs().forward[grid](
         query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
@@ -169,10 +169,12 @@ def _launch(
     return found | ({"lse2": natural[1], "score": natural[2], "peak": natural[3], "where": where} if more else {})
 
 
-def _shape(width: int, m: int, short: bool) -> tuple[int, int, int, int]:
+def _shape(width: int, m: int, short: bool, more: bool) -> tuple[int, int, int, int]:
     """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
+    elif more and width <= 64:
+        bm, bn, warps, stages = 64, 64, 4, 3
     else:
         bm, bn, warps, stages = 128, 64 if short or width == 128 else 128, 8, 2 if width == 128 else 3
     few = max(16, 1 << (m - 1).bit_length())  # no more rows than there are queries
