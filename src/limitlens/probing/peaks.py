@@ -16,7 +16,7 @@ from torch import Tensor
 
 from limitlens.attention.state import Peak
 from limitlens.probing.moment_errors import Squares, brought, members
-from limitlens.probing.pilot import Layer, scores_of
+from limitlens.probing.pilot import DETAIL_QUERIES, Layer, scores_of
 
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 DEVICE_TIMES = 256  # as many on a GPU
@@ -43,7 +43,7 @@ def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     the tokens of no cell (·, h, G · q).
     """
     best = Peak.joined(peaks).union().value.double()
-    _, clusters = np.unique(layer.clusters[layer.detail.cpu().numpy()], return_inverse=True)
+    _, clusters = np.unique(layer.clusters[layer.places(DETAIL_QUERIES)], return_inverse=True)
     member = members(clusters, best.device)
     member = member * (member.shape[1] / len(member))
 
