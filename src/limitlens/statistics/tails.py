@@ -258,6 +258,8 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
     if not kept.any():
         raise InputError("all tokens are equal; expected tokens with some spread")
     root, vectors = np.sqrt(eigenvalues[kept]), vectors[:, kept]
+    # Whoever found them, the largest entry of an axis is positive.
+    vectors = vectors * np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], 0))
     own = vectors * root  # <own row, white> is the coordinate itself
     varies = np.linalg.norm(own, axis=1) > 1e-5 * root[-1]
     return np.asarray(vectors / root), own[varies] if own.shape[1] > 1 else own[:0]
