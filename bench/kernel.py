@@ -6,6 +6,7 @@ torch reaches, 2·2048³ operations on matrices that stay in cache. The exponent
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +14,8 @@ import torch
 
 from bench.timing import alternate, taken
 from limitlens.attention.kernels import cpu
+
+ROUNDS = 20  # of all lengths in turn
 
 
 def run() -> dict[str, object]:
@@ -24,6 +27,7 @@ def run() -> dict[str, object]:
         key, value = torch.randn(n, 64), torch.randn(n, 64)
         times = alternate(
             15,
+            time.process_time,  # of all processors: on a busy machine it tells much the same
             product=lambda: a @ b,
             kernel=lambda key=key, value=value: cpu.attend(query, key, value),  # type: ignore[misc]
         )
@@ -45,7 +49,7 @@ def cells() -> dict[str, dict[int, dict[str, float]]]:
     lengths, threads = (4096, 64, 128, 256, 512), torch.get_num_threads()
     torch.set_num_threads(1)
     for heads, queries, dim in ((12, 256, 32), (12, 256, 64), (3, 768, 64)):
-        query, times = torch.randn(heads, queries, dim) / dim**0.5, {}
+        query = torch.randn(heads, queries, dim) / dim**0.5
         works: dict[tuple[str, int], Callable[[], object]] = {}
         for n in lengths:
             key, value = torch.randn(2, heads, n, dim)
@@ -53,9 +57,11 @@ def cells() -> dict[str, dict[int, dict[str, float]]]:
             works["bare", n] = partial(fused, query[None], key[None], value[None], 0.0, False, scale=1.0)
             if n < lengths[0]:
                 works["together", n] = partial(cpu.attend, query, *torch.randn(2, 8, heads, n, dim))
-        for name, work in works.items():
-            rounds = range(max(1, 32768 // name[1] // (8 if name[0] == "together" else 1)))
-            times[name] = min(taken(work, len(rounds), min) for _ in range(3))
+        times = dict.fromkeys(works, float("inf"))
+        for _ in range(ROUNDS):
+            for name, work in works.items():
+                calls = max(1, 4096 // name[1] // (8 if name[0] == "together" else 1))
+                times[name] = min(times[name], taken(work, calls, min))
         rate = {name: 4e-9 * heads * queries * name[1] * dim / least for name, least in times.items()}
         rows = {}
         for n in lengths:
