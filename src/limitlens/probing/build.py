@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,26 +51,43 @@ class Measured:
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     """All measurements of layers, alike where they are several, that have seen the pool, in windows of such length."""
     with torch.inference_mode():
-        collector = joined(collectors)
-        curves, detail = layer_curves(collector), layer_detail(collector, window)
-        share = torch.exp(collector.special.lse - curves.reference.lse)
-        special = np.asarray(share.reshape(-1, collector.layer.query.shape[2]).mean(-1).cpu())
-        deck, layer = collector.deck, collector.layer
-        slots = deck.some_slots(TOKENS)
-        some = sent(slots, collector.key.device)
-        # Single documents scatter as the text does: its chance is not added once more.
-        quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
-        sizes = np.rint(curves.counts.mean(0)).tolist()
-        key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-        told = foretell(layer, key, value, sizes, quarters=quarters, seed=deck.seed)
-        shared, groups = collectors[0].layer.query.shape[:2]
-        found = []
-        for place, own in enumerate(collectors):
-            pairs = slice(place * shared, (place + 1) * shared)
-            heads = slice(pairs.start * groups, pairs.stop * groups)
-            parts = (curves.of(heads, pairs), detail.of(heads), layer_geometry(own), special[heads], told[heads])
-            found.append(Measured(own.layer, *parts))
-        return found
+        whole = joined(collectors)
+        work: tuple[Callable[[], Any], ...] = (
+            partial(layer_curves, whole), partial(layer_detail, whole, window), partial(_foretold, whole),
+            lambda: list(map(layer_geometry, collectors)),
+        )  # fmt: skip
+        curves, detail, told, geometries = _done(work, whole.key.device)
+        share = torch.exp(whole.special.lse - curves.reference.lse)
+        special = np.asarray(share.reshape(-1, whole.layer.query.shape[2]).mean(-1).cpu())
+    shared, groups = collectors[0].layer.query.shape[:2]
+    found = []
+    for place, (own, geometry) in enumerate(zip(collectors, geometries, strict=True)):
+        pairs = slice(place * shared, (place + 1) * shared)
+        heads = slice(pairs.start * groups, pairs.stop * groups)
+        parts = (curves.of(heads, pairs), detail.of(heads), geometry, special[heads], told[heads])
+        found.append(Measured(own.layer, *parts))
+    return found
+
+
+def _done(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
+    """What pieces of work give. Each waits for a device now and then, and the others go on meanwhile."""
+    if device.type == "cpu":
+        return [piece() for piece in work]
+    torch.linalg.eigh(torch.eye(1, device=device))  # its first call must be in one thread
+    with ThreadPoolExecutor(len(work)) as pool:
+        return list(pool.map(torch.inference_mode()(lambda piece: piece()), work))
+
+
+def _foretold(collector: Collector) -> list[tuple[Foresight, ...]]:
+    """What some of the kept tokens of a layer foretell of each of its heads."""
+    deck = collector.deck
+    slots = deck.some_slots(TOKENS)
+    some = sent(slots, collector.key.device)
+    # Single documents scatter as the text does: its chance is not added once more.
+    quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
+    sizes = np.rint(deck.filled.cumsum(1).mean(0)).tolist()
+    key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
+    return foretell(collector.layer, key, value, sizes, quarters=quarters, seed=deck.seed)
 
 
 def head_records(

@@ -45,7 +45,9 @@ from limitlens.sampling.placement import KEPT_STEP, Deck
 from limitlens.sampling.workers import Workers, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
-DEVICE_BLOCK = 1 << 17  # the same on a GPU, where the pool has many of them: states are merged once a block
+# The same on a GPU, where launches cost as much for few tokens as for many and states are merged once a block: from 32
+# of the small ones on a sixth of the pool, this at most; and tokens a forward at most.
+DEVICE_BLOCK, DEVICE_FORWARD = 1 << 18, 1 << 16
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 # Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
 # where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
@@ -180,9 +182,10 @@ class _Work:
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
         per_forward = self.batch or max(1, FORWARD // windows.length)
         block = BLOCK
-        if self.loaded.model.device.type != "cpu":  # launches cost as much for few tokens as for many
-            block = min(DEVICE_BLOCK, BLOCK * max(1, len(order) * windows.length // (16 * BLOCK)))
-            per_forward = self.batch or max(1, block // (2 if block == DEVICE_BLOCK else 1) // windows.length)
+        if self.loaded.model.device.type != "cpu":
+            whole = len(order) * windows.length // BLOCK
+            block = BLOCK if whole < 32 else min(DEVICE_BLOCK, BLOCK * (whole // 6))
+            per_forward = self.batch or max(1, min(block, DEVICE_FORWARD) // windows.length)
         per_block = per_forward * max(1, block // (per_forward * windows.length))
         self.pool = Pool(windows, order, per_forward, per_block, per_forward)
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
