@@ -1,7 +1,7 @@
 """What one GPU does: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
 
-`python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [study=CPU_SECONDS] [far]
-[same]`:
+`python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [wide_bf16=TOKENS]
+[study=CPU_SECONDS] [far=N] [same]`:
 MODEL a folder or alias, TEXT a file, whose windows are run as often as a probe asks for (fine for timing, and said).
 What was measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
 """
@@ -29,7 +29,7 @@ import limitlens as ll
 from limitlens.attention.kernels import split
 from limitlens.heads.regimes import Thresholds
 from limitlens.lazily import sent
-from limitlens.models import LoadedModel, load
+from limitlens.models import LoadedModel, Windows, load
 from limitlens.probing.opening import open_windows
 from limitlens.probing.probe import _Work
 from limitlens.probing.stream import stream
@@ -156,8 +156,8 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     windows.batches = lambda size, rows: once.batches(size, np.asarray(rows) % once.count)  # type: ignore[method-assign]
     own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None, "mode": "pool"}
 
-    def work() -> _Work:
-        return _Work(loaded, windows, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)
+    def work(some: Windows = windows) -> _Work:
+        return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)
 
     def bare() -> float:
         used = np.concatenate((made.pilot_windows, made.pool.indices))
@@ -170,20 +170,22 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
         return time.perf_counter() - begun
 
     with workers_for(device) as workers:
+        few = copy.copy(windows)
+        few.count = min(windows.count, READ * 8 // once.length)
+        for made in (work(few), work(few)):  # the first ones compile; blocks are of the same size
+            made.run(Checkpoint())
+            made.result(0.0, text, tokens, Thresholds())
         made = work()
-        if tokens < READ * 8:
-            bare()
-        forwards, seconds = [bare()], {}
-        for name in ("first", "second") if tokens < READ * 8 else ("first",):  # the first one compiles
+        forwards, seconds = [bare()], []
+        for _ in range(3 if few.count == windows.count else 1):
             made, begun = work(), time.perf_counter()
             made.run(Checkpoint())
             _wait(device)
             streamed = time.perf_counter() - begun
             made.result(begun, text, tokens, Thresholds())
-            seconds[name] = (time.perf_counter() - begun, streamed)
-            forwards.append(bare())
-    around = (forwards[-1] + forwards[-2]) / 2
-    whole, streamed = seconds[name]
+            seconds.append((time.perf_counter() - begun, streamed))
+            forwards += [bare()] if few.count == windows.count else []
+    around, (whole, streamed) = statistics.median(forwards), sorted(seconds)[len(seconds) // 2]
     found = {
         "tokens": tokens, "sizes": sizes, "forward_seconds": forwards, "probe_seconds": whole,
         "streamed_seconds": streamed, "ratio": whole / around, "stream_ratio": streamed / around,
@@ -235,7 +237,7 @@ def far(most: int = 10**9) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     rates = {name: curve.rate(name) for name in ("mean", "output")}
     found = {"seconds": seconds, "sizes": sizes, "replicates": 50, "floor": float(curve.floor.max())}
-    found |= {name: {"error": list(curve.error(name)), "rate": [r.slope, r.stderr]} for name, r in rates.items()}
+    found |= {name: {"error": curve.error(name).tolist(), "rate": [r.slope, r.stderr]} for name, r in rates.items()}
     print(f"far: {found}", flush=True)
     return found
 
@@ -289,9 +291,9 @@ def main(model: str, text: str, *parts: str) -> None:
             if name == "same":
                 kept["same"] = same(loaded, text)
                 given = ""
-            if name == "wide":
+            if name.startswith("wide"):
                 loaded = wide_encoder(loaded)
-            elif name == "bf16":
+            if name.endswith("bf16"):
                 loaded.model.bfloat16()
             for tokens in map(int, filter(None, given.split(","))):
                 label = f"ratio_{tokens // 10**6}m"

@@ -31,7 +31,7 @@ from limitlens.statistics.tails import sorted_shape, tail_length
 FLOOR_QUERIES = 4  # queries of a head attended again in float64
 DIMENSION_QUERIES = 16  # queries of a head at which the local dimension of its keys is estimated
 _FEWEST_SCORES = 6  # below this there is no tail to fit
-_SCORES_AT_ONCE = 1 << 24  # of several key/value heads on a GPU
+_SCORES_AT_ONCE = 1 << 27  # of several key/value heads on a GPU
 
 
 @dataclass(frozen=True, eq=False)

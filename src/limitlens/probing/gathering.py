@@ -22,7 +22,7 @@ from limitlens.probing.pilot import Layer, scores_of
 from limitlens.theory import pilot_law as law
 from limitlens.theory.pilot_law import PARTS, Gathered, PilotErrors
 
-AT_ONCE = 1 << 16  # queries · values at a time: arrays of up to 0.6 GB
+AT_ONCE = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
 SHARES = 1 << 28  # of tokens on nodes at a time: 1 GB
 
 

@@ -173,7 +173,7 @@ def _shape(width: int, m: int, short: bool, more: bool) -> tuple[int, int, int, 
     """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
-    elif more and width <= 64:
+    elif more and (width <= 32 or (short and width == 64)):
         bm, bn, warps, stages = 64, 64, 4, 3
     else:
         bm, bn, warps, stages = 128, 64 if short or width == 128 else 128, 8, 2 if width == 128 else 3
