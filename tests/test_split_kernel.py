@@ -46,6 +46,15 @@ def test_every_type_that_is_accepted(dtype: torch.dtype) -> None:
     check(drawn(2, 20, 48, scale=0.3, dtype=dtype), drawn(2, 100, 48, dtype=dtype), drawn(2, 100, 64, dtype=dtype))
 
 
+def test_numbers_of_few_bits_need_fewer_products() -> None:
+    """Keys and values in bfloat16 beside queries in float32, as a model of that type is probed; and one of the two."""
+    query, key, value = drawn(2, 20, 48, scale=0.3), drawn(2, 100, 48), drawn(2, 100, 64)
+    few = [part.bfloat16() for part in (key, value)]
+    check(query, *few)
+    check(query, few[0], value)
+    check(query, key, few[1])
+
+
 def test_queries_or_keys_that_are_shared_are_not_repeated() -> None:
     check(drawn(3, 5, 32), drawn(50, 32), drawn(50, 32))
     check(drawn(5, 32), drawn(3, 50, 32), drawn(3, 50, 32))

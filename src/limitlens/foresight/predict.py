@@ -129,7 +129,7 @@ def _heads(
 
     def take(captured: Captured) -> None:
         parts, layer = waiting[captured.layer], pilot.layers[captured.layer]
-        parts.append(tuple(tokens_of(part[:, :, positions]) for part in (captured.key, captured.value)))  # type: ignore[arg-type]
+        parts.append(tuple(tokens_of(part[:, :, positions]).float() for part in (captured.key, captured.value)))  # type: ignore[arg-type]
         if seen < len(keyed):
             return
         key, value = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -35,7 +35,8 @@ class Collector:
         self.states: list[State] = []
         self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
         self.marks = 0  # copies of these that wait for the rest of their block, after all others
-        self.key = self.value = torch.empty(0)  # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v)
+        # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v), in the model's own precision until the stream has ended
+        self.key = self.value = torch.empty(0)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
         self.stores: tuple[Tensor, ...] = ()  # what holds both, the kept tokens first
         self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
@@ -51,8 +52,7 @@ class Collector:
         `special` (s,) are those of them that are special tokens. What is `done` by layer and name was done with these
         tokens before memory ran out in the middle; each is done whole or not at all.
         """
-        seen = (captured.query, captured.key, captured.value)
-        query, key, value = (tokens_of(tensor[:, :, positions]) for tensor in seen)
+        key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
             self.prepare(key, value, hidden)
@@ -62,6 +62,7 @@ class Collector:
             "special": lambda: self._mark(key, value, special),
         }
         if part.counted:
+            query = tokens_of(captured.query[:, :, positions])
             work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}
         if hidden is not None:
             work["hidden"] = lambda: self._add_hidden(hidden, part)
@@ -106,15 +107,16 @@ class Collector:
 
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
-        self.stores[which].index_copy_(0, part.rows, tokens)
+        _copy_rows(self.stores[which], part.rows, tokens)
 
     def settle(self) -> None:
         """Once the stream has ended: nothing waits any more."""
-        self.key, self.value, self.stores, self.waiting = self.key.clone(), self.value.clone(), (), ()
+        self.key, self.value = (tokens.to(torch.float32, copy=True) for tokens in (self.key, self.value))
+        self.stores = self.waiting = ()
 
     def _stream(self, number: int, start: int, stop: int) -> None:
         """Attend to what has waited for one cell."""
-        key, value = (tokens[start:stop] for tokens in self.waiting)
+        key, value = (tokens[start:stop].float() for tokens in self.waiting)
         state = self.states[number].merge(self._attend(key, value))
         tokens = (key.transpose(0, 1), value.transpose(0, 1))
         peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
@@ -138,7 +140,8 @@ class Collector:
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
         """Attention over tokens (n, Hkv, ·)."""
-        return state_of(self.query, key.transpose(0, 1), value.transpose(0, 1), kernel=self.layer.kernel)
+        tokens = (part.float().transpose(0, 1) for part in (key, value))
+        return state_of(self.query, *tokens, kernel=self.layer.kernel)
 
     def prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
         """Make room for tokens such as these."""
@@ -159,11 +162,20 @@ class Collector:
         else:
             q = self.detail_query.shape[1]
             self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]
-            self.peaks = [Peak.empty((shared,), q, v, like=value) for _ in range(deck.states)]
+            self.peaks = [Peak.empty((shared,), q, v, like=self.query) for _ in range(deck.states)]
         if hidden is not None:
-            self.hidden = key.new_zeros(deck.first, hidden.shape[-1])
+            self.hidden = self.query.new_zeros(deck.first, hidden.shape[-1])
 
 
 def tokens_of(tensor: Tensor) -> Tensor:
-    """(B, H, L, k) as one row a token, (B · L, H, k), float32."""
-    return tensor.transpose(1, 2).flatten(0, 1).float()
+    """(B, H, L, k) as one row a token, (B · L, H, k)."""
+    return tensor.transpose(1, 2).flatten(0, 1)
+
+
+def _copy_rows(store: Tensor, places: Tensor, tokens: Tensor) -> None:
+    """Rows (n, H, k) to places (n,) of a store, in pieces of 8 bytes where they can be: fewer are copied faster."""
+    both = [rows.flatten(1) for rows in (store, tokens)]
+    ends = (rows.element_size() * size for rows in both for size in (rows.shape[1], rows.storage_offset()))
+    if all(rows.is_contiguous() for rows in both) and not any(end % 8 for end in ends):
+        both = [rows.view(torch.int64) for rows in both]
+    both[0].index_copy_(0, places, both[1])

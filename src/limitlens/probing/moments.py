@@ -37,7 +37,7 @@ class Moments:
         """Sums and sums of products of rows (chunks, n, heads, d), float64."""
         chunks, n, heads, dim = rows.shape
         # Heads before rows, so that every product reads its own in one piece.
-        centred = torch.sub(rows.transpose(1, 2), self.shift[:, None], out=rows.new_empty(chunks, heads, n, dim))
+        centred = torch.sub(rows.transpose(1, 2), self.shift[:, None], out=self.shift.new_empty(chunks, heads, n, dim))
         return centred.sum(2).sum(0, dtype=torch.float64), (centred.mT @ centred).sum(0, dtype=torch.float64)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ class DeviceCells:
         self.precision = precision
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
-        self.peaks = Peak.empty((cells, heads), len(detail), v, like=value)
+        self.peaks = Peak.empty((cells, heads), len(detail), v, like=query)
 
     @classmethod
     def joined(cls, parts: Sequence[DeviceCells]) -> DeviceCells:
@@ -70,7 +70,7 @@ class DeviceCells:
         count = (spans[:, 1] - spans[:, 0])[:, None].expand(shape)
         state = State(count, found.lse.view(*shape, -1), found.output.view(*shape, *found.output.shape[1:]))
         score, place = (part.view(*shape, -1)[..., self.detail] for part in (found.peak, found.where))
-        return state, Peak(score.to(value.dtype), value[place, head[None, :, None]])
+        return state, Peak(score.float(), value[place, head[None, :, None]].float())
 
     def steps(self, deck: Deck, key: Tensor, value: Tensor, heads: slice) -> list[tuple[State, Peak]]:
         """Those of every step of the replicates (R, h, ·), of kept tokens (slots, Hkv, ·) too; of no cell at last."""

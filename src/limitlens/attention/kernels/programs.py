@@ -7,7 +7,8 @@ import triton.language as tl
 
 @triton.jit
 def split(
-    X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+    X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH; the unit is a power of two.
 
@@ -24,7 +25,8 @@ def split(
     hi = x.to(tl.float16)
     to = b * n * WIDTH + row[:, None] * WIDTH + column[None, :]
     tl.store(HI + to, hi, mask=inside)
-    tl.store(LO + to, (x - hi.to(tl.float32)).to(tl.float16), mask=inside)
+    if not WHOLE:
+        tl.store(LO + to, (x - hi.to(tl.float32)).to(tl.float16), mask=inside)
 
 
 @triton.jit
@@ -38,10 +40,13 @@ def _block(
     ko, vo = rn[None, :] * DK + rk[:, None], rn[:, None] * DV + rv[None, :]
     there = rn < length
     kh = tl.load(KH + ko, mask=there[None, :], other=0.0) if TAIL else tl.load(KH + ko)
-    if WIDE:
+    if WIDE == 3:
         kl = tl.load(KL + ko, mask=there[None, :], other=0.0) if TAIL else tl.load(KL + ko)
         s = tl.dot(qh, kl)
         s = tl.dot(ql, kh, s)
+        s = tl.dot(qh, kh, s)
+    elif WIDE == 2:
+        s = tl.dot(ql, kh)
         s = tl.dot(qh, kh, s)
     else:
         s = tl.dot(qh, kh)
@@ -70,9 +75,10 @@ def _block(
     ph = p.to(tl.float16)
     vh = tl.load(VH + vo, mask=there[:, None], other=0.0) if TAIL else tl.load(VH + vo)
     o = tl.zeros_like(acc)
-    if WIDE:
+    if WIDE == 3:
         vl = tl.load(VL + vo, mask=there[:, None], other=0.0) if TAIL else tl.load(VL + vo)
         o = tl.dot(ph, vl, o)
+    if WIDE > 1:
         o = tl.dot((p - ph.to(tl.float32)).to(tl.float16), vh, o)
     o = tl.dot(ph, vh, o)
     acc = acc * a[:, None] + o

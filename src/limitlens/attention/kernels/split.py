@@ -50,7 +50,10 @@ def unable(query: Tensor, value: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class Halves:
-    """Rows (B, n, d) as hi + lo, each float16 (B, n, width), times a power of two for each B."""
+    """Rows (B, n, d) as hi + lo, each float16 (B, n, width), times a power of two for each B.
+
+    Numbers of few bits, as of bfloat16, may be wholly in hi: there lo is hi itself, and is not read.
+    """
 
     hi: Tensor
     lo: Tensor
@@ -69,17 +72,18 @@ class Found:
     where: Tensor | None = None  # (jobs, m): which key has it, the first among equals; −1 over no keys
 
 
-def halves(rows: Tensor, factor: float = 1.0) -> Halves:
-    """Split rows (B, n, d), of any strides, times a factor."""
+def halves(rows: Tensor, factor: float = 1.0, whole: bool = False) -> Halves:
+    """Split rows (B, n, d), of any strides, times a factor; or take them for `whole` in their higher half."""
     batch, n, d = rows.shape
     width = max(16, 1 << (d - 1).bit_length())
-    hi, lo = (torch.empty(batch, n, width, dtype=torch.float16, device=rows.device) for _ in range(2))
+    hi = torch.empty(batch, n, width, dtype=torch.float16, device=rows.device)
+    lo = hi if whole else torch.empty_like(hi)
     unit = torch.ones(batch, dtype=torch.float32, device=rows.device)
     if n:
         size = torch.linalg.vector_norm(rows, math.inf, (1, 2), dtype=torch.float32)
         block = max(1, 4096 // width)
         programs, grid = _programs(), (-(-n // block), batch)
-        programs.split[grid](rows, hi, lo, size, unit, factor, n, *rows.stride(), d, width, block, LARGEST)
+        programs.split[grid](rows, hi, lo, size, unit, factor, n, *rows.stride(), d, width, block, LARGEST, whole)
     return Halves(hi, lo, unit)
 
 
@@ -115,8 +119,11 @@ def attend_jobs(
     to the scores, −inf leaves a key out. `more` fills the rest of `Found`. "fast" takes one product in place of three.
     Queries that are asked often may be given as `asked` made them.
     """
-    v, wide = value.shape[-1], precision == "accurate"
-    queries, keys, values = query if isinstance(query, Halves) else asked(query), halves(key), halves(value)
+    v = value.shape[-1]
+    queries, few = query if isinstance(query, Halves) else asked(query), key.dtype == value.dtype == torch.bfloat16
+    keys, values = halves(key, whole=few), halves(value, whole=few)
+    # Products for one: of the higher halves alone, with those of the lower half of queries and weights, with all.
+    wide = 1 if precision == "fast" else 2 if few else 3
     m = queries.hi.shape[1]
     parts = max(1, -(-longest // PART))
     work = jobs.long()
@@ -146,7 +153,7 @@ def attend_jobs(
 
 def _launch(
     query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: bool,
-    wide: bool, short: bool = False,
+    wide: int, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The kernel over (W, 4) pieces of work: float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
