@@ -70,18 +70,20 @@ class Hand:
         """
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self.order))
-        kept = len(self.slots)
+        kept, hand = len(self.slots), self
+        rank = np.arange(len(place) - kept)  # of those that wait, among those that wait with them: all of the block
         for start in range(0, len(place), length):
             mine, begin = place[start : start + length], start - start % deck.wait
-            if start == begin:
+            if start == begin and deck.wait < len(place):
                 there_wait = np.sort(place[begin : begin + deck.wait])
                 there_wait = there_wait[np.searchsorted(there_wait, kept) :] - kept
+                rank[there_wait] = np.arange(len(there_wait))
                 spans = [(number, *np.searchsorted(there_wait, span).tolist()) for number, *span in self.streamed]
                 hand = replace(self, streamed=[span for span in spans if span[1] < span[2]])
             last = start + length >= min(begin + deck.wait, len(place))
             streams = mine >= kept
             rows = np.empty_like(mine)
-            rows[streams] = deck.slots + np.searchsorted(there_wait, mine[streams] - kept)
+            rows[streams] = deck.slots + rank[mine[streams] - kept]
             rows[~streams] = slots = self.slots[mine[~streams]]
             chosen = mine - kept
             chosen[~streams] = slots
