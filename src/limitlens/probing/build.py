@@ -15,14 +15,14 @@ from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array
 from limitlens.heads.record import HeadRecord, Sink
 from limitlens.heads.regimes import Thresholds, classify, resampled
-from limitlens.lazily import sent
+from limitlens.lazily import copied, sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.foretell import TOKENS, foretell
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
 from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
-from limitlens.probing.moment_errors import CLEAR, brought
+from limitlens.probing.moment_errors import CLEAR
 from limitlens.probing.pilot import Layer
 from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
@@ -138,7 +138,7 @@ def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:
     if layer.atom is None:
         return None
     m = layer.query.shape[2]
-    score, rest = (lse.reshape(-1, m) for lse in brought(layer.atom.lse, reference.lse))
+    score, rest = (lse.reshape(-1, m) for lse in copied(layer.atom.lse, reference.lse))
     kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
     kind = " and ".join(name for name, there in kinds.items() if there)
     shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)

@@ -101,10 +101,6 @@ class Collector:
             for name, tensor in self.tensors().items():
                 tensor.copy_(saved[name])
 
-    def kept(self, slots: Tensor, head: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (n, ·) of one key/value head in these slots (n,)."""
-        return self.key[:, head].index_select(0, slots), self.value[:, head].index_select(0, slots)
-
     def _put(self, which: int, tokens: Tensor, part: Part) -> None:
         """Keep the tokens that are kept, and let the others wait for the rest of their block."""
         _copy_rows(self.stores[which], part.rows, tokens)

@@ -23,7 +23,8 @@ from limitlens.heads.critical_factor import CriticalFactor, critical_factors, cr
 from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
 from limitlens.probing.critical_rows import device_rows
-from limitlens.probing.pilot import scores_of
+from limitlens.probing.moment_errors import members
+from limitlens.probing.pilot import DETAIL_QUERIES, scores_of
 from limitlens.probing.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
 from limitlens.statistics.tails import sorted_shape, tail_length
@@ -89,8 +90,7 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     m, detail = layer.query.shape[2], layer.detail
     q, query = len(detail), collector.detail_query[heads]
     atom = None if layer.atom is None else _of_queries(layer.atom[heads], m, detail)
-    clusters = np.arange(layer.clusters.max() + 1)
-    member = (beside(query, layer.clusters)[detail] == beside(query, clusters)[:, None]).double()  # (C, q)
+    member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
         slots, sizes = beside(query, deck.slots_of(r)), deck.filled[r].cumsum().tolist()  # nested sizes in order
@@ -105,13 +105,13 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     few, rows = within(sizes, context), some_rows(q)
     near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, beside(scores, rows)])
     found = copied(
-        torch.stack(sums, 1), detail, ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
+        torch.stack(sums, 1), ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
         *_around(layer.query[heads][:, :, layer.some(DIMENSION_QUERIES)], key),
         device_rows(near, few) if isinstance(near, Tensor) else critical_rows(near, few),
         _floor(collector, query[:, :FLOOR_QUERIES], key, value),
     )  # fmt: skip
-    by_cluster, chosen, weights, pareto, exponent, outside, critical, floor = found
-    windows = layer.clusters[chosen.astype(int)]
+    by_cluster, weights, pareto, exponent, outside, critical, floor = found
+    windows = layer.clusters[layer.places(DETAIL_QUERIES)]
     effective, square, size, largest = np.split(by_cluster, [len(sizes) * part for part in (1, 2, 3)], -1)
     mean = [part.sum(2).mean(1) / q for part in (effective, square, size, largest)]
     with np.errstate(divide="ignore", invalid="ignore"):  # where the limit is 0 there is no relative error
@@ -122,7 +122,7 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
         mean[0], plugged_in, mean[3][:, 0], mean[3][:, 1], ranks, weights[:, -ranks], np.median(pareto, axis=-1),
         dimension, share, critical_factors(critical, few, windows[rows], seed=deck.seed),
         effective_sums=effective, top_sums=largest[..., 0],
-        members=np.bincount(windows, minlength=len(clusters)).astype(float),
+        members=np.bincount(windows, minlength=len(member)).astype(float),
         floor=np.repeat(floor, layer.query.shape[1]),
     )  # fmt: skip
 

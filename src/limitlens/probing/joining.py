@@ -18,11 +18,16 @@ from limitlens.probing.on_device import DeviceCells
 NUMBERS = 1 << 29  # in the states of layers that are joined: 4 GB
 
 
-def groups(collectors: Iterable[Collector]) -> list[list[Collector]]:
-    """Neighbouring layers that may be joined; on a CPU each is alone."""
+def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[Collector]]:
+    """Neighbouring layers that may be joined; on a CPU, and where memory is bounded, each is alone."""
     found: list[list[Collector]] = []
     for collector in collectors:
-        if found and _alike(found[-1][0], collector) and _numbers(collector) * (len(found[-1]) + 1) <= NUMBERS:
+        if (
+            not bounded
+            and found
+            and _alike(found[-1][0], collector)
+            and _numbers(collector) * (len(found[-1]) + 1) <= NUMBERS
+        ):
             found[-1].append(collector)
         else:
             found.append([collector])

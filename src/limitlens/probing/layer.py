@@ -25,9 +25,9 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.lazily import sent
+from limitlens.lazily import copied, sent
 from limitlens.probing.collect import Collector
-from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, brought, members
+from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, members
 from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER
 
@@ -191,5 +191,5 @@ def _views(
         output = (squares(limits) @ member).mean(1).permute(1, 2, 0)  # (h · G, C, J)
         mean = output.mean(1, keepdim=True)
         parts = (torch.where(mean > 0, output / mean, 1.0), *scales)
-        found.append(SampleErrors(*brought(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
+        found.append(SampleErrors(*copied(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
     return found

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.lazily import sent
+from limitlens.lazily import copied, sent
 
 MOMENTS = ("mean", "covariance")
 CLEAR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted
@@ -58,13 +58,6 @@ class Squares:
 def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
     """Which queries (m,) are in which cluster, (m, C): 1 or 0."""
     return sent(np.eye(clusters.max() + 1)[clusters], device)
-
-
-def brought(*parts: Tensor) -> list[Array]:
-    """Tensors as arrays, in one copy from where they lie."""
-    flat = torch.cat([part.flatten() for part in parts]).cpu().numpy()
-    pieces = np.split(flat, np.cumsum([part.numel() for part in parts])[:-1])
-    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 class OutputMoments:
@@ -103,7 +96,7 @@ class OutputMoments:
             (found, alike, norm[:, None].expand(-1, found.shape[-1]))
             for found, norm in zip(self.found, norms, strict=True)
         )
-        return tuple(Squares(*brought(*part)) for part in parts)
+        return tuple(Squares(*copied(*part)) for part in parts)
 
     def _squares(self, difference: Tensor) -> Tensor:
         """Squared errors of both moments, (2, r, G, C); NaN where there is one cluster.

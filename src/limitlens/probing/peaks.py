@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.state import Peak
-from limitlens.probing.moment_errors import Squares, brought, members
+from limitlens.lazily import copied
+from limitlens.probing.moment_errors import Squares, members
 from limitlens.probing.pilot import DETAIL_QUERIES, Layer, scores_of
 
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
@@ -57,4 +58,4 @@ def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     own = of(best)[..., None].expand(*squares.shape[1:])
     scale = own.mean(1)
     outputs = own / scale[:, None].clamp_min(1e-300)
-    return Squares(*brought(squares.permute(1, 2, 0, 3), outputs, scale.sqrt()))
+    return Squares(*copied(squares.permute(1, 2, 0, 3), outputs, scale.sqrt()))

@@ -264,7 +264,7 @@ class _Work:
 
     def _measured(self, window: int) -> Iterator[Measured]:
         """The measurements of every layer, in order; what a layer holds is let go once it was measured."""
-        left = groups(self.collectors.values())
+        left = groups(self.collectors.values(), bounded=self.memory is not None)
         self.collectors.clear()
 
         def of(place: int) -> list[Measured]:
