@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ from limitlens.theory.pilot_law import pilot_errors
 
 M, SIZES, CHOSEN = 500, np.array([4.0, 16, 64, 256, 1024]), np.array([0, 2, 3])
 QUARTERS = np.random.default_rng(1).integers(4, size=M)
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no GPU they are interpreted."""
+    monkeypatch.setattr(gathering, "NODES", 256)
+    monkeypatch.setattr(gathering, "BLOCK", 64)
 
 
 def layer_of(spread: float = 1.0, atom: bool = True, device: str = "cpu") -> tuple[Layer, torch.Tensor, torch.Tensor]:
@@ -56,9 +64,8 @@ def alone(layer: Layer, key: torch.Tensor, value: torch.Tensor, quarters: Any) -
 def test_heads_together_are_told_what_they_are_alone(
     spread: float, atom: bool, quarters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where not all fit at once: two key/value heads of 8 values and 6 queries each, then 4 queries of these."""
+    """Also where not all fit at once: two key/value heads of 8 values and 6 queries each."""
     monkeypatch.setattr(gathering, "AT_ONCE", 2 * 8 * 6)
-    monkeypatch.setattr(gathering, "SHARES", 4 * 200 * M)
     given = layer_of(spread, atom)
     at_once = list(gathering.together(*given, SIZES, CHOSEN, quarters))
     assert [len(some[0].error) for some in at_once] == [12, 6]
@@ -66,8 +73,11 @@ def test_heads_together_are_told_what_they_are_alone(
         for way in range(1 + atom):
             found = np.concatenate([getattr(some[way], name) for some in at_once], -2)
             expected = np.concatenate([getattr(one[way], name) for one in alone(*given, quarters)], -2)
-            # Single precision; squares from 1e-12 of the largest on are of weights that vanish in it.
-            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-12 * expected.max(), err_msg=name)
+            # Single precision; squares from 1e-12 of the largest on are of weights that vanish in it. Half a pilot
+            # without its one heavy token is told about a limit far away: against tables in double precision the
+            # farthest spread errs by 0.8e-5 one by one, and by 1.7e-5 together.
+            close = 4e-5 if name == "halves" and spread == 60 else 2e-5
+            np.testing.assert_allclose(found, expected, rtol=close, atol=1e-12 * expected.max(), err_msg=name)
 
 
 def test_what_is_foretold_is_the_same() -> None:
@@ -111,6 +121,7 @@ def test_a_device_is_waited_for_once_and_asked_for_little(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.Tensor, "tolist", told)
     monkeypatch.setattr(torch.Tensor, "cpu", back)
     monkeypatch.setattr(gathering, "sent", lambda array, device: torch.from_numpy(array).to(device))
+    monkeypatch.setattr(gathering, "programs", SimpleNamespace(gather=defaultdict(lambda: lambda *given, **own: None)))
     given = layer_of(device="meta")
     with Calls() as calls:
         (found,) = gathering.together(*given, SIZES, CHOSEN, None)

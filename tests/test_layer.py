@@ -40,6 +40,7 @@ def collected(
     sink = State(torch.ones(SHARED, dtype=torch.int64), *own) if atom else None
     layer = Layer(0, drawn(SHARED, GROUPS, QUERIES, KEY), sink, None, clusters, traits)
     deck = Deck([BLOCK] * 4, Cells((16, 48, 120)), 4, seed=0)
+    deck.marks = 3
     made = Collector(layer, deck, one_after_another)
     made.prepare(drawn(1, SHARED, KEY), drawn(1, SHARED, VALUE), None)
     if device:
@@ -49,11 +50,14 @@ def collected(
     for hand in islice(deck.hands(), blocks):
         key, value = (drawn(BLOCK, SHARED, size)[hand.order] for size in (KEY, VALUE))
         kept = len(hand.slots)
+        if made.on_device is not None:
+            rows = torch.cat((torch.from_numpy(hand.slots), deck.slots + torch.arange(BLOCK - kept)))
+            special = (deck.wait, deck.wait + 3)
+            made.on_device.put(made.stores, (key, value), rows, kept + torch.arange(3), deck.slots + deck.wait)
+            made.on_device.take(hand, torch.tensor(hand.streamed), special, *made.waiting)
+            continue
         made.key[hand.slots], made.value[hand.slots] = key[:kept], value[:kept]
         made.waiting = key[kept:], value[kept:]
-        if made.on_device is not None:
-            made.on_device.take(hand, torch.tensor(hand.streamed), (0, 3), *made.waiting)
-            continue
         for cell in hand.streamed:
             made._stream(*cell)
     return made

@@ -142,7 +142,7 @@ def test_operator_norms_by_products_alone_are_those_of_eigenvalues():
     matrices = torch.cat((drawn + drawn.mT, 1e-9 * (drawn + drawn.mT)))
     matrices[0] = torch.diag(torch.tensor([1.0, -1.0] * 12, dtype=torch.float64))  # two leading eigenvalues
     matrices[1] = 0
-    exact, found = estimators._operator_norm(matrices), estimators._norm_by_squaring(matrices)
+    exact, found = estimators._operator_norm(matrices), estimators.norm_by_squaring(matrices)
     assert_allclose(found, exact, rtol=4e-6)
 
 

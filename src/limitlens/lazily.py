@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class _Lazy(ModuleType):
+class Lazy(ModuleType):
+    """A module that is imported when something of it is asked for."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
 
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 else:
-    pd, torch = _Lazy("pandas"), _Lazy("torch")
+    pd, torch = Lazy("pandas"), Lazy("torch")
     Axes = Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
 __all__ = [
     "Axes",
     "Drawing",
+    "Lazy",
     "PreTrainedModel",
     "Tensor",
     "beside",

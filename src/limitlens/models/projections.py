@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
     from torch import Tensor, nn
 
     from limitlens.models.relay import Captured
@@ -30,59 +33,77 @@ class Projections:
     rotary: bool  # queries and keys are rotated after the projection: weights give the geometry before
 
     def factor(self, captured: Captured) -> float | None:
-        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, or None where there is none.
+        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, or None where there is none."""
+        ratios = self.ratios(captured)
+        return None if ratios is None else agreed(ratios.tolist(), captured.key.dtype)
+
+    def ratios(self, captured: Captured) -> Tensor | None:
+        """What `agreed` makes that constant of, (2, 2), where the captured layer is; None where weights do not fit it.
 
         A rotation keeps norms, while a rescaling after the projection (some models scale their queries, some stretch
         both to reach longer contexts) multiplies them by one number and a normalisation by many. So the norms of the
-        first window's queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk: the
-        ratios must all agree, and c is the product of the two.
+        first window's queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk: of
+        either, the median of these ratios and how far one of them is from it.
         """
         import torch
         from torch.nn.functional import linear
 
-        if captured.hidden is None:
-            return None
-        product = 1.0
+        found = []
         for weight, bias, made in (
             (self.query, self.query_bias, captured.query[0]),
             (self.key, self.key_bias, captured.key[0]),
         ):
             heads, length, dim = made.shape
-            if weight.shape[0] != heads * dim:
+            if captured.hidden is None or weight.shape[0] != heads * dim:
                 return None
             projected = linear(captured.hidden[0], weight, bias).view(length, heads, dim).transpose(0, 1)
             ratios = made.double().norm(dim=-1) / projected.double().norm(dim=-1)
-            ratio = float(ratios.median())
-            tolerance = 100 * torch.finfo(made.dtype).eps
-            if not bool(((ratios / ratio - 1).abs() < tolerance).all()):
-                return None
-            product *= ratio
-        return product
+            median = ratios.median()
+            found.append(torch.stack((median, (ratios / median - 1).abs().max())))
+        return torch.stack(found)
+
+
+def agreed(ratios: list[list[float]], dtype: torch.dtype) -> float | None:
+    """The product of both ratios of `Projections.ratios`, as numbers of this type tell it; None where one is many."""
+    import torch
+
+    (query, away), (key, farther) = ratios
+    tolerance = 100 * torch.finfo(dtype).eps
+    return query * key if away < tolerance and farther < tolerance else None
 
 
 def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:
     """The query and key projections of a layer, or None when it has none in a known form, and in words why, or what
     limits them; `Projections.factor` says whether they are the whole story.
     """
+    return projector(model)(layer)
+
+
+def projector(model: nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
+    """`projections` of any layer of a model, which is searched once."""
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
     if not all(isinstance(number, int) for number in numbers):
         numbers = list(range(len(modules)))
-    if layer not in numbers:
-        return None, (
-            f"layer {layer} of {type(model).__name__} has no query and key projections among "
-            f"{', '.join('/'.join(pair) for pair in _SEPARATE)} and {_FUSED}"
-        )
-    module = modules[numbers.index(layer)]
     rotary = any("rotary" in type(part).__name__.lower() for part in model.modules())
     reason = "the projections give the geometry before the rotary embedding" if rotary else ""
-    pair = _separate(module)
-    if pair is not None:
-        (query, query_bias), (key, key_bias) = (_weights(linear) for linear in pair)
-        return Projections(query, query_bias, key, key_bias, rotary), reason
-    weight, bias = getattr(module, _FUSED).weight.detach().T, getattr(module, _FUSED).bias.detach()
-    d = weight.shape[1]
-    return Projections(weight[:d], bias[:d], weight[d : 2 * d], bias[d : 2 * d], rotary), reason
+
+    def of(layer: int) -> tuple[Projections | None, str]:
+        if layer not in numbers:
+            return None, (
+                f"layer {layer} of {type(model).__name__} has no query and key projections among "
+                f"{', '.join('/'.join(pair) for pair in _SEPARATE)} and {_FUSED}"
+            )
+        module = modules[numbers.index(layer)]
+        pair = _separate(module)
+        if pair is not None:
+            (query, query_bias), (key, key_bias) = (_weights(linear) for linear in pair)
+            return Projections(query, query_bias, key, key_bias, rotary), reason
+        weight, bias = getattr(module, _FUSED).weight.detach().T, getattr(module, _FUSED).bias.detach()
+        d = weight.shape[1]
+        return Projections(weight[:d], bias[:d], weight[d : 2 * d], bias[d : 2 * d], rotary), reason
+
+    return of
 
 
 def query_projection(module: nn.Module) -> nn.Module | None:

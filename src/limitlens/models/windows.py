@@ -113,7 +113,7 @@ class Windows:
 
         order: Sequence[int] = range(self.count) if indices is None else list(indices)
         for start in range(0, len(order), size):
-            yield torch.from_numpy(np.stack([self[index] for index in order[start : start + size]]).astype(np.int64))
+            yield torch.from_numpy(self._read(order[start : start + size]).astype(np.int64))
 
     def __len__(self) -> int:
         return self.count
@@ -122,10 +122,17 @@ class Windows:
         """The token ids of one window, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        own = self.length - len(self.prefix) - len(self.suffix)
-        self._file.seek(index * own * _ID.itemsize)
-        ids = np.frombuffer(self._file.read(own * _ID.itemsize), dtype=_ID)
-        return np.concatenate([np.array(self.prefix, _ID), ids, np.array(self.suffix, _ID)])
+        return self._read([index])[0]
+
+    def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:
+        """The token ids of windows, (indices, length)."""
+        rows = np.empty((len(indices), self.length), _ID)
+        begin, end = len(self.prefix), self.length - len(self.suffix)
+        rows[:, :begin], rows[:, end:] = self.prefix, self.suffix
+        for row, index in zip(rows, indices, strict=True):
+            self._file.seek(index * (end - begin) * _ID.itemsize)
+            self._file.readinto(row[begin:end])  # type: ignore[attr-defined]
+        return rows
 
 
 def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[np.intp], ...]:

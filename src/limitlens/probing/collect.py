@@ -57,10 +57,12 @@ class Collector:
         if not self.states:
             self.prepare(key, value, hidden)
         work: dict[str, Callable[[], None]] = {
-            "put keys": lambda: self._put(0, key, part),
-            "put values": lambda: self._put(1, value, part),
+            "put keys": lambda: _copy_rows(self.stores[0], part.rows, key),
+            "put values": lambda: _copy_rows(self.stores[1], part.rows, value),
             "special": lambda: self._mark(key, value, special),
         }
+        if self.on_device is not None:
+            work = {"put": partial(self._put, self.on_device, (key, value), part.rows, special)}
         if part.counted:
             query = tokens_of(captured.query[:, :, positions])
             work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}
@@ -101,9 +103,10 @@ class Collector:
             for name, tensor in self.tensors().items():
                 tensor.copy_(saved[name])
 
-    def _put(self, which: int, tokens: Tensor, part: Part) -> None:
-        """Keep the tokens that are kept, and let the others wait for the rest of their block."""
-        _copy_rows(self.stores[which], part.rows, tokens)
+    def _put(self, device: DeviceCells, tokens: tuple[Tensor, Tensor], rows: Tensor, special: Tensor) -> None:
+        """Keep the tokens that are kept, let the others wait for the rest of their block, and mark the special ones."""
+        device.put(self.stores, tokens, rows, special, self.deck.slots + self.deck.wait + self.marks)
+        self.marks += len(special)
 
     def settle(self) -> None:
         """Once the stream has ended: nothing waits any more."""

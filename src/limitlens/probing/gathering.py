@@ -1,9 +1,9 @@
 """The pilot law of all heads of a layer at once on a device: tokens on nodes of weight, as in `theory.pilot_law`.
 
-On a CPU a sparse matrix for each query is fastest. Here the shares of all tokens on all nodes are a dense matrix for
-each query, nearly all of it zeros, that is multiplied with what its tokens carry: no two additions meet in one place,
-so that a pilot gives the same numbers again. Nodes are powers of e^GAP, whoever is gathered on them, so that a head is
-told the same alone and among others, to single precision. Points s go as far as one of the heads needs them.
+On a CPU a sparse matrix for each query is fastest. Here tokens are sorted by weight, so that those of a few nodes lie
+side by side and one program adds them up (`probing.programs`): no two additions meet in one place, so that a pilot
+gives the same numbers again. Nodes are powers of e^GAP, whoever is gathered on them, so that a head is told the same
+alone and among others, to single precision. Points s go as far as one of the heads needs them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.errors import Array, InputError
-from limitlens.lazily import sent
+from limitlens.lazily import Lazy, sent
 from limitlens.probing.pilot import Layer, scores_of
 from limitlens.theory import pilot_law as law
 from limitlens.theory.pilot_law import PARTS, Gathered, PilotErrors
 
+programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
+
 AT_ONCE = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
-SHARES = 1 << 28  # of tokens on nodes at a time: 1 GB
+NODES, BLOCK = 16, 32  # whose tokens a program adds up, so many at a time
 
 
 def together(
@@ -67,30 +69,38 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
     weights, first = law.nodes(low, high)
     node = sent(weights, device)
     weight, middle, rows = logs.exp(), values.mean(1, keepdim=True), heads * queries
-    at = ((logs - first) * (1 / law.GAP)).long()
-    upper = (weight / node[at] - 1).clip(0) * (1 / np.expm1(law.GAP))
     about = torch.cat((values - middle, torch.ones_like(values[..., :1])), -1)
     pull = torch.stack([weight[..., span] @ about[:, span] for span in spans]).flatten(1, 2)  # (parts, m, v + 1)
     limit = pull[..., :-1].sum(0) / tokens
     pull[..., :-1] -= pull[..., -1:] * limit
-    # Single precision from here on: d is taken about the limit before anything is summed, so that nothing cancels.
-    place, share = (torch.stack(pair, 2).flatten(0, 1) for pair in ((at, at + 1), (1 - upper, upper)))  # (m, 2, M)
-    about, weight, share = about[..., :-1].float(), weight.flatten(0, 1).float(), share.float()
-    head = torch.arange(rows, device=device) // queries
-    table = share.new_empty(PARTS, rows, len(node), values.shape[-1] + 3)  # of W d, W, W |d|² and 1
-    step = min(rows, max(1, SHARES // (len(node) * tokens)))
-    shares = share.new_zeros(step, len(node), tokens)
-    for start in range(0, rows, step):
-        some = slice(start, start + step)
-        d, w = about[head[some]] - limit[some, None].float(), weight[some, :, None]
-        carried = torch.cat((w * d, w, w * d.square().sum(-1, keepdim=True), torch.ones_like(w)), -1)
-        filled = shares[: len(d)].scatter_(1, place[some], share[some])
-        for sums, span in zip(table, spans, strict=True):
-            torch.bmm(filled[..., span], carried[:, span], out=sums[some])
-        filled.scatter_(1, place[some], 0.0)
-    table = table.transpose(1, 2)
+    count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, node)
     return Gathered(
         law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float), node,
-        table[..., -1].double(), table[..., :-1].flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
+        count.double(), table.flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
         torch.matmul, torch, lambda array: sent(array, device),
     )  # fmt: skip
+
+
+def _on_nodes(
+    logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, node: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of logs (m, M) of weights, values (B, M, v) and limits (m, v) what `Gathered` holds of every node.
+
+    Tokens (parts, K, m), and their W d, W and W |d|², (parts, K, m, v + 2).
+    """
+    (rows, tokens), v, nodes = logs.shape, values.shape[-1], len(node)
+    parts = [logs[:, span].float().sort(-1) for span in spans]
+    token = torch.cat([part.indices + span.start for part, span in zip(parts, spans, strict=True)], -1)
+    place = ((torch.cat([part.values for part in parts], -1) - first) * (1 / law.GAP)).int()
+    above = logs.gather(-1, token) - (first + law.GAP * place)
+    asked = torch.arange(nodes + 1, dtype=torch.int32, device=logs.device).expand(rows, -1).contiguous()
+    begin = torch.stack(
+        [torch.searchsorted(place[:, span].contiguous(), asked, out_int32=True) + span.start for span in spans], 1
+    )
+    count, table = (above.new_empty(PARTS, nodes, rows, *own, dtype=torch.float32) for own in ((), (v + 2,)))
+    width = max(16, 1 << (v - 1).bit_length())
+    programs.gather[(rows, PARTS, -(-nodes // NODES))](
+        above, place, token, node, values, limit, begin, count, table, float(np.expm1(law.GAP)),
+        rows, rows // len(values), tokens, nodes, v, PARTS, NODES, width, BLOCK, num_warps=2,
+    )  # fmt: skip
+    return count, table

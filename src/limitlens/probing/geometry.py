@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from limitlens.curves.estimators import norm_by_squaring
 from limitlens.errors import Array
 from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
@@ -69,6 +70,8 @@ def layer_geometry(collector: Collector) -> LayerGeometry:
 
 def _reach(key: Tensor, query: Tensor) -> Tensor:
     """√λ_max(RᵀBR) of covariances of keys A = RRᵀ, (Hkv, d, d), and of the queries that share them, (heads, d, d)."""
+    if key.device.type != "cpu":  # which eigenproblems one by one leave idle: A B has the eigenvalues of RᵀBR
+        return norm_by_squaring(key.repeat_interleave(len(query) // len(key), 0) @ query).sqrt()
     values, axes = torch.linalg.eigh(key)
     root = (axes * values.clamp_min(0).sqrt()[..., None, :]).repeat_interleave(len(query) // len(key), 0)
     found: Tensor = torch.linalg.eigvalsh(root.mT @ query @ root)

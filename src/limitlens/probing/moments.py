@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from limitlens.attention.kernels.split import missing
+from limitlens.lazily import Lazy
+
+programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
+
 CHUNK = 1024  # rows whose products are summed in float32
+BLOCK = 128  # and how many of them at a time on a device
+NARROW = 64  # vectors up to this long are multiplied by a program of ours: libraries are slow at many small products
 
 
 class Moments:
@@ -24,14 +31,32 @@ class Moments:
 
     def add(self, rows: Tensor) -> None:
         """Take in rows (n, heads, d)."""
-        chunk = max(CHUNK, 4 * rows.shape[-1])
-        whole = len(rows) - len(rows) % chunk
-        parts = [rows[:whole].reshape(-1, chunk, *rows.shape[1:]), rows[None, whole:]]
-        sums = [self._sums(part) for part in parts if part.numel()]
+        if rows.device.type != "cpu" and rows.shape[-1] <= NARROW and missing() is None:
+            sums = [self._on_device(rows)]
+        else:
+            sums = self._in_chunks(rows)
         self.count += rows.shape[0]  # nothing is changed before: memory may run out there
         for total, products in sums:
             self.total += total
             self.products += products
+
+    def _in_chunks(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Sums and sums of products, float64, of whole chunks and of what is left."""
+        chunk = max(CHUNK, 4 * rows.shape[-1])
+        whole = len(rows) - len(rows) % chunk
+        parts = [rows[:whole].reshape(-1, chunk, *rows.shape[1:]), rows[None, whole:]]
+        return [self._sums(part) for part in parts if part.numel()]
+
+    def _on_device(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by a program of its own."""
+        n, heads, d = rows.shape
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        chunks, width = -(-n // CHUNK), max(16, 1 << (d - 1).bit_length())
+        first, second = (self.shift.new_empty(chunks, heads, d, *own, dtype=torch.float32) for own in ((), (d,)))
+        programs.products[(chunks, heads)](
+            rows, self.shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, width, BLOCK
+        )
+        return first.sum(0, dtype=torch.float64), second.sum(0, dtype=torch.float64)
 
     def _sums(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Sums and sums of products of rows (chunks, n, heads, d), float64."""

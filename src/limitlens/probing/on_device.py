@@ -14,8 +14,13 @@ from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.lazily import sent
+from limitlens.lazily import Lazy, sent
 from limitlens.sampling.placement import LEFT_OVER, Deck, Hand
+
+
+programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
+
+ROWS = 128  # that a program puts
 
 
 class DeviceCells:
@@ -30,6 +35,7 @@ class DeviceCells:
         self.query, self.detail = split.asked(query), detail  # which of its rows are detail queries, (G · q,)
         self.states = State.empty((cells, heads), m, v, device=query.device)
         self.peaks = Peak.empty((cells, heads), len(detail), v, like=query)
+        self.sizes = query.new_zeros(2, heads, dtype=torch.float32)  # the largest |number| of keys and values that wait
 
     @classmethod
     def joined(cls, parts: Sequence[DeviceCells]) -> DeviceCells:
@@ -41,29 +47,40 @@ class DeviceCells:
         whole.peaks = Peak.joined([part.peaks for part in parts], 1)
         return whole
 
+    def put(self, stores: Sequence[Tensor], tokens: Sequence[Tensor], rows: Tensor, special: Tensor, base: int) -> None:
+        """Keys and values (n, Hkv, ·) to rows (n,) of their stores, and the special ones to others, from `base` on."""
+        for store, given, size in zip(stores, tokens, self.sizes, strict=True):
+            n, heads, d = given.shape
+            own = given if given.stride()[1:] == (d, 1) else given.contiguous()
+            programs.put[(-(-(n + len(special)) // ROWS), heads)](
+                own, store, size, rows, special, n, len(special), base, heads, d, own.stride(0), 1 << (d - 1).bit_length(), ROWS
+            )
+
     def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand (cells, 3), and for that of the special tokens.
 
-        Keys and values are (n, Hkv, ·).
+        Keys and values are (n, Hkv, ·), as they were put.
         """
         cells = torch.cat((spans, sent(np.array([[len(self.states.lse) - 1, *special]]), key.device)))
         longest = max(stop - start for start, stop in (special, *(span[1:] for span in hand.streamed)))
-        which, (state, best) = cells[:, 0], self.attend(cells[:, 1:], longest, key, value)
+        which, (state, best) = cells[:, 0], self.attend(cells[:, 1:], longest, key, value, sizes=self.sizes)
         merged, better = self.states[which].merge(state), self.peaks[which].merge(best)
         # Once nothing is left to do that memory may not suffice for.
         for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():
             tensor.index_copy_(0, which, (merged.tensors() | better.tensors())[name])
+        self.sizes.zero_()
 
     def attend(
-        self, spans: Tensor, longest: int, key: Tensor, value: Tensor, heads: slice = slice(None)
-    ) -> tuple[State, Peak]:
+        self, spans: Tensor, longest: int, key: Tensor, value: Tensor, heads: slice = slice(None),
+        sizes: Tensor | None = None,
+    ) -> tuple[State, Peak]:  # fmt: skip
         """States and peaks (cells, h, ·) of keys and values (n, Hkv, ·) from start to stop, for spans (cells, 2)."""
         head = torch.arange(key.shape[1], device=key.device)[heads]
         shape = (len(spans), len(head))
         jobs = torch.cat((head[:, None].expand(*shape, 2), spans[:, None].expand(*shape, 2)), -1).flatten(0, 1)
         tokens = key.transpose(0, 1), value.transpose(0, 1)
         found = split.attend_jobs(
-            self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision
+            self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision, sizes=sizes
         )
         assert found.peak is not None
         assert found.where is not None

@@ -7,7 +7,7 @@ keys before all of these are pooled, so that every pooled key lies in every quer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
-from limitlens.lazily import sent
-from limitlens.models import Captured, Projections, Windows, capture, projections
+from limitlens.lazily import copied, sent
+from limitlens.models import Captured, Projections, Windows, agreed, capture, projector
 from limitlens.models.catalog import LoadedModel
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
@@ -121,7 +121,7 @@ def run_pilot(
 
 
 class _Gather:
-    """Takes from each captured layer the rows that were chosen as queries."""
+    """Takes from each captured layer the rows that were chosen as queries; nothing waits for a device before the end."""
 
     def __init__(
         self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float,
@@ -135,6 +135,10 @@ class _Gather:
         self.chosen: NDArray[np.intp] = np.empty((0, 2), np.intp)
         self.parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
         self.traits: dict[int, Traits] = {}
+        self.projections = projector(loaded.model)
+        self.ratios: dict[int, tuple[Tensor, torch.dtype, str]] = {}  # for `agreed`, and the reason where they agree
+        self.sizes: dict[tuple[int, str], Tensor] = {}  # of every layer's queries, keys and values: squares added up
+        self.place: tuple[int, Tensor, Tensor] = (-1, *torch.empty(2, 0))  # in the windows from one on: row and column
 
     def take(self, captured: Captured) -> None:
         if self.causal is None:
@@ -148,19 +152,22 @@ class _Gather:
                 "pooled key has none; choose a model with rotary, learned or no positions"
             )
         for name in ("query", "key", "value"):
-            if not torch.isfinite(getattr(captured, name).float().square().sum()):
-                given = f"layer {captured.layer} of {self.loaded.name} gives a {name} that is not finite"
-                raise InputError(f"{given}, or far too large; expected a model whose weights are whole")
+            size, seen = getattr(captured, name).float().square().sum(), self.sizes.get((captured.layer, name))
+            self.sizes[captured.layer, name] = size if seen is None else seen + size
         if self.start == 0:
             self.traits[captured.layer] = self._traits(captured)
-        stop = self.start + captured.query.shape[0]
-        window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
-        row, column = torch.as_tensor(np.stack((window - self.start, position)), device=captured.query.device)
+        if self.place[0] != self.start:
+            stop = self.start + captured.query.shape[0]
+            window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
+            place = np.stack((window - self.start, position))
+            self.place = (self.start, *sent(place, captured.query.device))
+        _, row, column = self.place
         query = captured.query[row, :, column].float() * (captured.scale * self.factor)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
         self.parts.setdefault(captured.layer, []).append((query, *first))
 
     def finish(self) -> Pilot:
+        self._look()
         positions = range(1, self.length - self.tail) if self.causal else range(self.length)
         chosen = np.stack((self.indices[self.chosen[:, 0]], self.chosen[:, 1]), axis=1)
         layers = {index: self._layer(index) for index in sorted(self.parts)}
@@ -179,18 +186,31 @@ class _Gather:
         place = np.sort(generator.choice(count * self.tail, number, replace=False))
         self.chosen = np.stack((place // self.tail, self.length - self.tail + place % self.tail), axis=1)
 
+    def _look(self) -> None:
+        """What the device has found by now: whether all is finite, and by what factor projections make the scores."""
+        sizes, *ratios = copied(torch.stack(list(self.sizes.values())), *(own[0] for own in self.ratios.values()))
+        for (layer, name), size in zip(self.sizes, sizes, strict=True):
+            if not np.isfinite(size):
+                given = f"layer {layer} of {self.loaded.name} gives a {name} that is not finite"
+                raise InputError(f"{given}, or far too large; expected a model whose weights are whole")
+        for (layer, (_, dtype, reason)), found in zip(self.ratios.items(), ratios, strict=True):
+            if (factor := agreed(found.tolist(), dtype)) is not None:
+                self.traits[layer] = replace(self.traits[layer], factor=factor, reason=reason)
+
     def _traits(self, captured: Captured) -> Traits:
-        made, reason = projections(self.loaded.model, captured.layer)
-        factor = None if made is None else made.factor(captured)
+        """What is known without waiting for a device: `factor` comes later."""
+        made, reason = self.projections(captured.layer)
         if made is not None and captured.hidden is None:
             reason = "the input of the query projection could not be read"
-        elif made is not None and factor is None:
+        elif made is not None:
+            if (ratios := made.ratios(captured)) is not None:
+                self.ratios[captured.layer] = (ratios, captured.key.dtype, reason)
             reason = "queries or keys are normalised one by one after the projection: no score matrix exists"
         rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
         if captured.hidden is not None:
             rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
         own = (captured.scale * self.factor, captured.softcap, captured.sinks, captured.sliding_window)
-        return Traits(*own, rough_mean, made, factor, reason)
+        return Traits(*own, rough_mean, made, None, reason)
 
     def _layer(self, index: int) -> Layer:
         rows, keys, values = (torch.cat(part) for part in zip(*self.parts[index], strict=True))

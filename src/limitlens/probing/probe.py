@@ -47,7 +47,7 @@ from limitlens.sampling.workers import Workers, workers_for
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
 # The same on a GPU, where launches cost as much for few tokens as for many and states are merged once a block: from 32
 # of the small ones on a sixth of the pool, this at most; and tokens a forward at most.
-DEVICE_BLOCK, DEVICE_FORWARD = 1 << 19, 1 << 16
+DEVICE_BLOCK, DEVICE_FORWARD = 1 << 19, 1 << 18
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
 # Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
 # where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.

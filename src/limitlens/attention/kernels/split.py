@@ -72,15 +72,19 @@ class Found:
     where: Tensor | None = None  # (jobs, m): which key has it, the first among equals; −1 over no keys
 
 
-def halves(rows: Tensor, factor: float = 1.0, whole: bool = False) -> Halves:
-    """Split rows (B, n, d), of any strides, times a factor; or take them for `whole` in their higher half."""
+def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor | None = None) -> Halves:
+    """Split rows (B, n, d), of any strides, times a factor; or take them for `whole` in their higher half.
+
+    The largest |number| of each B is their `size` where it is known, (B,) float32.
+    """
     batch, n, d = rows.shape
     width = max(16, 1 << (d - 1).bit_length())
     hi = torch.empty(batch, n, width, dtype=torch.float16, device=rows.device)
     lo = hi if whole else torch.empty_like(hi)
     unit = torch.ones(batch, dtype=torch.float32, device=rows.device)
     if n:
-        size = torch.linalg.vector_norm(rows, math.inf, (1, 2), dtype=torch.float32)
+        if size is None:
+            size = torch.linalg.vector_norm(rows, math.inf, (1, 2), dtype=torch.float32)
         block = max(1, 4096 // width)
         programs, grid = _programs(), (-(-n // block), batch)
         programs.split[grid](rows, hi, lo, size, unit, factor, n, *rows.stride(), d, width, block, LARGEST, whole)
@@ -111,17 +115,18 @@ def attend(
 
 def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
-    more: bool = False, precision: Precision = "accurate",
+    more: bool = False, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
     """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of jobs (J, 4).
 
     A job is (which queries, which keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is added
     to the scores, −inf leaves a key out. `more` fills the rest of `Found`. "fast" takes one product in place of three.
-    Queries that are asked often may be given as `asked` made them.
+    Queries that are asked often may be given as `asked` made them, and `sizes` (2, Bk) of keys and values as `halves`
+    takes them.
     """
-    v = value.shape[-1]
+    v, size = value.shape[-1], (None, None) if sizes is None else sizes
     queries, few = query if isinstance(query, Halves) else asked(query), key.dtype == value.dtype == torch.bfloat16
-    keys, values = halves(key, whole=few), halves(value, whole=few)
+    keys, values = (halves(rows, 1.0, few, own) for rows, own in zip((key, value), size, strict=True))
     # Products for one: of the higher halves alone, with those of the lower half of queries and weights, with all.
     wide = 1 if precision == "fast" else 2 if few else 3
     m = queries.hi.shape[1]
