@@ -107,10 +107,10 @@ def kernel() -> dict[str, Any]:
     }  # fmt: skip
     own = split.halves(query, split.LOG2E), split.halves(key), split.halves(value)
     whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
-    launched = median(lambda: split._launch(*own, _parts(whole), QUERIES, None, KEYS // split.PART, False, 3))
+    launched = median(lambda: split._launch(*own, _parts(whole), QUERIES, None, KEYS // split.PART, 0, 3))
     error = float((in_cells()[:, :SAMPLE] - exact).norm() / exact.norm())
     few = [split.halves(query[:, : QUERIES // 16].contiguous(), split.LOG2E), *own[1:]]
-    short = median(lambda: split._launch(*few, jobs, QUERIES // 16, None, 1, False, 3, short=True))
+    short = median(lambda: split._launch(*few, jobs, QUERIES // 16, None, 1, 0, 3, short=True))
     rows["halves made before"] = {"tflops": flops / launched / 1e12}
     rows["cells"] = {"tflops": flops / 16 / short / 1e12, "error": error, "length": CELL, "queries": QUERIES // 16}
     print({name: rows[name] for name in ("halves made before", "cells")}, flush=True)
@@ -126,7 +126,7 @@ def _parts(work: Tensor) -> Tensor:
 
 def _more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
-    return split.attend_jobs(query, key, value, whole, longest=KEYS, more=True).output
+    return split.attend_jobs(query, key, value, whole, longest=KEYS, more=2).output
 
 
 def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Tensor:

@@ -51,9 +51,9 @@ def test_heads_at_once_are_the_heads_one_by_one(name: str, tmp_path: Path, monke
     """With and without an atom, with shared keys and with a softcap."""
     for collector in collectors_of(name, tmp_path, monkeypatch)[:2]:
         with torch.inference_mode(), monkeypatch.context() as patch:
-            alone = (diagnostics.layer_detail(collector, 64), geometry.layer_geometry(collector))
+            alone = (diagnostics.layer_detail(collector, 64), *geometry.layer_geometry(collector, [collector]))
             at_once(patch)
-            together = (diagnostics.layer_detail(collector, 64), geometry.layer_geometry(collector))
+            together = (diagnostics.layer_detail(collector, 64), *geometry.layer_geometry(collector, [collector]))
         for one, all_of_them in zip(alone, together, strict=True):
             for part in fields(one):
                 expected, found = (getattr(result, part.name) for result in (one, all_of_them))

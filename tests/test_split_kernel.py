@@ -81,7 +81,7 @@ def test_cells_of_different_lengths_in_one_launch_with_all_that_is_asked(monkeyp
     monkeypatch.setattr(split, "PART", 256)  # so that some are cut into parts
     query, key, value = drawn(2, 33, 64, scale=0.4), drawn(2, 900, 64), drawn(2, 900, 48)
     jobs = [(0, 0, 0, 900), (1, 1, 5, 6), (0, 0, 10, 10), (1, 1, 100, 401), (0, 1, 128, 256)]
-    found = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, more=True)
+    found = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, more=2)
     for i, (q, k, start, stop) in enumerate(jobs):
         if start == stop:
             assert (found.lse[i] == -math.inf).all()
@@ -97,6 +97,10 @@ def test_cells_of_different_lengths_in_one_launch_with_all_that_is_asked(monkeyp
         for one, other in zip(told, true, strict=True):
             assert torch.allclose(one[i], other, rtol=0, atol=5e-5)
         assert torch.equal(found.where[i], scores.argmax(-1) + start)
+    peaks = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, more=1)
+    for name in ("lse", "output", "peak", "where"):
+        assert torch.equal(getattr(peaks, name), getattr(found, name))
+    assert peaks.lse2 is peaks.score is None
 
 
 def test_fast_is_less_exact_and_says_so() -> None:

@@ -122,7 +122,8 @@ class Windows:
         """The token ids of one window, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        return self._read([index])[0]
+        (row,) = self._read([index])
+        return row
 
     def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:
         """The token ids of windows, (indices, length)."""

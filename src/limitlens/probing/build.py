@@ -53,10 +53,10 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     with torch.inference_mode():
         whole = joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
-            partial(layer_curves, whole), partial(layer_detail, whole, window), partial(_foretold, whole),
-            lambda: list(map(layer_geometry, collectors)),
+            partial(_foretold, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
+            partial(layer_geometry, whole, collectors),
         )  # fmt: skip
-        curves, detail, told, geometries = _done(work, whole.key.device)
+        told, curves, detail, geometries = _done(work, whole.key.device)
         share = torch.exp(whole.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, whole.layer.query.shape[2]).mean(-1).cpu())
     shared, groups = collectors[0].layer.query.shape[:2]
@@ -115,6 +115,9 @@ def head_records(
     known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     main = curves.bare if curves.atomic is None else curves.atomic
     sinks = _sinks(measured, sizes, window)
+    # Of each head an array, or a number; None where it is not known.
+    arrays = {name: getattr(of, name) for of, names in ((geometry, GEOMETRY), (detail, DETAIL)) for name in names}
+    by_head: dict[str, Any] = {name: plain(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
 
     def record(head: int) -> HeadRecord:
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
@@ -128,8 +131,7 @@ def head_records(
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,
-            **{name: _of_head(getattr(geometry, name), head) for name in GEOMETRY},
-            **{name: _of_head(getattr(detail, name), head) for name in DETAIL},
+            **{name: of if of is None else of[head] for name, of in by_head.items()},
             curve=curve, pooled=pooled, centred=main.centred(head, curve),
             pooled_centred=None if pooled is None else curves.bare.centred(head, pooled),
             effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
@@ -139,13 +141,6 @@ def head_records(
         )  # fmt: skip
 
     return [record(head) for head in range(len(detail.entropy))]
-
-
-def _of_head(numbers: Array | None, head: int) -> Any:
-    """The array or the number of one head; None where it is not known."""
-    if numbers is None or numbers.ndim > 1:
-        return None if numbers is None else numbers[head]
-    return plain(numbers[head])
 
 
 def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:

@@ -60,7 +60,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
 
     Values are (B, M, v); the parts of the pilot are spans of its tokens.
     """
-    device, (heads, queries, tokens) = logs.device, logs.shape
+    device, (_, queries, tokens) = logs.device, logs.shape
     light = logs.kthvalue(max(1, int(np.ceil(law.lightest_share(n) * tokens))), -1).values
     # The one wait for the device: how many nodes and points there are.
     low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
@@ -68,7 +68,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
         raise InputError(law.UNSEEN)
     weights, first = law.nodes(low, high)
     node = sent(weights, device)
-    weight, middle, rows = logs.exp(), values.mean(1, keepdim=True), heads * queries
+    weight, middle = logs.exp(), values.mean(1, keepdim=True)
     about = torch.cat((values - middle, torch.ones_like(values[..., :1])), -1)
     pull = torch.stack([weight[..., span] @ about[:, span] for span in spans]).flatten(1, 2)  # (parts, m, v + 1)
     limit = pull[..., :-1].sum(0) / tokens

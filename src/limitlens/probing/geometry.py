@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,37 +36,41 @@ class LayerGeometry:
     tokens: str  # what was judged: "hidden states", or "keys" where the former cannot be had
 
 
-def layer_geometry(collector: Collector) -> LayerGeometry:
-    """Everything that second moments and a sample of tokens tell about a layer.
+def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerGeometry]:
+    """Everything that second moments and a sample of tokens tell about layers, which are joined as a whole.
 
     The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
     scale · √λ_max(RᵀCov(q)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
     white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
     """
-    layer, traits, moments = collector.layer, collector.layer.traits, collector.moments
-    shared, groups, _, _ = layer.query.shape
+    moments, (shared, groups, _, dim), count = whole.moments, whole.layer.query.shape, len(layers)
     mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
-    query = layer.query.double().flatten(1, 2)
+    query = whole.query.double()
     spread = (query @ cov_k * query).sum(-1).reshape(shared * groups, -1).mean(-1)
     tilt = (mean_q @ cov_k * mean_q).sum(-1).flatten()
-    pairs, axes, largest = [(cov_k, moments["query"].covariance)], None, tilt[:0]
+    pairs, largest, axes = [(cov_k, moments["query"].covariance)], tilt.new_zeros(count), [None] * count
+    traits, weighed = [layer.layer.traits for layer in layers], []
     if "hidden" in moments:
-        covariance = moments["hidden"].covariance[0]
+        covariance = moments["hidden"].covariance
         values, axes = torch.linalg.eigh(covariance)
-        largest = values[-1:]
-        if traits.projections is not None and traits.factor is not None:
-            Wq, Wk = (part.double() for part in (traits.projections.query, traits.projections.key))
-            Wq, Wk = Wq.reshape(shared * groups, -1, len(values)), Wk.reshape(shared, -1, len(values))
-            pairs.append((Wk @ covariance @ Wk.mT, Wq @ Wq.mT))
-    reach = _reach(*(torch.cat(side) for side in zip(*pairs, strict=True))).reshape(len(pairs), -1)
-    roots = (part.clamp_min(0).sqrt() for part in (tilt, spread))
-    (horizon, *white), mean_tilt, score_std, top = copied(reach, *roots, largest)
-    tails, tokens = _tails(collector, axes)
-    one_sided = white[0] * abs(traits.scale * (traits.factor or 1.0)) if white else None
-    return LayerGeometry(
-        horizon * abs(traits.scale), mean_tilt * abs(traits.scale), score_std, one_sided,
-        coupling=None if one_sided is None else top * one_sided**2, reason=traits.reason, tails=tails, tokens=tokens,
-    )  # fmt: skip
+        largest = values[:, -1]
+        for place, (own, spread_of) in enumerate(zip(traits, covariance, strict=True)):
+            if own.projections is not None and own.factor is not None:
+                W = (part.double() for part in (own.projections.query, own.projections.key))
+                Wq, Wk = (part.reshape(-1, dim, part.shape[-1]) for part in W)
+                pairs.append((Wk @ spread_of @ Wk.mT, Wq @ Wq.mT))
+                weighed.append(place)
+    reach = _reach(*(torch.cat(side) for side in zip(*pairs, strict=True)))
+    found = copied(reach, *(part.clamp_min(0).sqrt() for part in (tilt, spread)), largest)
+    reaches, tilts, spreads = (part.reshape(-1, shared * groups // count) for part in found[:-1])
+    white, told = dict(zip(weighed, reaches[count:], strict=True)), []
+    for place, (layer, own, top) in enumerate(zip(layers, traits, found[-1], strict=True)):
+        horizon, mean_tilt = (part[place] * abs(own.scale) for part in (reaches, tilts))
+        one_sided = white[place] * abs(own.scale * (own.factor or 1.0)) if place in white else None
+        coupling = None if one_sided is None else top * one_sided**2
+        judged = _tails(layer, axes[place])
+        told.append(LayerGeometry(horizon, mean_tilt, spreads[place], one_sided, coupling, own.reason, *judged))
+    return told
 
 
 def _reach(key: Tensor, query: Tensor) -> Tensor:

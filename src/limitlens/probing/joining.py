@@ -13,6 +13,7 @@ import torch
 
 from limitlens.attention.state import State
 from limitlens.probing.collect import Collector
+from limitlens.probing.moments import Moments
 from limitlens.probing.on_device import DeviceCells
 
 NUMBERS = 1 << 29  # in the states of layers that are joined: 4 GB
@@ -47,6 +48,7 @@ def joined(collectors: Sequence[Collector]) -> Collector:
     one.key, one.value = (torch.cat(part, 1) for part in zip(*((c.key, c.value) for c in collectors), strict=True))
     one.special = State.joined([each.special for each in collectors])
     one.on_device = DeviceCells.joined([cells for each in collectors if (cells := each.on_device) is not None])
+    one.moments = {name: Moments.joined([each.moments[name] for each in collectors]) for name in one.moments}
     one.states, one.peaks = [], []
     return one
 
@@ -55,7 +57,8 @@ def _alike(one: Collector, other: Collector) -> bool:
     if one.on_device is None or other.on_device is None:
         return False
     shapes, atoms = ([(c.layer.query.shape, c.value.shape) for c in (one, other)], (one.layer.atom, other.layer.atom))
-    return shapes[0] == shapes[1] and (atoms[0] is None) == (atoms[1] is None)
+    known = one.moments.keys() == other.moments.keys()
+    return shapes[0] == shapes[1] and (atoms[0] is None) == (atoms[1] is None) and known
 
 
 def _numbers(collector: Collector) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -41,9 +42,14 @@ class Squares:
 
     def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
         """The curve of a head's relative errors: for squares the finite pool's correction is exact."""
+        return ErrorCurve(tuple(map(int, sizes)), self._powers[head], self.outputs[head], **known)
+
+    @cached_property
+    def _powers(self) -> Array:
+        """Squares of relative errors of every head."""
+        scale = self.scale[:, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            powers = np.where(self.scale[head] > 0, self.squares[head] / self.scale[head] ** 2, np.nan)
-        return ErrorCurve(tuple(int(size) for size in sizes), powers, self.outputs[head], **known)
+            return np.where(scale > 0, self.squares / scale**2, np.nan)
 
     def of(self, heads: slice) -> Self:
         """Those of some heads."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from limitlens.lazily import Lazy
 programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
 
 CHUNK = 1024  # rows whose products are summed in float32
-BLOCK = 128  # and how many of them at a time on a device
+BLOCK = 32  # and how many of them at a time on a device
 NARROW = 64  # vectors up to this long are multiplied by a program of ours: libraries are slow at many small products
 
 
@@ -28,6 +31,14 @@ class Moments:
         self.count = torch.zeros((), dtype=torch.int64)
         self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
         self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Moments]) -> Moments:
+        """Those of the same number of vectors each as of one with the heads of all."""
+        whole = copy.copy(parts[0])
+        for name in ("shift", "total", "products"):
+            setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
+        return whole
 
     def add(self, rows: Tensor) -> None:
         """Take in rows (n, heads, d)."""
@@ -54,8 +65,9 @@ class Moments:
         chunks, width = -(-n // CHUNK), max(16, 1 << (d - 1).bit_length())
         first, second = (self.shift.new_empty(chunks, heads, d, *own, dtype=torch.float32) for own in ((), (d,)))
         programs.products[(chunks, heads)](
-            rows, self.shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, width, BLOCK
-        )
+            rows, self.shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, width, BLOCK,
+            num_warps=2, num_stages=3,
+        )  # fmt: skip
         return first.sum(0, dtype=torch.float64), second.sum(0, dtype=torch.float64)
 
     def _sums(self, rows: Tensor) -> tuple[Tensor, Tensor]:

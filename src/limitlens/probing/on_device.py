@@ -17,7 +17,6 @@ from limitlens.attention.state import Peak, State
 from limitlens.lazily import Lazy, sent
 from limitlens.sampling.placement import LEFT_OVER, Deck, Hand
 
-
 programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
 
 ROWS = 128  # that a program puts
@@ -53,7 +52,19 @@ class DeviceCells:
             n, heads, d = given.shape
             own = given if given.stride()[1:] == (d, 1) else given.contiguous()
             programs.put[(-(-(n + len(special)) // ROWS), heads)](
-                own, store, size, rows, special, n, len(special), base, heads, d, own.stride(0), 1 << (d - 1).bit_length(), ROWS
+                own,
+                store,
+                size,
+                rows,
+                special,
+                n,
+                len(special),
+                base,
+                heads,
+                d,
+                own.stride(0),
+                1 << (d - 1).bit_length(),
+                ROWS,
             )
 
     def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
@@ -80,7 +91,7 @@ class DeviceCells:
         jobs = torch.cat((head[:, None].expand(*shape, 2), spans[:, None].expand(*shape, 2)), -1).flatten(0, 1)
         tokens = key.transpose(0, 1), value.transpose(0, 1)
         found = split.attend_jobs(
-            self.query, tokens[0], tokens[1], jobs, longest=longest, more=True, precision=self.precision, sizes=sizes
+            self.query, tokens[0], tokens[1], jobs, longest=longest, more=1, precision=self.precision, sizes=sizes
         )
         assert found.peak is not None
         assert found.where is not None

@@ -7,7 +7,8 @@ keys before all of these are pooled, so that every pooled key lies in every quer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,12 +19,13 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
-from limitlens.lazily import copied, sent
+from limitlens.lazily import sent
 from limitlens.models import Captured, Projections, Windows, agreed, capture, projector
 from limitlens.models.catalog import LoadedModel
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
+NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
 MOST_CLUSTERS = 32  # of queries: what is kept of them grows with their number, and more would tell little more
 
 
@@ -37,9 +39,22 @@ class Traits:
     sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
     # mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each
     rough_mean: dict[str, Tensor]
-    projections: Projections | None  # as `limitlens.models.projections` and `Projections.factor` give them
-    factor: float | None
-    reason: str
+    # as `limitlens.models.projections` and `Projections.ratios` give them, where they can be had
+    projections: Projections | None
+    ratios: Tensor | None
+    note: str  # why they cannot, or what to keep in mind about them
+
+    @cached_property
+    def factor(self) -> float | None:
+        """That of `Projections.factor`; a device is waited for."""
+        if self.projections is None or self.ratios is None:
+            return None
+        return agreed(self.ratios.tolist(), self.projections.key.dtype)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no such factor, or the note; empty when there is nothing to say."""
+        return self.note if self.projections is None or self.factor is not None else NORMALISED
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +109,15 @@ class Pilot:
     causal: bool
     positions: range  # positions of a window whose keys are pooled
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
+    sizes: dict[str, Tensor]  # norms of what each layer gave, in words: see `check`
+
+    def check(self) -> None:
+        """Refuse numbers that are not finite; a device is waited for."""
+        sizes = torch.stack(list(self.sizes.values())).tolist() if self.sizes else []
+        for given, size in zip(self.sizes, sizes, strict=True):
+            if not np.isfinite(size):
+                given = f"{given} that is not finite, or far too large"
+                raise InputError(f"{given}; expected a model whose weights are whole")
 
 
 def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
@@ -105,10 +129,11 @@ def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
 def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
     *, queries: int, batch: int, seed: int, report: Callable[[int], None], factor: float = 1.0,
-    precision: Precision = "accurate",
+    precision: Precision = "accurate", check: bool = True,
 ) -> Pilot:  # fmt: skip
     """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
 
+    Without a `check` of what it has found nothing waits for a device, and whoever asked should.
     A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
     """
     gather = _Gather(loaded, windows.length, indices, queries, seed, factor, precision)
@@ -117,11 +142,14 @@ def run_pilot(
             loaded.model(input_ids=ids.to(loaded.model.device))
             gather.start += len(ids)
             report(ids.numel())
-    return gather.finish()
+        pilot = gather.finish()
+    if check:
+        pilot.check()
+    return pilot
 
 
 class _Gather:
-    """Takes from each captured layer the rows that were chosen as queries; nothing waits for a device before the end."""
+    """Takes from each captured layer the rows that were chosen as queries. Nothing waits for a device."""
 
     def __init__(
         self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float,
@@ -136,8 +164,7 @@ class _Gather:
         self.parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
         self.traits: dict[int, Traits] = {}
         self.projections = projector(loaded.model)
-        self.ratios: dict[int, tuple[Tensor, torch.dtype, str]] = {}  # for `agreed`, and the reason where they agree
-        self.sizes: dict[tuple[int, str], Tensor] = {}  # of every layer's queries, keys and values: squares added up
+        self.sizes: dict[str, Tensor] = {}
         self.place: tuple[int, Tensor, Tensor] = (-1, *torch.empty(2, 0))  # in the windows from one on: row and column
 
     def take(self, captured: Captured) -> None:
@@ -152,8 +179,9 @@ class _Gather:
                 "pooled key has none; choose a model with rotary, learned or no positions"
             )
         for name in ("query", "key", "value"):
-            size, seen = getattr(captured, name).float().square().sum(), self.sizes.get((captured.layer, name))
-            self.sizes[captured.layer, name] = size if seen is None else seen + size
+            given = f"layer {captured.layer} of {self.loaded.name} gives a {name}"
+            size = torch.linalg.vector_norm(getattr(captured, name), dtype=torch.float32)
+            self.sizes[given] = size + self.sizes.get(given, 0.0)
         if self.start == 0:
             self.traits[captured.layer] = self._traits(captured)
         if self.place[0] != self.start:
@@ -167,11 +195,10 @@ class _Gather:
         self.parts.setdefault(captured.layer, []).append((query, *first))
 
     def finish(self) -> Pilot:
-        self._look()
         positions = range(1, self.length - self.tail) if self.causal else range(self.length)
         chosen = np.stack((self.indices[self.chosen[:, 0]], self.chosen[:, 1]), axis=1)
         layers = {index: self._layer(index) for index in sorted(self.parts)}
-        return Pilot(layers, bool(self.causal), positions, chosen)
+        return Pilot(layers, bool(self.causal), positions, chosen, self.sizes)
 
     def _choose(self, causal: bool) -> None:
         """Draw the queries among the last positions of a causal model's windows, among all of an encoder's."""
@@ -186,31 +213,15 @@ class _Gather:
         place = np.sort(generator.choice(count * self.tail, number, replace=False))
         self.chosen = np.stack((place // self.tail, self.length - self.tail + place % self.tail), axis=1)
 
-    def _look(self) -> None:
-        """What the device has found by now: whether all is finite, and by what factor projections make the scores."""
-        sizes, *ratios = copied(torch.stack(list(self.sizes.values())), *(own[0] for own in self.ratios.values()))
-        for (layer, name), size in zip(self.sizes, sizes, strict=True):
-            if not np.isfinite(size):
-                given = f"layer {layer} of {self.loaded.name} gives a {name} that is not finite"
-                raise InputError(f"{given}, or far too large; expected a model whose weights are whole")
-        for (layer, (_, dtype, reason)), found in zip(self.ratios.items(), ratios, strict=True):
-            if (factor := agreed(found.tolist(), dtype)) is not None:
-                self.traits[layer] = replace(self.traits[layer], factor=factor, reason=reason)
-
     def _traits(self, captured: Captured) -> Traits:
-        """What is known without waiting for a device: `factor` comes later."""
-        made, reason = self.projections(captured.layer)
+        made, note = self.projections(captured.layer)
         if made is not None and captured.hidden is None:
-            reason = "the input of the query projection could not be read"
-        elif made is not None:
-            if (ratios := made.ratios(captured)) is not None:
-                self.ratios[captured.layer] = (ratios, captured.key.dtype, reason)
-            reason = "queries or keys are normalised one by one after the projection: no score matrix exists"
-        rough_mean = {name: getattr(captured, name).float().mean((0, 2)) for name in ("query", "key")}
+            made, note = None, "the input of the query projection could not be read"
+        rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
         if captured.hidden is not None:
-            rough_mean["hidden"] = captured.hidden.float().mean((0, 1))[None]
+            rough_mean["hidden"] = captured.hidden.mean((0, 1), dtype=torch.float32)[None]
         own = (captured.scale * self.factor, captured.softcap, captured.sinks, captured.sliding_window)
-        return Traits(*own, rough_mean, made, None, reason)
+        return Traits(*own, rough_mean, made, None if made is None else made.ratios(captured), note)
 
     def _layer(self, index: int) -> Layer:
         rows, keys, values = (torch.cat(part) for part in zip(*self.parts[index], strict=True))

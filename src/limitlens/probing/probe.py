@@ -203,7 +203,7 @@ class _Work:
                 self.pilot = run_pilot(
                     self.loaded, self.windows, self.pilot_windows,
                     queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
-                    factor=self.factor, precision=self.precision,
+                    factor=self.factor, precision=self.precision, check=self.over is not stream,
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
                 self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))

@@ -51,7 +51,7 @@ def gather(
     ABOVE, PLACES, TOKENS, WEIGHTS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
     PARTS: tl.constexpr, NODES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Split tokens between the nodes around their weights: tokens, W d, W and W |d|² on some nodes, of one row and part.
+    """Split tokens between the nodes around their weights: tokens, W d, W and W |d|² on some nodes.
 
     In each row tokens are in the order of their weights within a part: PLACES (rows, tokens) are the nodes below them,
     with WEIGHTS (nodes,), ABOVE how far above in logarithms they are, TOKENS which of VALUES (heads, tokens, v) they

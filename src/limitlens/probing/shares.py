@@ -103,9 +103,12 @@ def gather(
     """
     if isinstance(model, str) and os.path.exists(model):
         model = os.path.abspath(model)
-    bare = {i: replace(layer, traits=replace(layer.traits, projections=None)) for i, layer in pilot.layers.items()}
+    bare = {
+        i: replace(layer, traits=replace(layer.traits, projections=None, ratios=None))
+        for i, layer in pilot.layers.items()
+    }
     around, rows = (pool.windows.prefix, pool.windows.suffix), (pool.per_forward, pool.per_block, pool.at_once)
-    work = _Work(model, loaded.sha256, device, around, rows, replace(pilot, layers=bare), deck)
+    work = _Work(model, loaded.sha256, device, around, rows, replace(pilot, layers=bare, sizes={}), deck)
     hands, done = going_on(pool, deck, collectors, job, report)
     given: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of the shares that are out
 

@@ -127,6 +127,8 @@ def stream(
     hands, done = going_on(pool, deck, collectors, job, report)
     length = pool.at_once * len(special)
     parts = chain.from_iterable(hand.parts(length, deck, device) for hand in hands)
+    parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
+    pilot.check()
     part: Part
     marked: Tensor
     taken: set[tuple[int, str]]

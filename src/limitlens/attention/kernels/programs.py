@@ -66,7 +66,7 @@ def _block(
     level = tl.where(new == -float("inf"), 0.0, new) - SHIFT if BIAS else new - SHIFT
     a = tl.exp2(m - SHIFT - level)
     p = tl.exp2(s * unit - level[:, None])
-    if MORE:
+    if MORE > 1:
         # Relative to the level, in which nothing cancels: Σ p (s − level), shifted when the level moves.
         moved = tl.where(mass > 0, m - SHIFT - level, 0.0)
         mean = a * (mean + mass * moved) + tl.sum(p * tl.where(p > 0, s * unit - level[:, None], 0.0), 1)
@@ -132,9 +132,10 @@ def forward(
     tl.store(ROWS + to, tl.where(some, m - SHIFT + tl.log2(safe), -float("inf")), mask=mine)
     if MORE:
         stride = count.to(tl.int64) * m_all
+        tl.store(ROWS + stride + to, m, mask=mine)
+        tl.store(WHERE + to, tl.where(best < 0, -1, start + best), mask=mine)
+    if MORE > 1:
         level = tl.where(some, m - SHIFT, 0.0)
         twice = 2 * level + tl.log2(tl.where(some, l2, 1.0))
-        tl.store(ROWS + stride + to, tl.where(some, twice, -float("inf")), mask=mine)
-        tl.store(ROWS + 2 * stride + to, level + mean / safe, mask=mine)
-        tl.store(ROWS + 3 * stride + to, m, mask=mine)
-        tl.store(WHERE + to, tl.where(best < 0, -1, start + best), mask=mine)
+        tl.store(ROWS + 2 * stride + to, tl.where(some, twice, -float("inf")), mask=mine)
+        tl.store(ROWS + 3 * stride + to, level + mean / safe, mask=mine)

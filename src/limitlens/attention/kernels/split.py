@@ -115,14 +115,14 @@ def attend(
 
 def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
-    more: bool = False, precision: Precision = "accurate", sizes: Tensor | None = None,
+    more: int = 0, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
     """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of jobs (J, 4).
 
     A job is (which queries, which keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is added
-    to the scores, −inf leaves a key out. `more` fills the rest of `Found`. "fast" takes one product in place of three.
-    Queries that are asked often may be given as `asked` made them, and `sizes` (2, Bk) of keys and values as `halves`
-    takes them.
+    to the scores, −inf leaves a key out. `more` is 1 for peaks and 2 for the rest of `Found`. "fast" takes one
+    product in place of three. Queries that are asked often may be given as `asked` made them, and `sizes` (2, Bk) of
+    keys and values as `halves` takes them.
     """
     v, size = value.shape[-1], (None, None) if sizes is None else sizes
     queries, few = query if isinstance(query, Halves) else asked(query), key.dtype == value.dtype == torch.bfloat16
@@ -148,22 +148,23 @@ def attend_jobs(
     whole = merge_all(State(*one) for one in sets)
     if not more:
         return Found(whole.lse, whole.output)
-    share = torch.exp(found["lse"] - whole.lse).nan_to_num(0.0)  # over no keys all are −inf
     peak, best = found["peak"].max(0)
     where = found["where"].gather(0, best[None])[0]
-    return Found(
-        whole.lse, whole.output, torch.logsumexp(found["lse2"], 0), (share * found["score"]).sum(0), peak, where
-    )
+    if more < 2:
+        return Found(whole.lse, whole.output, peak=peak, where=where)
+    share = torch.exp(found["lse"] - whole.lse).nan_to_num(0.0)  # over no keys all are −inf
+    twice, score = torch.logsumexp(found["lse2"], 0), (share * found["score"]).sum(0)
+    return Found(whole.lse, whole.output, twice, score, peak, where)
 
 
 def _launch(
-    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: bool,
+    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: int,
     wide: int, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The kernel over (W, 4) pieces of work: float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
     output = torch.empty(count, m, dv, dtype=torch.float32, device=device)
-    rows = torch.empty(4, count, m, dtype=torch.float32, device=device)
+    rows = torch.empty((1, 2, 4)[more], count, m, dtype=torch.float32, device=device)
     where = torch.empty(count, m, dtype=torch.int64, device=device)
     strides = (0, 0)
     if bias is not None:
@@ -178,10 +179,11 @@ def _launch(
     )  # fmt: skip
     natural = rows.double() / LOG2E
     found = {"lse": natural[0], "output": output.double()}
-    return found | ({"lse2": natural[1], "score": natural[2], "peak": natural[3], "where": where} if more else {})
+    found |= {"peak": natural[1], "where": where} if more else {}
+    return found | ({"lse2": natural[2], "score": natural[3]} if more > 1 else {})
 
 
-def _shape(width: int, m: int, short: bool, more: bool) -> tuple[int, int, int, int]:
+def _shape(width: int, m: int, short: bool, more: int) -> tuple[int, int, int, int]:
     """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
