@@ -122,7 +122,7 @@ class Windows:
         """The token ids of one window, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        (row,) = self._read([index])
+        row: NDArray[np.int32] = self._read([index])[0]
         return row
 
     def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:

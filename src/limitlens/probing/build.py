@@ -123,6 +123,7 @@ def head_records(
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
+        own: dict[str, Any] = {name: None if of is None else of[head] for name, of in by_head.items()}
         told, sink = measured.foresight[head], sinks[head] if sinks else None
         foretold = [{"foresight": one, "text": one.moved(sizes)} for one in told]
         curve = main.curve(head, sizes, **foretold[-1], **known)
@@ -131,8 +132,7 @@ def head_records(
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,
-            **{name: of if of is None else of[head] for name, of in by_head.items()},
-            curve=curve, pooled=pooled, centred=main.centred(head, curve),
+            **own, curve=curve, pooled=pooled, centred=main.centred(head, curve),
             pooled_centred=None if pooled is None else curves.bare.centred(head, pooled),
             effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
             sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
