@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,30 +18,81 @@ import typer
 
 from limitlens import record
 from limitlens.errors import InputError, Progress
+from limitlens.results import Result as Result
 
 if TYPE_CHECKING:
-    from limitlens.results import Result
     from limitlens.sampling.checkpoint import Checkpoint
 
 Model = Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
 Corpus = Annotated[str, typer.Option("--corpus", help="stdlib-docs, stdlib-code, a file or a folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another command left in --out.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Begin though it takes long, or more memory than there is.")]
+Special = Annotated[str, typer.Option("--special", metavar="auto|none|bos", help="Tokens around each document.")]
+Law = Annotated[str, typer.Option("--measure", help="gaussian, mixture, sphere, vmf, ball or cube.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
-Precision = Annotated[
-    str, typer.Option("--precision", metavar="fast|accurate|exact", help="Of attention on a GPU: 1e-3, 1e-6, float32.")
-]
-Ray = Annotated[str | None, typer.Option("--ray", metavar="auto|HOST:PORT", help="Spread work over a Ray cluster.")]
+Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Leave run.json and tables in this folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another command left in --out.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
-Every = Annotated[
-    str | None,
-    typer.Option("--checkpoint-every", metavar="TOKENS|60s", help="Keep the work in --out, each so many tokens or s."),
-]
-Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Hold no more than so much: 4GB.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, if there is one.")]
+
+KEPT = ("checkpoint_every", "resume")  # options of a command whose work can be kept on its way
+EVERY, PRECISION = "Keep the work in --out, each so many tokens or s.", "Of attention on a GPU: 1e-3, 1e-6, float32."
+SHARED: dict[str, tuple[Any, Any]] = {  # options that commands have in common, and what they are when left out
+    "seed": (Seed, 0),
+    "device": (Device, "auto"),
+    "precision": (Annotated[str, typer.Option(metavar="fast|accurate|exact", help=PRECISION)], "accurate"),
+    "memory": (Annotated[str | None, typer.Option(metavar="SIZE", help="Hold no more than so much: 4GB.")], None),
+    "ray": (Annotated[str | None, typer.Option(metavar="auto|HOST:PORT", help="Spread over a Ray cluster.")], None),
+    "plot": (Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or here).")], False),
+    "out": (Out, None),
+    "overwrite": (Overwrite, False),
+    "yes": (Annotated[bool, typer.Option("--yes", help="Begin though it takes long, or much memory.")], False),
+    "checkpoint_every": (Annotated[str | None, typer.Option(metavar="TOKENS|60s", help=EVERY)], None),
+    "resume": (Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, if any.")], False),
+    "json": (Json, False),
+    "quiet": (Quiet, False),
+}
+
+
+def command(
+    title: str = "", unit: str = "steps", *, shares: str = "", kept: bool = False
+) -> Callable[[Callable[..., Result]], Callable[..., None]]:
+    """A function from options to a result as a command that saves, draws and prints it.
+
+    Beside its own options it gets those every command has and those of `SHARED` that it `shares`, which it is given as
+    keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`.
+    """
+    passed = [name for name in shares.split() if name != "plot"]
+    usual = ("out", "overwrite", "json", "quiet", *(KEPT if kept else ()), *shares.split())
+
+    def made(function: Callable[..., Result]) -> Callable[..., None]:
+        name = function.__name__
+        known = {one.name: one for one in signature(function, eval_str=True).parameters.values()}
+        own = [one for one in known.values() if one.kind is not one.VAR_KEYWORD and one.name != "context"]
+        more = [
+            Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, (kind, default) in SHARED.items()
+            if option in usual
+        ]
+
+        @wraps(function)
+        def run(context: typer.Context, **given: Any) -> None:
+            started, asked = begin(context, name), {one.name: given[one.name] for one in own}
+            asked |= {option: given[option] for option in passed} | ({"context": context} if "context" in known else {})
+            if "memory" in passed:
+                asked["memory"] = size("--memory", given["memory"])
+            checkpoint = kept_in(*(given[option] for option in ("out", *KEPT))) if kept else None
+            if kept:
+                asked["checkpoint"] = checkpoint
+            with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
+                result = function(**asked, **({"progress": report} if title else {}))
+            show(context, name, result, started, plot=name if given.get("plot") else None, checkpoint=checkpoint)
+
+        first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        run.__signature__ = Signature([first, *own, *more])  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in (first, *own, *more)}
+        return run
+
+    return made
 
 
 @contextmanager
@@ -73,17 +126,17 @@ class _Said(logging.Handler):
         print(f"limitlens: {record.getMessage()}", file=sys.stderr)
 
 
-def begin(context: typer.Context) -> datetime:
+def begin(context: typer.Context, name: str) -> datetime:
     """Try the run folder where one is asked for, so that a bad path is told before the work; when that began."""
     given, logger = context.params, logging.getLogger("limitlens")
-    logger.handlers, logger.level = ([] if given.get("quiet") else [_Said()]), logging.INFO
+    logger.handlers, logger.level = ([] if given["quiet"] else [_Said()]), logging.INFO
     if given["out"] is not None:
-        with record.open_folder(given["out"], str(context.info_name), given["overwrite"]):
+        with record.open_folder(given["out"], name, given["overwrite"]):
             pass
     return datetime.now(UTC)
 
 
-def kept(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
+def kept_in(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
     """The checkpoint of a run folder: written where asked for, and in any case when the work is interrupted."""
     if out is None:
         if every is not None or resume:
@@ -95,6 +148,12 @@ def kept(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
     return Checkpoint(out, every, resume=resume)
 
 
+def first_given(context: typer.Context, names: Sequence[str]) -> str | None:
+    """The first of these options that was given, as it was; None where all were left out."""
+    given = (name for name in names if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT")
+    return next((f"--{name.replace('_', '-')}" for name in given), None)
+
+
 def size(option: str, given: str | None, expected: str = "a size such as 16MB or 4GiB") -> int | None:
     """Bytes from "4GB" or "512MiB": kB, MB and GB are thousands, KiB, MiB and GiB 1,024s."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", given or "", re.IGNORECASE)
@@ -103,41 +162,40 @@ def size(option: str, given: str | None, expected: str = "a size such as 16MB or
     return found and int(float(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " "))
 
 
+def spectrum_of(given: str) -> str | list[float]:
+    """A spectrum by its name, or its numbers."""
+    from limitlens.sampling.cells import parse_grid
+
+    return given if given in ("flat", "1/k") else parse_grid(given, "the spectrum, where neither flat nor 1/k,")
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     print(record.to_json(document))
 
 
 def show(
-    context: typer.Context,
-    command: str,
-    result: Result,
-    *,
-    started: datetime,
-    out: str | None = None,
-    json: bool = False,
-    quiet: bool = False,
-    plot: str | None = None,
+    context: typer.Context, name: str, result: Result, started: datetime, *, plot: str | None = None,
     checkpoint: Checkpoint | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short.
 
     The checkpoint of a result that is saved whole is taken away.
     """
     from limitlens.report import terminal
 
-    done: Result = replace(result, made=record.provenance(command, context.params, started))
+    given, done = context.params, replace(result, made=record.provenance(name, context.params, started))
     drawing = None if plot is None else done.plot()  # before anything is left that looks whole
-    if out is not None:
-        done.save(out, context.params["overwrite"])
+    if given["out"] is not None:
+        done.save(given["out"], given["overwrite"])
     if drawing is not None:
-        endings = ("png",) if out is None else ("png", "pdf")
-        record.write_all({Path(out or ".") / f"{plot}.{ending}": drawing.savefig for ending in endings})
-    if json:
+        endings = ("png",) if given["out"] is None else ("png", "pdf")
+        record.write_all({Path(given["out"] or ".") / f"{plot}.{ending}": drawing.savefig for ending in endings})
+    if given["json"]:
         print_json(done.document())
     else:
         terminal.show(done.view())
-    warn(getattr(done, "warnings", ()), quiet)
+    warn(getattr(done, "warnings", ()), given["quiet"])
     if getattr(done, "interrupted", False):
         raise typer.Exit(130)
     if checkpoint is not None:

@@ -23,7 +23,7 @@ def compare(
     """
     from limitlens import comparison, loading
 
-    started = begin(context)
-    show(context, "compare", comparison.compare(*runs), started=started, out=out, json=json, quiet=quiet)
+    started = begin(context, "compare")
+    show(context, "compare", comparison.compare(*runs), started)
     if out is not None:
         loading.load(out).report(out)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from limitlens.cli import common
+from limitlens.cli.common import Result, command
 
 
+@command("reading documents", "documents", shares="seed device", kept=True)
 def downstream(
-    context: typer.Context,
     model: Annotated[str, typer.Argument(help="An encoder, or the folder of a classifier of your own.")],
     data: Annotated[str, typer.Option(help="Labelled documents: a folder of folders, .zip, .jsonl, .csv, .tsv.")],
     keys: Annotated[str, typer.Option(help="Keys that each query sees: lo:hi:k, or some numbers.")] = "16:256:5",
@@ -18,25 +18,12 @@ def downstream(
     test: Annotated[int, typer.Option(min=6, help="Documents that are asked.")] = 500,
     train: Annotated[int | None, typer.Option(min=2, help="Documents that are learned; all others.")] = None,
     window: Annotated[int | None, typer.Option(min=2, help="Tokens that are read; up to 512 when left out.")] = None,
-    seed: common.Seed = 0,
-    device: common.Device = "auto",
-    out: common.Out = None,
-    overwrite: common.Overwrite = False,
-    checkpoint_every: common.Every = None,
-    resume: common.Resume = False,
-    json: common.Json = False,
-    quiet: common.Quiet = False,
-) -> None:
+    **shared: Any,
+) -> Result:
     """Whether attention over n keys shows in a task: accuracy, agreement with the whole model, margins.
 
     Example: limitlens downstream minilm --data reviews --keys 16:256:5 --out runs/reviews
     """
     from limitlens.live.downstream import downstream as run
 
-    started, checkpoint = common.begin(context), common.kept(out, checkpoint_every, resume)
-    with common.progress("reading documents", quiet, "documents") as report:
-        made = run(
-            model, data, keys, way=way, test=test, train=train, window=window, seed=seed, device=device,
-            progress=report, checkpoint=checkpoint,
-        )  # fmt: skip
-    common.show(context, "downstream", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)
+    return run(model, data, keys, way=way, test=test, train=train, window=window, **shared)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Every, Json, Out, Overwrite, Quiet, Resume, begin, kept, progress, show, size
+from limitlens.cli.common import Result, command, size
 
 
+@command("trying the plan", shares="device", kept=True)
 def plan(
-    context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder that limitlens probe --out wrote.")],
     error: Annotated[float, typer.Option(help="Relative output error that each head may make.")] = 0.05,
     length: Annotated[
@@ -27,28 +27,16 @@ def plan(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the trial's draws; the probe's when left out.")
     ] = None,
-    device: Device = "auto",
-    out: Out = None,
-    overwrite: Overwrite = False,
-    checkpoint_every: Every = None,
-    resume: Resume = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    **shared: Any,
+) -> Result:
     """KV entries per head for an error, in tokens and as a share of the context.
 
     Example: limitlens plan runs/demo --error 0.05 --context 32768 --out runs/plan; with --keep best (or --total 0.25)
     keys are chosen as caches choose them, measured in windows as long as the context, and limitlens trial proves it.
     """
-    from limitlens.budgets.plan import plan as make_plan
+    from limitlens.budgets.plan import plan as make
 
-    started, checkpoint = begin(context), kept(out, checkpoint_every, resume)
-    with progress("trying the plan", quiet) as report:
-        made = make_plan(
-            run, error, length, keep=keep, total=_total(total), trial=trial, device=device, seed=seed,
-            progress=report, checkpoint=checkpoint,
-        )  # fmt: skip
-    show(context, "plan", made, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)
+    return make(run, error, length, keep=keep, total=_total(total), trial=trial, seed=seed, **shared)
 
 
 def _total(given: str | None) -> float | int | None:

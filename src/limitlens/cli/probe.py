@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ MEASURING = (
 )  # fmt: skip
 
 
+@common.command(shares="seed device precision memory ray yes", kept=True)
 def probe(
     context: typer.Context,
     model: common.Model,
@@ -49,19 +50,8 @@ def probe(
     ] = 0.75,
     frozen_weight: Annotated[float, typer.Option(help="A frozen head gives one key this weight.")] = 0.5,
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
-    seed: common.Seed = 0,
-    device: common.Device = "auto",
-    precision: common.Precision = "accurate",
-    memory: common.Memory = None,
-    ray: common.Ray = None,
-    out: common.Out = None,
-    overwrite: common.Overwrite = False,
-    yes: common.Yes = False,
-    checkpoint_every: common.Every = None,
-    resume: common.Resume = False,
-    json: common.Json = False,
-    quiet: common.Quiet = False,
-) -> None:
+    **shared: Any,
+) -> common.Result:
     """Every head of a real transformer in one pass over a corpus: errors, rates, regimes, tokens needed.
 
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
@@ -69,31 +59,20 @@ def probe(
     from limitlens.errors import InputError
     from limitlens.foresight.predict import predict
     from limitlens.heads.regimes import Thresholds
-    from limitlens.probing.probe import probe as run_probe
+    from limitlens.probing.probe import probe as run
 
     tokens = (3072 if pilot_only else 1e5) if tokens is None else tokens
     queries = (48 if pilot_only else 256) if queries is None else queries
     if not (tokens >= 1 and float(tokens).is_integer()):
         raise InputError(f"tokens is {tokens:g}; expected a whole number of at least 1, such as 100000 or 1e5")
     thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
-    started = common.begin(context)
+    options: dict[str, Any] = {"window": window, "special": special, "sizes": sizes, "queries": queries}
     if pilot_only:
-        given = (name for name in MEASURING if context.get_parameter_source(name).name != "DEFAULT")  # type: ignore[union-attr]
-        if (name := next(given, None)) is not None:
-            raise InputError(f"--{name.replace('_', '-')} is of no use with --pilot-only, which measures nothing")
-        with common.progress(f"foretelling {model}", quiet, unit="layers") as report:
-            told = predict(
-                model, corpus, tokens=int(tokens), queries=queries, window=window, special=special, sizes=sizes,
-                seed=seed, device=device, progress=report,
-            )  # fmt: skip
-        common.show(context, "probe", told, started=started, out=out, json=json, quiet=quiet)
-        return
-    checkpoint = common.kept(out, checkpoint_every, resume)
-    with common.progress(f"probing {model}", quiet, unit="tokens") as report:
-        run = run_probe(
-            model, corpus, int(tokens), window=window, special=special, sizes=sizes, replicates=replicates,
-            queries=queries, factor=factor, seed=seed, device=device, batch=batch, thresholds=thresholds,
-            yes=yes, progress=report, checkpoint=checkpoint, memory=common.size("--memory", memory), ray=ray, mode=mode,
-            precision=precision,
-        )  # fmt: skip
-    common.show(context, "probe", run, started=started, out=out, json=json, quiet=quiet, checkpoint=checkpoint)
+        if (name := common.first_given(context, MEASURING)) is not None:
+            raise InputError(f"{name} is of no use with --pilot-only, which measures nothing")
+        options |= {name: shared[name] for name in ("seed", "device")}
+        with common.progress(f"foretelling {model}", context.params["quiet"], unit="layers") as report:
+            return predict(model, corpus, tokens=int(tokens), progress=report, **options)
+    options |= {"replicates": replicates, "factor": factor, "batch": batch, "thresholds": thresholds, "mode": mode}
+    with common.progress(f"probing {model}", context.params["quiet"], unit="tokens") as report:
+        return run(model, corpus, int(tokens), progress=report, **options, **shared)

@@ -40,9 +40,8 @@ def reproduce(
         raise typer.Exit
     if name is None:
         raise InputError(f"no experiment was named; expected one of {', '.join(catalogue())}, or --list")
-    started = common.begin(context)
+    started = common.begin(context, "reproduce")
     changes: dict[str, Any] = {key: value for key, value in (("corpus", corpus), ("model", model)) if value is not None}
     with common.progress(f"reproducing {name}", quiet) as report:
         found = run(name, quick, as_published=as_published, seed=seed, progress=report, **changes)
-    drawn = None if out is None else name
-    common.show(context, "reproduce", found, started=started, out=out, json=json, quiet=quiet, plot=drawn)
+    common.show(context, "reproduce", found, started, plot=None if out is None else name)

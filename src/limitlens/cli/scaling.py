@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, Yes, begin, show, warn
+from limitlens.cli.common import Device, Result, command, warn
 
 
+@command(shares="plot seed yes")
 def scaling(
     context: typer.Context,
     dim: Annotated[int | None, typer.Option(help="Of the sphere S^(dim-1) of keys; 5, or 2 with --heat.")] = None,
@@ -29,27 +30,20 @@ def scaling(
     layers: Annotated[int, typer.Option(help="Of --heat.")] = 400,
     amplitude: Annotated[float, typer.Option(help="Of --heat: the density is 1 + amplitude cos.")] = 0.5,
     replicates: Annotated[int, typer.Option(help="Independent sets of keys behind every measurement.")] = 2000,
-    plot: Annotated[bool, typer.Option("--plot", help="Save a figure (in --out, or scaling.png here).")] = False,
-    seed: Seed = 0,
     device: Device = "auto",
-    out: Out = None,
-    overwrite: Overwrite = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    **shared: Any,
+) -> Result:
     """Does attention over n keys average, select a handful or collapse onto one? Predicted beside measured.
 
     Example: limitlens scaling --dim 5 --n 10000 --theta 1 --plot
     """
-    from limitlens.critical import scaling as experiment
+    from limitlens.critical.scaling import scaling as run
 
-    started = begin(context)
-    result = experiment.scaling(
+    if device not in ("auto", "cpu"):
+        told = f"--device {device} was ignored: scaling draws the nearest keys only, and runs on the CPU"
+        warn([told], context.params["quiet"])
+    return run(
         dim=dim, n=n, theta=theta, beta=beta, law=law, concentration=concentration, cosine=cosine, sub=sub, power=power,
         keys=keys, queries=queries, neighbours=neighbours, normalise=normalise, schedules=schedules, heat=heat,
-        layers=layers, amplitude=amplitude, replicates=replicates, seed=seed, yes=yes,
+        layers=layers, amplitude=amplitude, replicates=replicates, **shared,
     )  # fmt: skip
-    show(context, "scaling", result, started=started, out=out, json=json, quiet=quiet, plot="scaling" if plot else None)
-    if device not in ("auto", "cpu"):
-        warn([f"--device {device} was ignored: scaling draws the nearest keys only, and runs on the CPU"], quiet)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from limitlens.cli.common import Device, Json, Out, Overwrite, Quiet, Seed, begin, progress, show
+from limitlens.cli.common import Result, command
 
 
+@command("tempering {model}", shares="seed device")
 def temper(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")],
@@ -25,24 +26,17 @@ def temper(
     documents: Annotated[int, typer.Option(min=2, help="Documents of each text that are read, at most.")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each fit, at most.")] = 24,
     seconds: Annotated[float, typer.Option(help="Begin nothing that would not end within.")] = float("inf"),
-    seed: Seed = 0,
-    device: Device = "auto",
-    out: Out = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    **shared: Any,
+) -> Result:
     """Exponents of a decoder's heads for a longer context: fitted, tried on both axes, held against truncation.
 
     Example: limitlens temper smollm2 --to 32768 --text wikipedia.txt --far 0.2 --constant --out runs/temper
     """
-    from limitlens.live.temper import temper as run_temper
+    from limitlens.live.temper import temper as run
 
-    started = begin(context)
-    with progress(f"tempering {model}", quiet) as report:
-        made = run_temper(
-            model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
-            documents=documents, steps=steps, seconds=seconds, seed=seed, device=device, progress=report,
-            keep=lambda made: out and made.save(out, overwrite),
-        )  # fmt: skip
-    show(context, "temper", made, started=started, out=out, json=json, quiet=quiet)
+    out, overwrite = (context.params[name] for name in ("out", "overwrite"))
+    return run(
+        model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
+        documents=documents, steps=steps, seconds=seconds, keep=lambda made: out and made.save(out, overwrite),
+        **shared,
+    )  # fmt: skip

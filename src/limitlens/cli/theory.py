@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Overwrite, Quiet, Seed, begin, show
+from limitlens.cli.common import Law, Result, Seed, command, spectrum_of
 
 
+@command()
 def theory(
-    context: typer.Context,
-    measure: Annotated[str, typer.Option(help="gaussian, mixture, sphere, vmf, ball or cube.")] = "gaussian",
+    measure: Law = "gaussian",
     dim: Annotated[int, typer.Option(help="Dimension of the tokens.")] = 1,
     horizon: Annotated[float, typer.Option(help="Two-sided horizon H of the head.")] = 1.0,
     spectrum: Annotated[str, typer.Option(help="flat, 1/k or dim comma-separated numbers.")] = "flat",
@@ -24,24 +24,17 @@ def theory(
     components: Annotated[int, typer.Option(help="Of mixture.")] = 2,
     separation: Annotated[float, typer.Option(help="Of mixture: its means lie between plus and minus this.")] = 2.0,
     seed: Seed = 0,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Result:
     """Rates, bounds, confidence and the whole error curve of a law and a head, each with its standing.
 
     Example: limitlens theory --measure gaussian --dim 1 --horizon 1.5 --n 30000
     """
     from limitlens.attention.design import designed_head
     from limitlens.measures.named import named_measure
-    from limitlens.sampling.cells import parse_grid, parse_sizes
+    from limitlens.sampling.cells import parse_sizes
     from limitlens.theory import summary
 
-    started = begin(context)
     law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
-    named, what = spectrum in ("flat", "1/k"), "the spectrum, where neither flat nor 1/k,"
-    head = designed_head(law, horizon, spectrum=spectrum if named else parse_grid(spectrum, what), seed=seed)
+    head = designed_head(law, horizon, spectrum=spectrum_of(spectrum), seed=seed)
     counts = None if sizes is None else parse_sizes(sizes)
-    result = summary(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
-    show(context, "theory", result, started=started, out=out, json=json, quiet=quiet)
+    return summary(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
