@@ -20,7 +20,7 @@ import limitlens as ll
 from bench import coverage, predict
 from bench.__main__ import RESULTS
 from limitlens.models import load
-from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
+from limitlens.theory.constants import covariance_error_variance_1d, mean_error_covariance
 
 LINE = ll.Gaussian(0.0, 1.0)
 
@@ -41,7 +41,10 @@ def constants(horizon: float, replicates: int = 8000) -> list[dict[str, object]]
     """n times the variance of both moments at n = 1e5, within 5%."""
     n = 100_000
     curve = ll.study(LINE, ll.Head(horizon), [n], replicates=replicates, queries=64, seed=1)
-    predicted = {"mean": mean_error_variance_1d(horizon), "covariance": covariance_error_variance_1d(horizon)}
+    predicted = {
+        "mean": mean_error_covariance([[1.0]], [[horizon]])[0, 0],
+        "covariance": covariance_error_variance_1d(horizon),
+    }
     rows = []
     for name, value in predicted.items():
         squared = n * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])

@@ -22,7 +22,7 @@ from limitlens.measures.named import NAMES, named_measure
 from limitlens.record import plain, read_run
 from limitlens.report.view import Figure, Table, Widget
 from limitlens.sampling.cells import Cells
-from limitlens.theory.constants import covariance_error_variance_1d, mean_error_variance_1d
+from limitlens.theory.constants import covariance_error_variance_1d, mean_error_covariance
 
 LINE = ll.Gaussian(0.0, 1.0)
 
@@ -111,7 +111,10 @@ def test_two_halves_measure_the_noise_of_the_queries():
 def test_central_limit_constants(horizon):
     """n Var of the mean and covariance errors at n = 1e5; `make soak` has the replicates to see them within 5%."""
     curve = ll.study(LINE, ll.Head(horizon), [100_000], replicates=600, queries=96, seed=7)
-    predicted = {"mean": mean_error_variance_1d(horizon), "covariance": covariance_error_variance_1d(horizon)}
+    predicted = {
+        "mean": mean_error_covariance([[1.0]], [[horizon]])[0, 0],
+        "covariance": covariance_error_variance_1d(horizon),
+    }
     for name, value in predicted.items():
         squared = 100_000 * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])
         stderr = squared.std() / np.sqrt(len(squared))

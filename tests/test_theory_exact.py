@@ -5,8 +5,9 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.measures import Gaussian
 from limitlens.theory import curve, rates
-from limitlens.theory.clt import asymptotic_covariance_gaussian
+from limitlens.theory.clt import asymptotic_covariance
 from limitlens.theory.exact import pointwise_error
 from limitlens.theory.hardmax import expected_maximum
 
@@ -74,7 +75,7 @@ def test_limits_of_the_exact_error():
     # A steep tilt: hardmax, E(max - τ)² up to the gap between the two largest.
     steep = pointwise_error(200.0, 1000).along[0, 0]
     assert np.sqrt(steep) == pytest.approx(200 - expected_maximum(1000), abs=2e-3)
-    assert asymptotic_covariance_gaussian([[1.0]], [[2.0]])[0, 0, 0] == pytest.approx(5 * np.exp(4))
+    assert asymptotic_covariance(Gaussian(0.0, 1.0), [[2.0]])[0, 0, 0] == pytest.approx(5 * np.exp(4))
 
 
 def test_sizes_together_or_alone_give_the_same_numbers():

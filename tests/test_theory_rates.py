@@ -10,7 +10,7 @@ from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere, VonMisesFisher, as_measure
 from limitlens.theory import constants, proxy, rates, summary, token_influence, validity
 from limitlens.theory.prediction import Status
-from limitlens.theory.spectrum import horizon_from_covariances, mean_tilt, reach, reach_from_projections, reach_per_head
+from limitlens.theory.spectrum import horizon_from_covariances, mean_tilt, reach, reach_per_head
 
 
 def random_head(seed, dim=12, head_dim=4):
@@ -26,7 +26,7 @@ def random_head(seed, dim=12, head_dim=4):
 def test_three_ways_to_the_same_reach(seed):
     covariance, Wq, Wk = random_head(seed)
     whole = reach(covariance, Wk.T @ Wq / 2)
-    factored = reach_from_projections(covariance, Wq, Wk)
+    factored = reach_per_head(covariance, [Wq], [Wk])[0]
     for name in ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace"):
         assert getattr(factored, name) == pytest.approx(getattr(whole, name), rel=1e-9)
     assert factored.singular_values == pytest.approx(whole.singular_values[:4], rel=1e-6)
@@ -47,8 +47,8 @@ def test_reach_of_a_line_and_of_a_scaled_plane():
 
 def test_head_dimension_and_many_heads():
     covariance, Wq, Wk = random_head(3)
-    wide = reach_from_projections(covariance, Wq, Wk, head_dim=16)
-    assert wide.horizon == pytest.approx(reach_from_projections(covariance, Wq, Wk).horizon / 2)
+    wide = reach_per_head(covariance, [Wq], [Wk], head_dim=16)[0]
+    assert wide.horizon == pytest.approx(reach_per_head(covariance, [Wq], [Wk])[0].horizon / 2)
     both = reach_per_head(covariance, [Wq, 2 * Wq], [Wk, Wk])
     assert both[1].horizon == pytest.approx(2 * both[0].horizon)
     assert mean_tilt(np.diag([4.0, 1.0]), [1.5, 0.0], 0.5) == pytest.approx(1.5)
@@ -144,6 +144,18 @@ def test_exponents_are_ordered(horizon):
     assert rates.rate_rms_output(horizon) <= rates.rate_sharp_output(horizon) + 1e-12
 
 
+def on_the_line(h):
+    """n · Var(mean) in d = 1, in closed form; h has the sign of A."""
+    return h**2 + 2 * h + (1 - h**4) ** -1.5
+
+
+def by_singular_values(found):
+    """n · E|whitened mean error|² from the singular values of B."""
+    gap = 1 - found.singular_values**4
+    directions = np.sum(1 / gap) + found.dim - len(gap)
+    return found.frobenius**2 + 2 * found.trace + directions * np.prod(gap) ** -0.5
+
+
 @pytest.mark.parametrize("horizon", [0.3, 0.5, 0.7])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_constants_are_the_variances_of_the_influence_functions(horizon, sign):
@@ -153,7 +165,7 @@ def test_constants_are_the_variances_of_the_influence_functions(horizon, sign):
     g = token_influence.variance_influence_1d(horizon, y)
     assert weight @ h == pytest.approx(0, abs=1e-12)
     assert weight @ g == pytest.approx(0, abs=1e-10)
-    assert weight @ h**2 == pytest.approx(constants.mean_error_variance_1d(sign * horizon), rel=1e-6)
+    assert weight @ h**2 == pytest.approx(on_the_line(sign * horizon), rel=1e-6)
     assert weight @ g**2 == pytest.approx(constants.covariance_error_variance_1d(horizon), rel=1e-6)
 
 
@@ -161,11 +173,11 @@ def test_matrix_constant_agrees_with_its_trace_and_with_one_dimension():
     _, Wq, Wk = random_head(5)
     A = Wk.T @ Wq / 8
     matrix = constants.mean_error_covariance(np.eye(12), A)
-    assert np.trace(matrix) == pytest.approx(constants.mean_error_variance(reach(np.eye(12), A)))
-    factored = reach_from_projections(np.eye(12), Wq, Wk, head_dim=64)
-    assert np.trace(matrix) == pytest.approx(constants.mean_error_variance(factored))
+    assert np.trace(matrix) == pytest.approx(by_singular_values(reach(np.eye(12), A)))
+    factored = reach_per_head(np.eye(12), [Wq], [Wk], head_dim=64)[0]
+    assert np.trace(matrix) == pytest.approx(by_singular_values(factored))
     line = constants.mean_error_covariance([[4.0]], [[-0.1]], V=[[3.0]])
-    assert line[0, 0] == pytest.approx(36 * constants.mean_error_variance_1d(-0.4))
+    assert line[0, 0] == pytest.approx(36 * on_the_line(-0.4))
 
 
 def test_matrix_constant_is_the_covariance_of_the_vector_influence():
@@ -181,7 +193,7 @@ def test_matrix_constant_is_the_covariance_of_the_vector_influence():
 def test_constants_match_simulated_variances_at_1e5(horizon, low, high):
     # Measured over predicted is 0.98 to 1.005; 6000 replicates leave a standard error of 0.02.
     found = grid_errors(horizon, 10**5, 6000, seed=1)
-    assert low < 1e5 * found.mean.var() / constants.mean_error_variance_1d(horizon) < high
+    assert low < 1e5 * found.mean.var() / on_the_line(horizon) < high
     assert low < 1e5 * found.variance.var() / constants.covariance_error_variance_1d(horizon) < high
 
 
@@ -371,10 +383,10 @@ def test_pre_asymptotic_slopes_are_not_the_exponent():
         lambda: rates.sharp_law(1.0).local_rate(1),
         lambda: reach(np.eye(2), np.eye(3)),
         lambda: reach([[1.0, 2.0], [0.0, 1.0]], np.eye(2)),
-        lambda: reach_from_projections(np.eye(3), np.ones((2, 3)), np.ones((2, 4))),
+        lambda: reach_per_head(np.eye(3), [np.ones((2, 3))], [np.ones((2, 4))]),
         lambda: reach_per_head(np.eye(3), [np.ones((2, 3))], []),
         lambda: constants.mean_error_covariance([[1.0]], [[1.0]]),
-        lambda: constants.mean_error_variance_1d(1.2),
+        lambda: constants.mean_error_covariance([[1.0]], [[1.2]]),
         lambda: token_influence.mean_error_1d(5.0, [100]),
         lambda: token_influence.mean_error_1d(0.5, [0]),
         lambda: token_influence.influence(np.eye(2), np.eye(2), np.ones(3)),

@@ -29,17 +29,19 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
     return attend_state(tokens, head, x, precise=precise, block=block).output.numpy()
 
 
-def attend_state(tokens: Any, head: Head, x: Any, *, top: int = 0, precise: bool = True, block: int = BLOCK) -> State:
-    """The state behind `attend`; `top` > 0 adds what the diagnostics need."""
+def attend_state(
+    tokens: Any, head: Head, x: Any, *, times: float = 1.0, precise: bool = True, block: int = BLOCK
+) -> State:
+    """The state behind `attend`, of queries that are multiplied by a number."""
     head, dtype = as_head(head), torch.float64 if precise else torch.float32
     if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:
         raise InputError(f"tokens have shape {np.shape(tokens)}; expected (n, {head.dim}) with at least one row")
     points = head.check_tokens("x", x)
     if points.ndim != 2:
         raise InputError(f"x has shape {points.shape}; expected (queries, {head.dim})")
-    query = head.queries(torch.as_tensor(points, dtype=dtype))
-    state = State.empty((), len(points), head.value_dim, top=top)
+    query = times * head.queries(torch.as_tensor(points, dtype=dtype))
+    state = State.empty((), len(points), head.value_dim)
     for start in range(0, len(tokens), block):
         part = torch.as_tensor(head.check_tokens("tokens", tokens[start : start + block]), dtype=dtype)
-        state = state.merge(state_of(query, head.keys(part), head.values(part), top=top))
+        state = state.merge(state_of(query, head.keys(part), head.values(part)))
     return state

@@ -136,8 +136,9 @@ class PoolReference(Reference):
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
         # Where queries rest on few tokens, the pool itself is far from its limit.
-        resting = attend_state(tokens, head, tokens[:CHECKED], top=1, precise=False).effective_sample_size
-        share = float((resting < FEW).double().mean())
+        some = tokens[:CHECKED]
+        once, twice = (attend_state(tokens, head, some, times=times, precise=False).lse for times in (1, 2))
+        share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
         if share >= 0.01:
             self.warnings += (
                 f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has "

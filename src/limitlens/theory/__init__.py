@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "_summary": "Summary summary",
     "bounds": "UniformBound uniform_exponential uniform_gaussian uniform_supremum",
-    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance asymptotic_covariance_gaussian effective_sample_size "
-    "ellipsoid interval log_weight_cost plug_in plug_in_covariance plug_in_degrees plug_in_from_moments",
-    "constants": "covariance_error_variance_1d mean_error_covariance mean_error_variance mean_error_variance_1d",
+    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance effective_sample_size ellipsoid interval "
+    "log_weight_cost plug_in plug_in_degrees",
+    "constants": "covariance_error_variance_1d mean_error_covariance",
     "curve": "averaged_error_1d expected_norm mean_error output_error query_error three_piece",
     "exact": "PointwiseError pointwise_error",
     "finite": "TiltCost deviation_bound deviation_useful_from mean_square_asymptotic mean_square_bound "
@@ -64,8 +64,7 @@ _MODULES = {
     "scaling.top_weight": "mean_inverse_top mean_top top_cdf",
     "scaling.weights": "beta_sharing entropy gap_mean gap_variance output_law participation tangential_variance",
     "schedules": "ScheduleStep compare_schedules",
-    "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_from_projections reach_per_head square_root "
-    "whitened",
+    "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_per_head square_root whitened",
     "token_influence": "expected_absolute_mean influence mean_error_1d variance_error_1d variance_influence_1d",
     "validity": "Validity interval_validity is_pre_asymptotic observed_validity self_dominates",
 }

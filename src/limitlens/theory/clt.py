@@ -28,6 +28,8 @@ DIRECTIONS = 8  # axes of V S Vᵀ along which a law's degrees of freedom are so
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
     """V S Vᵀ, the limit of n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d) or identity, to (..., d_out, d_out) [P].
 
+    For Gaussian tokens S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
+
     Examples
     --------
     >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
@@ -37,20 +39,6 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
     shift = measure.grad_K(2 * t) - measure.grad_K(t)
     spread = measure.hess_K(2 * t) + shift[..., :, None] * shift[..., None, :]
     return _carry(np.exp(log_weight_cost(measure, t))[..., None, None] * spread, V)
-
-
-def asymptotic_covariance_gaussian(covariance: ArrayLike, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """The same for Gaussian tokens in closed form: e^{τ²} V (Σ + Σ t tᵀ Σ) Vᵀ, τ² = tᵀ Σ t [P].
-
-    Examples
-    --------
-    >>> theory.asymptotic_covariance_gaussian([[1.0]], [1.0]).round(4).tolist()
-    [[5.4366]]
-    """
-    sigma, t = as_array("covariance", covariance, ndim=2), as_array("tilts", tilts)
-    pushed = t @ sigma
-    spread = sigma + pushed[..., :, None] * pushed[..., None, :]
-    return _carry(np.exp(np.sum(t * pushed, axis=-1))[..., None, None] * spread, V)
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
@@ -78,18 +66,6 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
     return np.asarray(n * np.exp(-log_weight_cost(measure, tilts)))
 
 
-def plug_in_covariance(weights: ArrayLike, values: ArrayLike) -> Array:
-    """Σ_i w_i² (v_i - Γ_n)(v_i - Γ_n)ᵀ: weights (..., n), normalised here, values (n, d_out) to (..., d_out, d_out).
-
-    Examples
-    --------
-    >>> theory.plug_in_covariance([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]]).tolist()
-    [[0.09375]]
-    """
-    u = _contributions(weights, values)[1]
-    return np.asarray(np.swapaxes(u, -1, -2) @ u)
-
-
 def _contributions(weights: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
     """Γ_n (..., d_out) and the u_i = w_i (v_i - Γ_n) (..., n, d_out), the weights normalised."""
     w, v = as_array("weights", weights), as_array("values", values, ndim=2)
@@ -100,28 +76,6 @@ def _contributions(weights: ArrayLike, values: ArrayLike) -> tuple[Array, Array]
     w = w / w.sum(-1, keepdims=True)
     output = w @ v
     return output, w[..., None] * (v - output[..., None, :])
-
-
-def plug_in_from_moments(
-    lse: ArrayLike, lse2: ArrayLike, output: ArrayLike, mean2: ArrayLike, square2: ArrayLike
-) -> Array:
-    """The diagonal of `plug_in_covariance` from what an attention state keeps.
-
-    With p proportional to e^{2 score}: Σ w² [E_p(v²) - 2 Γ_n E_p(v) + Γ_n²], Σ w² = e^{lse2 - 2 lse}. Log-sum-exps
-    (...) of the scores and of twice the scores, and Γ_n, E_p(v), E_p(v²) of shape (..., d_out), give (..., d_out).
-
-    Examples
-    --------
-    >>> w, v = np.array([0.5, 0.25, 0.25]), np.array([1.0, 0.0, 0.0])
-    >>> square = w**2 / (w**2).sum()
-    >>> moments = [w @ v], [square @ v], [square @ v**2]
-    >>> theory.plug_in_from_moments(0.0, np.log((w**2).sum()), *moments).round(6).tolist()
-    [0.09375]
-    """
-    gamma, first, second = as_array("output", output), as_array("mean2", mean2), as_array("square2", square2)
-    participation = np.exp(as_array("lse2", lse2) - 2 * as_array("lse", lse))
-    spread = np.clip(second - first**2, 0.0, None) + (first - gamma) ** 2
-    return np.asarray(participation[..., None] * spread)
 
 
 @dataclass(frozen=True)
@@ -176,7 +130,7 @@ class Ellipsoid:
 def ellipsoid(
     output: ArrayLike, covariance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None
 ) -> Ellipsoid:
-    """Ellipsoids of coverage `level` about (..., d_out); covariance as `plug_in_covariance`.
+    """Ellipsoids of coverage `level` about (..., d_out); covariance as that of `plug_in`.
 
     With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
     F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.

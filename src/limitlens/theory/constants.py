@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, as_array, check_number
-from limitlens.theory.spectrum import Reach, square_root, whitened
+from limitlens.theory.spectrum import square_root, whitened
 
 _WHY = "below 1, because from 1 on the moments have no n^(-1/2) constant: use the sharp law instead"
 _below_one = partial(check_number, "the horizon", expected=_WHY, below=1.0)
@@ -20,6 +20,8 @@ _below_one = partial(check_number, "the horizon", expected=_WHY, below=1.0)
 
 def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | None = None) -> Array:
     """V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ, C = BBᵀ: the limit of n · Cov(mean error).
+
+    In d = 1 it is H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A.
 
     Examples
     --------
@@ -33,33 +35,6 @@ def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | No
     core = C + B + B.T + np.linalg.inv(gap) * np.exp(-float(np.linalg.slogdet(gap)[1]) / 2)
     outer = root if V is None else as_array("V", V, ndim=2) @ root
     return np.asarray(outer @ core @ outer.T)
-
-
-def mean_error_variance(reach: Reach) -> float:
-    """‖B‖_F² + 2 tr B + Σ_i (1-σ_i⁴)^{-1} Π_j (1-σ_j⁴)^{-1/2}, σ of B: the limit of n · E|whitened mean error|².
-
-    Examples
-    --------
-    >>> round(theory.mean_error_variance(theory.reach([[1.0]], [[0.5]])), 4)
-    2.3516
-    """
-    _below_one(reach.horizon)
-    gap = 1.0 - reach.singular_values**4
-    directions = float(np.sum(1.0 / gap)) + (reach.dim - len(gap))
-    return reach.frobenius**2 + 2.0 * reach.trace + directions * float(np.exp(-0.5 * np.sum(np.log(gap))))
-
-
-def mean_error_variance_1d(signed_horizon: float) -> float:
-    """d = 1: n · Var(mean) → H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A; `signed_horizon` is s H, in (-1, 1).
-
-    Examples
-    --------
-    >>> round(theory.mean_error_variance_1d(0.5), 4)
-    2.3516
-    """
-    h = float(signed_horizon)
-    _below_one(abs(h))
-    return h**2 + 2.0 * h + float((1.0 - h**4) ** -1.5)
 
 
 def covariance_error_variance_1d(horizon: float) -> float:

@@ -68,28 +68,15 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
     return _reach(values, one_sided, covariance_norm, float(np.trace(B)), len(root))
 
 
-def reach_from_projections(covariance: ArrayLike, Wq: ArrayLike, Wk: ArrayLike, head_dim: int | None = None) -> Reach:
-    """Spectral reach of one head given its projections, through k × k eigenproblems.
-
-    With A = Wkᵀ Wq / √k, C_q = Wq Σ Wqᵀ and C_k = Wk Σ Wkᵀ, the singular values of B are those of the k × k matrix
-    C_k^{1/2} C_q^{1/2} / √k, and ‖Σ^{1/2}A‖₂² = λ_max(C_k^{1/2} Wq Wqᵀ C_k^{1/2}) / k: no d × d matrix is formed.
-    Wq and Wk have shape (k, d); `head_dim` is the k of the factor 1/√k where that is not the number of rows.
-
-    Examples
-    --------
-    >>> round(theory.reach_from_projections(np.eye(3), np.eye(2, 3), np.eye(2, 3)).horizon, 4)  # 1/√2
-    0.7071
-    """
-    return reach_per_head(covariance, [Wq], [Wk], head_dim)[0]
-
-
 def reach_per_head(
     covariance: ArrayLike, Wq: Iterable[ArrayLike], Wk: Iterable[ArrayLike], head_dim: int | None = None
 ) -> list[Reach]:
     """Spectral reach of every head of a layer: one d × d eigenvalue for all, k × k problems for each.
 
+    With A = Wkᵀ Wq / √k, C_q = Wq Σ Wqᵀ and C_k = Wk Σ Wkᵀ, the singular values of B are those of the k × k matrix
+    C_k^{1/2} C_q^{1/2} / √k, and ‖Σ^{1/2}A‖₂² = λ_max(C_k^{1/2} Wq Wqᵀ C_k^{1/2}) / k: no d × d matrix is formed.
     Wq and Wk hold one projection (k, d) per query head; with grouped queries, repeat each key projection for the query
-    heads that share it.
+    heads that share it. `head_dim` is the k of the factor 1/√k where that is not the number of rows.
 
     Examples
     --------

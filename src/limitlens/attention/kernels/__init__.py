@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.kernels import cpu, reference, split
-from limitlens.attention.kernels.detail import detail_of
 from limitlens.attention.state import State
 from limitlens.errors import InputError
 
@@ -60,27 +59,16 @@ def kernel_words(like: Tensor, precision: Precision) -> str:
 
 
 def state_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    bias: Tensor | None = None,
-    top: int = 0,
-    kernel: Kernel | Precision = "accurate",
+    query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, kernel: Kernel | Precision = "accurate"
 ) -> State:
-    """The state of a block of n ≥ 0 tokens: shapes as in a kernel, where a bias of −inf masks a token.
+    """The state of a block of n ≥ 0 tokens: shapes as in a kernel, which may be given by its precision.
 
-    With `top` > 0 it carries its `Detail`, with that many top scores. A kernel may be given by its precision.
+    A bias of −inf masks a token.
     """
     n = key.shape[-2]
     if n == 0:
         batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
-        return State.empty(batch, query.shape[-2], value.shape[-1], top=top, device=query.device)
-    chosen = kernel if callable(kernel) else kernel_for(query, value, kernel)
-    lse, output = chosen(query, key, value, bias)
-    detail = None
-    if top:
-        scores = query @ key.transpose(-1, -2)
-        detail = detail_of(scores if bias is None else scores + bias, value, lse, top)
+        return State.empty(batch, query.shape[-2], value.shape[-1], device=query.device)
+    lse, output = (kernel if callable(kernel) else kernel_for(query, value, kernel))(query, key, value, bias)
     count = torch.full(lse.shape[:-1], n, dtype=torch.int64, device=query.device)
-    return State(count, lse.double(), output.double(), detail)
+    return State(count, lse.double(), output.double())
