@@ -18,6 +18,7 @@ import pytest
 
 from limitlens import cli
 from limitlens.cli import probe as command
+from limitlens.errors import InputError
 from limitlens.heads.regimes import Thresholds
 from limitlens.heads.result import ProbeRun
 from limitlens.models import LoadedModel
@@ -173,6 +174,12 @@ def test_bad_input_is_one_sentence(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_size_is_refused_before_its_cost_is_told(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "admit", lambda *cost, **known: pytest.fail("the cost was told"))
+    with pytest.raises(InputError, match="the largest size is 100,000"):
+        probe(*files, 2000, window=16, sizes=[10, 100_000], replicates=4, queries=8)
 
 
 def test_an_unknown_model_names_those_at_hand(capsys: pytest.CaptureFixture[str]) -> None:

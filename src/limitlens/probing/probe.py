@@ -122,13 +122,14 @@ def probe(
         raise InputError(f"the mode is {mode!r}; expected one of {', '.join(MODES)}")
     accuracy = as_precision(precision)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
-    admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
     with workers_for(loaded.model.device) as workers:
         over = stream if ray is None else partial(gather, ray, device, model)
         work = _Work(
             loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over, mode,
             accuracy,
         )  # fmt: skip
+        work.check_size(windows.length)  # refused before it is said what would be
+        admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -192,7 +193,6 @@ class _Work:
         self.done = 0
 
     def run(self, checkpoint: Checkpoint) -> None:
-        self._check_size(self.windows.length)
         begun, job = time.perf_counter(), checkpoint.begin(self._asked())
         at = None if job.saved is None else job.saved.position
         window, device = window_bytes(self.loaded, self.windows.length), self.loaded.model.device
@@ -209,7 +209,7 @@ class _Work:
                 self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
-        self.replicates = self._check_size(positions)
+        self.replicates = self.check_size(positions)
         if len(self.pilot.queries) < self.queries:
             self.warnings.append(
                 f"the pilot's {len(self.pilot_windows)} windows give {len(self.pilot.queries)} queries instead of "
@@ -243,7 +243,7 @@ class _Work:
         given = {name: getattr(self, name) for name in names}
         return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **own, **given}
 
-    def _check_size(self, positions: int) -> int:
+    def check_size(self, positions: int) -> int:
         """How many replicates the pool holds with so many pooled positions a window."""
         largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
         if self.mode != "pool":
