@@ -13,7 +13,7 @@ import pytest
 from limitlens.cli import main
 from limitlens.critical.heat import HeatFlow, heat_flow
 from limitlens.critical.real_keys import RealKeys
-from limitlens.critical.regimes_picture import draw_regimes
+from limitlens.critical.regimes_picture import regime_figures
 from limitlens.critical.scaling import scaling
 from limitlens.critical.scaling_limits import ScalingLimits, ambient, scaling_limits
 from limitlens.critical.schedules import Schedules, follow_schedules
@@ -59,7 +59,7 @@ def test_the_command_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_page_shows_the_same_keys_at_three_temperatures() -> None:
     made = scaling_limits(uniform(5), 10_000, theta=1.0, replicates=100)
     (section,) = made.view().later()
-    *maps, ordered = [block for block in section.flat if isinstance(block, Figure)]
+    *maps, ordered, _ = [block for block in section.flat if isinstance(block, Figure)]
     assert [figure.title.rsplit(" ", 1)[1] for figure in maps] == ["averages", "selects", "collapses"]
     largest = [max(figure.series[0].sizes or ()) for figure in maps]
     assert largest[0] < largest[1] < largest[2]  # ever more of the mass lies on one key
@@ -172,12 +172,11 @@ def test_run_folder_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_figures_show_what_they_say() -> None:
-    regimes = draw_regimes(uniform(3), 1000)
-    upper, lower = regimes.subfigs
-    assert [axes.get_title(loc="center").split(": ")[1] for axes in upper.axes] == ["averages", "selects", "collapses"]
-    (limit,) = (line for line in lower.axes[1].get_lines() if line.get_label() == "limit")
-    falling = np.log(limit.get_xdata())[::-1]
-    assert np.interp(0.0, falling, limit.get_ydata()[::-1]) == pytest.approx(0.4385, abs=5e-3)
+    *maps, ordered, shared = regime_figures(uniform(3), 1000)
+    assert [figure.title.split(": ")[1] for figure in maps] == ["averages", "selects", "collapses"]
+    assert [series.name for series in ordered.series if series.listed] == ["averages", "selects", "collapses"]
+    (limit,) = (series for series in shared.series if series.name == "scaling limit")
+    assert np.interp(0.0, np.log(limit.x)[::-1], limit.y[::-1]) == pytest.approx(0.4385, abs=5e-3)
     assert len(follow_schedules([1e3, 1e4], uniform(5), beta=20.0).plot().axes) == 3
     heat = heat_flow(n=500).plot()
     assert heat.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(0.5 * np.exp(0.2))

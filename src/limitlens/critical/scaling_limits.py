@@ -11,17 +11,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from scipy import stats
 
 from limitlens.critical.quantity import Quantity
-from limitlens.critical.regimes_picture import draw_regimes, regime_figures
+from limitlens.critical.regimes_picture import FEWEST_KEYS, regime_figures
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
-from limitlens.lazily import Drawing, pd
+from limitlens.lazily import pd
 from limitlens.record import Run, plain
 from limitlens.report.view import Block, Figure, Row, Section, Table, Text, View, line, points
 from limitlens.report.words import cell, falling, read_words, short, worded_figure, worded_view
@@ -153,11 +152,13 @@ class ScalingLimits(Result):
 
     def _regimes(self) -> list[Section]:
         drawn, (title, lead) = regime_figures(self.law, self.inputs["n"], self.inputs["seed"]), WORDS["regimes"]
-        return [Section(title, lead, [Row(drawn[:3]), *drawn[3:]])] if drawn else []
+        return [Section(title, lead, [Row(drawn[:3]), Row(drawn[3:])])] if drawn else []
 
-    def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw the same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""
-        return draw_regimes(self.law, self.inputs["n"], self.inputs["seed"], path)
+    def figures(self) -> list[Figure]:
+        """The same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""
+        if (n := self.inputs["n"]) < FEWEST_KEYS:
+            raise InputError(f"n is {n:g}; expected at least {FEWEST_KEYS} keys, to draw what θ = 100 of them do")
+        return regime_figures(self.law, n, self.inputs["seed"])
 
     def __repr__(self) -> str:
         shared = self.quantities["participation"]

@@ -36,8 +36,8 @@ class Picture(Drawing):
 
 def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side; saved to `path` where given, in the format of its ending."""
-    columns = min(len(figures), ACROSS)
-    rows = ceil(len(figures) / columns)
+    rows = ceil(len(figures) / ACROSS)
+    columns = ceil(len(figures) / rows)
     size = (columns * PANEL[0], rows * PANEL[1]) if len(figures) > 1 else _size(figures[0])
     with figure_style():
         drawing = Picture(figsize=size, layout="constrained")

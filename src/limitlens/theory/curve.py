@@ -8,7 +8,7 @@ from math import isqrt
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri
+from scipy.special import chdtri, ndtri
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.constants import mean_error_covariance
@@ -199,10 +199,14 @@ def _excess_tilt(share: float, squares: Array, tilt: float) -> float:
 
 
 def _even_normal(dim: int, count: int) -> Array:
-    """Points (count, dim) spread evenly over N(0, I)."""
+    """Points (count, dim) spread evenly over N(0, I), their lengths over the χ law: these decide, and even coordinates
+    alone leave them uneven."""
     # Fractional parts of multiples of the square roots of primes fill the cube evenly in every projection.
     numbers = range(2, 20 + int(2 * dim * np.log(dim + 2)))
     primes = [number for number in numbers if all(number % factor for factor in range(2, isqrt(number) + 1))]
     steps = np.sqrt(primes[:dim]) % 1.0
     cube: Array = (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0
-    return np.asarray(ndtri(np.clip(cube, 1e-12, 1 - 1e-12)))
+    points = ndtri(np.clip(cube, 1e-12, 1 - 1e-12))
+    squares = np.sum(points**2, axis=1)
+    longer = (squares.argsort()[::-1].argsort() + 0.5) / count  # the share of points that are longer
+    return np.asarray(points * np.sqrt(chdtri(dim, longer) / squares)[:, None])
