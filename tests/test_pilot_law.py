@@ -9,6 +9,7 @@ import limitlens as ll
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array, InputError
+from limitlens.theory import pilot_law
 from limitlens.theory.curve import query_error
 from limitlens.theory.pilot_law import pilot_errors
 
@@ -51,6 +52,16 @@ def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> 
     found = pilot_errors(SCORES, VALUES, np.array([n]), ATOM)[atom].error[:, 0] * (1 - n / M)
     mean, stderr = simulated(n, 20_000, replace=False, atom=atom)
     assert np.abs(found / mean - 1).max() < 0.02 + 4 * (stderr / mean).max()  # 2% at M = 200, falling like 1/M
+
+
+@pytest.mark.parametrize("steep", [1, 4])
+@pytest.mark.parametrize("n", [16, 30, 120])  # the last without replacement
+def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first s a hundred times lower says the same to 0.5%; with one five times higher 0.9% were lost at n = 120."""
+    found = pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM)
+    monkeypatch.setattr(pilot_law, "NEAR", pilot_law.NEAR / 100)
+    for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
+        assert one.error == pytest.approx(lower.error, rel=5e-3)
 
 
 def test_halves_are_pilots_of_their_own() -> None:

@@ -133,7 +133,7 @@ def test_output_error_beyond_one_dimension_sees_the_rare_queries(dim, horizon):
 
 @pytest.mark.parametrize(("dim", "within"), [(4, 0.002), (8, 0.004), (16, 0.01)])
 def test_output_error_counts_the_own_token_beyond_one_dimension(dim, within):
-    # With A = H I the own token lies along the tilt: again one integral over its length; few long ones win their softmax.
+    # With A = H I the own token lies along the tilt: again one integral over its length; long ones win their softmax.
     length = np.linspace(1e-3, np.sqrt(dim) + 9, 400)
     density = length ** (dim - 1) * np.exp(-(length**2) / 2)
     sizes = [100, 1000, 10_000]
