@@ -4,8 +4,6 @@ Rates were read off single runs on two busy cores, or guessed: a time is right t
 (`docs/reliability.md`). They are there to tell a minute from a month, and nothing else is decided by them.
 """
 
-from __future__ import annotations
-
 import os
 from logging import getLogger
 

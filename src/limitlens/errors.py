@@ -3,8 +3,6 @@
 A message is one sentence: what was given, what was expected, what to do. The command line prints it and exits with 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, TypeAlias

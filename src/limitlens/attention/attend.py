@@ -1,7 +1,5 @@
 """Attention over n tokens, block by block; `limit` is the other side of every comparison."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

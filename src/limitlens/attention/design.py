@@ -1,7 +1,5 @@
 """Heads made to measure: a given horizon and spectrum over a given law of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

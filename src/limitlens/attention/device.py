@@ -1,7 +1,5 @@
 """Where kernels run."""
 
-from __future__ import annotations
-
 import torch
 
 from limitlens.errors import InputError

@@ -1,7 +1,5 @@
 """Attention over infinitely many tokens; no torch, so that theory never waits for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

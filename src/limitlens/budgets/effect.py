@@ -5,8 +5,6 @@ To second order the divergence of the predicted distributions under a change δ 
 that is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim), a heuristic: errors have directions, and heads add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

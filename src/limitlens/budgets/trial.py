@@ -15,8 +15,6 @@ The error is the relative output error of the probe: root mean square, over quer
 that of |full|. Standard errors come from the draws and from leaving out one query window at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

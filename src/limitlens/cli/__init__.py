@@ -3,8 +3,6 @@
 One file per command, which imports nothing heavy at its top: `limitlens theory` must answer in two seconds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

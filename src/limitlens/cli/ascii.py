@@ -1,7 +1,5 @@
 """Words for terminals that know only ASCII: what cannot be shown is written out instead of ending the program."""
 
-from __future__ import annotations
-
 import codecs
 import sys
 import unicodedata

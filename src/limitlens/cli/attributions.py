@@ -1,7 +1,5 @@
 """`limitlens attributions`: which heads attend to the same keys behind another text."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens compare`: runs side by side, differences that exceed their errors marked."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens depth`: error through the layers when each query sees n keys."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

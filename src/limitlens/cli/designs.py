@@ -1,7 +1,5 @@
 """`limitlens designs`: sparse designs in every head of a live model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens doctor`: what is installed, which device, which models and corpora are at hand."""
 
-from __future__ import annotations
-
 import os
 import platform
 from typing import Any

@@ -1,7 +1,5 @@
 """`limitlens hardmax`: the hardmax law, measured and predicted, and the way to it from softmax."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens plan`: KV entries per head for an error, tried on the windows that the probe reserved."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`limitlens probe`: every head of a real transformer, in one pass over a corpus."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens report`: the one-file HTML page of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`limitlens reproduce`: published experiments by name."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

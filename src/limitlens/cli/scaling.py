@@ -1,7 +1,5 @@
 """`limitlens scaling`: whether attention over n keys averages, selects or collapses, predicted and measured."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

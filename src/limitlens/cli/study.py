@@ -1,7 +1,5 @@
 """`limitlens study`: error curves of a synthetic law, or of anybody's tokens, and their rates."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

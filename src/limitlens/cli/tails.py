@@ -1,7 +1,5 @@
 """`limitlens tails`: are these tokens sub-Gaussian, and what attention does where its limit ends."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

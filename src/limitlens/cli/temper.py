@@ -1,7 +1,5 @@
 """`limitlens temper`: factors on the scores of a decoder beyond its context."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens theory`: everything predicted, without sampling."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`limitlens trial`: a plan of the cache in a live model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """The three-regimes picture: the same keys at three temperatures, their ordered weights, and Σw² along θ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

@@ -23,7 +23,6 @@ from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.cluster import connected
 
 FEWEST_RADII = 3  # a growth has two parameters
@@ -161,31 +160,16 @@ class RadiusSweep(_Swept):
 
 
 def sweep(
-    measure: TokenLaw,
-    *,
-    horizons: Sequence[float] | None = None,
-    radii: Sequence[float] | None = None,
-    horizon: float = 1.0,
-    spectrum: str | Sequence[float] = "flat",
-    sizes: str | Sequence[int] = "1000:30000:12",
-    replicates: int = 200,
-    queries: int | None = None,
-    mask_self: bool = False,
-    radius: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    yes: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    memory: int | None = None,
-    ray: str | None = None,
-    precision: str = "accurate",
-) -> HorizonSweep | RadiusSweep:
+    measure: TokenLaw, *, horizons: Sequence[float] | None = None, radii: Sequence[float] | None = None,
+    horizon: float = 1.0, spectrum: str | Sequence[float] = "flat", sizes: str | Sequence[int] = "1000:30000:12",
+    replicates: int = 200, queries: int | None = None, radius: float | None = None, seed: int = 0, yes: bool = False,
+    progress: Progress | None = None, **options: Any,
+) -> HorizonSweep | RadiusSweep:  # fmt: skip
     """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
 
     Exactly one of `horizons` and `radii` is given. With radii, `horizon` is that of the head over the law as given;
     with horizons, `radius` asks for the uniform error over the ball of this radius too. `spectrum` is that of the head
-    (`designed_head`); the others are those of `study`.
+    (`designed_head`); the others are those of `study`, such as `mask_self`, `device` or `checkpoint`.
 
     Examples
     --------
@@ -196,47 +180,32 @@ def sweep(
     if (horizons is None) == (radii is None):
         given = "neither horizons nor radii" if radii is None else "both horizons and radii"
         raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
-    options: dict[str, Any] = {"sizes": sizes, "replicates": replicates, "queries": queries}
-    options |= {"mask_self": mask_self, "seed": seed, "device": device, "checkpoint": checkpoint}
-    options |= {"memory": memory, "ray": ray, "precision": precision}
-    count = len(horizons or radii or ())
-    if radii is not None:
-        if radius is not None:
-            raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
-        head = designed_head(measure, horizon, spectrum=spectrum, seed=seed)
-        _admit(head, count, sizes, replicates, queries, yes)
-        return radius_sweep(measure, head, radii, progress=progress, **options)
+    if radii is not None and radius is not None:
+        raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
     values = [float(value) for value in horizons or ()]
-    if not values:
+    if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
-    heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values]
-    _admit(heads[0], count, sizes, replicates, queries, yes)
+    heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values or [horizon]]
+    seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
+    count = len(values or radii or ())
+    admit("the sweep", count * seconds, count * memory, yes=yes)
+    options |= {"sizes": sizes, "replicates": replicates, "queries": queries, "seed": seed}
+    if radii is not None:
+        return radius_sweep(measure, heads[0], radii, progress=progress, **options)
     studies = [partial(study, measure, head, radius=radius, yes=True, **options) for head in heads]
-    return HorizonSweep(*_each(values, studies, progress, ray))
+    return HorizonSweep(*_each(values, studies, progress, options.get("ray")))
 
 
 def radius_sweep(
-    measure: TokenLaw,
-    head: Head,
-    radii: Sequence[float],
-    sizes: str | Sequence[int],
-    *,
-    replicates: int = 100,
-    queries: int | None = None,
-    mask_self: bool = False,
-    seed: int = 0,
-    device: str = "auto",
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    memory: int | None = None,
-    ray: str | None = None,
-    precision: str = "accurate",
-) -> RadiusSweep:
+    measure: TokenLaw, head: Head, radii: Sequence[float], sizes: str | Sequence[int], *, replicates: int = 100,
+    progress: Progress | None = None, **options: Any,
+) -> RadiusSweep:  # fmt: skip
     """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
 
     The head stays the same, so scores grow like R². The bound on the uniform error grows exponentially with them, since
     the ball holds queries that few tokens answer; the moments average over queries that are tokens, and grow like a
     power of R. In low dimension even the uniform error ends up growing like a power, once tilted laws are small caps.
+    The others are those of `study`.
 
     Examples
     --------
@@ -250,19 +219,9 @@ def radius_sweep(
         raise InputError(f"{measure!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
     if len(radii) < FEWEST_RADII:
         raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
-    common = partial(
-        study, sizes=sizes, replicates=replicates, queries=queries, mask_self=mask_self, seed=seed, device=device,
-        yes=True, checkpoint=checkpoint, memory=memory, ray=ray, precision=precision,
-    )  # fmt: skip
-    values = [float(radius) for radius in radii]
+    common, values = partial(study, sizes=sizes, replicates=replicates, yes=True, **options), [*map(float, radii)]
     studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
-    return RadiusSweep(*_each(values, studies, progress, ray))
-
-
-def _admit(head: Head, count: int, sizes: str | Sequence[int], replicates: int, queries: int | None, yes: bool) -> None:
-    """Say what all studies of a sweep take together."""
-    seconds, memory = study_cost(head, Cells(parse_sizes(sizes)), replicates, queries)
-    admit("the sweep", count * seconds, count * memory, yes=yes)
+    return RadiusSweep(*_each(values, studies, progress, options.get("ray")))
 
 
 def _each(

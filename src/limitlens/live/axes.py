@@ -1,7 +1,5 @@
 """Both axes of a schedule: what plain text costs by position, and what the far context still gives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise

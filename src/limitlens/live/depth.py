@@ -5,8 +5,6 @@ each ("resampled") or the same in all ("fixed"), and in one layer alone, for eac
 are the hidden states that leave each layer and, of a decoder, its predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -19,8 +19,6 @@ Queries stand at the same few places in every document: the last ones of a causa
 Every standard error is the jackknife's over documents, which give the queries and the keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

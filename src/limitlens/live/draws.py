@@ -6,8 +6,6 @@ both count among the n. The m others stand for the c keys they were drawn from, 
 in `limitlens.keys.random`; where nothing is kept for certain this would change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Labelled documents of one's own, and the logistic head that learns them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -9,8 +9,6 @@ entropy    √((1 − p^{−2/d}) / (1 − n₀^{−2/d}))     entropy invarianc
 and e^{c_h} s^{γ_h} of `models.exponents.powers`: one exponent a head, layer or model, and perhaps a constant.
 """
 
-from __future__ import annotations
-
 import math
 
 from limitlens.lazily import Tensor

@@ -5,8 +5,6 @@ The analysis of single heads holds for the layer where this adds in squares, E|Î
 where the errors of different heads are uncorrelated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

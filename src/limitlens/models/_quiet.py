@@ -1,7 +1,5 @@
 """Keep the transformers library from talking while it works for us: what matters is raised or returned, not logged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import ERROR

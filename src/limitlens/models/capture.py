@@ -1,7 +1,5 @@
 """See what every attention layer sees: query, key and value as they enter the softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """A choice of keys as a change to what a layer attends to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ A corpus is a name and a way to stream its documents. Nothing is read before it 
 name given by a user is only ever read from, never written to.
 """
 
-from __future__ import annotations
-
 import codecs
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Models and texts that a saved result names, from whatever folder it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

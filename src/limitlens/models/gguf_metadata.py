@@ -4,8 +4,6 @@ The layout: "GGUF", version (u32), number of tensors and of entries (u64 each), 
 bytes), the type of its value (u32) and the value; an array is its elements' type (u32), their number (u64) and they.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from pathlib import Path

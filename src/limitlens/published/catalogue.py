@@ -4,8 +4,6 @@ A claim is a number or a bound that a paper proves, prints or draws. What only a
 is no number then, and the claim says so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

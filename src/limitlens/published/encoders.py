@@ -1,7 +1,5 @@
 """Experiments on the heads of a real encoder: rates against horizons, windows with random tokens, factors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

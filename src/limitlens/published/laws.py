@@ -1,7 +1,5 @@
 """Experiments on laws of tokens: Gaussian tokens and a sphere under random projections, and hardmax."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

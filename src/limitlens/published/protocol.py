@@ -4,8 +4,6 @@ What its code does otherwise than its definitions say stands here, so that both 
 standard errors divided twice by the root of the number of replicates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

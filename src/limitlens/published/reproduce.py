@@ -1,7 +1,5 @@
 """`reproduce`: a published experiment by its name."""
 
-from __future__ import annotations
-
 import time
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Experiments on one query among n keys as its temperature falls: three regimes, ordered weights, heat, log n."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The look of every figure outside a page: colour-blind safe, one column wide, readable in print."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

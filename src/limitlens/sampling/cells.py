@@ -4,8 +4,6 @@ Cell (replicate r, step j) holds the n_j − n_{j−1} tokens that turn replicat
 of size n_j. Cell states merged cumulatively over j give every size from one pass over the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Results come back in the order of the pieces, so that whoever adds them up gets 
 piece whose worker or machine died is done again elsewhere: nothing is lost but its time.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

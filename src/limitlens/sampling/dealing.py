@@ -4,8 +4,6 @@ Each token goes to at most one cell, so replicates are disjoint samples without 
 only: a token's cell is drawn with the probabilities of the places still open, as cards are dealt from a shuffled deck.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

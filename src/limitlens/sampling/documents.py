@@ -5,8 +5,6 @@ slowly than samples of the pool do, and a whole document is still apart from it.
 resampled for every interval: replicates are resampled whole, and each is one document.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

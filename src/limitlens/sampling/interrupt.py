@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM between steps, not within them: the first one waits until the work at hand is whole."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

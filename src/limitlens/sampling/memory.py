@@ -1,7 +1,5 @@
 """Memory: how much a process holds, how much is left of what it may take, and what to do when a GPU has no more."""
 
-from __future__ import annotations
-
 import os
 import sys
 

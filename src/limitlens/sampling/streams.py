@@ -6,8 +6,6 @@ generator is its own (Philox, which counts) and pages are longer, the more so th
 again on any such device, others than on the CPU.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -4,8 +4,6 @@ A probe consists of thousands of small pieces of work. Spread over the threads o
 again, at a price that explodes on a busy machine; spread over workers, pieces run whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

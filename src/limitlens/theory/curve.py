@@ -18,7 +18,7 @@ from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
 VERIFIED_HORIZON = 3.0  # the largest at which the three-piece law has been held against simulations
 QUERY_POINTS = 1024  # that stand for the law of queries in d > 1
-_TILTS = (3.0, 5.0, 8.0)  # root mean square tilts of the wider laws they are drawn from
+_TILTS = (1.5, 2.5, 5.0, 8.0)  # root mean square tilts of the wider laws they are drawn from
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
@@ -111,8 +111,9 @@ def output_error(
     """Root mean square output error over queries and samples of n Gaussian tokens, without sampling them: (sizes,) [V].
 
     At each query the expectation over tokens is exact (`query_error`); over queries it is a quadrature in d = 1 and
-    an average over `QUERY_POINTS` points in higher dimensions, good to 2% up to n = 1e7 and 5% up to 1e10. `mask_self`
-    leaves the query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
+    an average over `QUERY_POINTS` points in higher dimensions, good to 1% up to n = 1e10 (for d up to 64, spectra that
+    are flat or fall like 1/k, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` leaves the
+    query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
 
     Examples
     --------

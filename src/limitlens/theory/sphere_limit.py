@@ -10,8 +10,6 @@ left, that of the ratio Q. From P(Q ≤ q) = P(Σ_j (s_j² − q) χ²_j ≤ 0) 
     p_i(q) = 1/π ∫ Re[φ r_i (Σ_j r_j + 2 r_i)] du,    r_j = 1/(1 − 2iu (s_j² − q)),    φ = Π_j r_j^{1/2}.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -10,8 +10,6 @@ and output 0. On a CUDA device there are three of them by name: "accurate" (`spl
 one half-precision product for three, to 1e-3) and "exact" (the plain one, float32 throughout).
 """  # noqa: E501
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias

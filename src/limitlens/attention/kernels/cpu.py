@@ -1,7 +1,5 @@
 """The CPU kernel: torch's fused attention, which returns the log-sum-exp beside the output."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -1,7 +1,5 @@
 """The plain kernel: dense softmax, as it is written in books. Every other kernel is tested against it in float64."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
