@@ -41,8 +41,8 @@ class Result:
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
-        """The result as a JSON document."""
-        return plain(self)  # type: ignore[no-any-return]
+        """The result as a JSON document: its fields, but for those that arrays hold."""
+        return {name: value for name, value in plain(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables that a run folder holds, by file name."""

@@ -25,17 +25,8 @@ from limitlens.sampling.cells import parse_sizes
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
 AS_STORED = (
-    "measure",
-    "theory",
-    "asymptotic",
-    "mask_self",
-    "queries",
-    "seed",
-    "device",
-    "kernel",
-    "interrupted",
-    "seconds",
-)
+    "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds"
+)  # fmt: skip
 
 
 class Later(Mapping[str, Array]):

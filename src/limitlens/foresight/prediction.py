@@ -94,8 +94,8 @@ class Predictions(Result):
 
     def document(self) -> dict[str, Any]:
         """The predictions as a JSON document."""
-        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "made"}
-        return plain(found | {"heads": [{"n": self.n, **head.document()} for head in self.heads]})  # type: ignore[no-any-return]
+        heads = [{"n": self.n, **head.document()} for head in self.heads]
+        return super().document() | {"heads": plain(heads)}
 
     @property
     def table(self) -> pd.DataFrame:

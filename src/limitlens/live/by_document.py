@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ class ByDocument(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON: what was asked, and the rows of its tables."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in (*self.held, "made")}
-        return plain(own | {name: rows.to_dict("records") for name, rows in self.tables().items()})  # type: ignore[no-any-return]
+        return super().document() | plain({name: rows.to_dict("records") for name, rows in self.tables().items()})  # type: ignore[no-any-return]
 
 
 def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:

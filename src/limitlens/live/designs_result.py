@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -120,9 +120,8 @@ class Designs(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON: every head's numbers (heads, designs, keys), those over all heads, and which is best."""
-        told = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in (*self.held, "made")}
-        told |= {"heads": self.numbers(self.relative), "overall": self.overall, "best": self.winners}
-        return plain(told)  # type: ignore[no-any-return]
+        told = {"heads": self.numbers(self.relative), "overall": self.overall, "best": self.winners}
+        return super().document() | plain(told)  # type: ignore[no-any-return]
 
     def view(self) -> View:
         """Error against keys, one line a design, floors dotted; and who is best."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,11 @@ class Temper(Result):
 
     def numbers(self) -> dict[str, Any]:
         """Its fields as JSON, and under the name of each axis the means of all schedules; without SciPy and pandas."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "made"}
-        for axis in AXES:
-            own[axis] = {
-                text: {name: self._entry(text, name, axis) for name in found}
-                for text, found in self.by_document.items()
-            }
-        return plain(own)  # type: ignore[no-any-return]
+        texts = self.by_document.items()
+        return super().document() | {
+            axis: {text: {name: self._entry(text, name, axis) for name in found} for text, found in texts}
+            for axis in AXES
+        }
 
     def document(self) -> dict[str, Any]:
         """The result as JSON: its numbers, and which fits are a gain and which are not."""

@@ -38,9 +38,7 @@ class Summary(Result):
     @classmethod
     def load(cls, run: Run) -> Summary:
         """The summary that a run folder holds."""
-        summary = cls(dict(run.document))
-        summary.view()  # tells at once where something is missing
-        return summary
+        return cls(dict(run.document))
 
     @property
     def warnings(self) -> Sequence[str]:
