@@ -1,16 +1,11 @@
 """Reading back what a result saved, whichever kind it is."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from limitlens.errors import InputError
 from limitlens.record import read_run
-
-if TYPE_CHECKING:
-    from limitlens.results import Result
+from limitlens.results import Result
 
 # The class of each kind of result, whose `load` reads it.
 KINDS = {

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from limitlens.errors import Array, InputError, as_array, check_number
-
-if TYPE_CHECKING:
-    import torch
+from limitlens.lazily import Tensor, torch
 
 
 class Head:
@@ -115,15 +113,15 @@ class Head:
             raise InputError(f"{name} has shape {array.shape}; expected (..., {self.dim}), one row per token")
         return array
 
-    def queries(self, x: torch.Tensor) -> torch.Tensor:
+    def queries(self, x: Tensor) -> Tensor:
         """Queries of tokens x: (..., d) to (..., k), scale included."""
         return _affine(x, self.query_map, self.query_bias)
 
-    def keys(self, tokens: torch.Tensor) -> torch.Tensor:
+    def keys(self, tokens: Tensor) -> Tensor:
         """Keys of tokens: (..., d) to (..., k)."""
         return tokens if self.key_map is None else _affine(tokens, self.key_map, None)
 
-    def values(self, tokens: torch.Tensor) -> torch.Tensor:
+    def values(self, tokens: Tensor) -> Tensor:
         """Values of tokens: (..., d) to (..., v)."""
         return tokens if self.value_map is None else _affine(tokens, self.value_map, self.value_bias)
 
@@ -140,9 +138,7 @@ def as_head(head: Any, dim: int | None = None) -> Head:
     return head
 
 
-def _affine(x: torch.Tensor, matrix: Array, bias: Array | None) -> torch.Tensor:
-    import torch
-
+def _affine(x: Tensor, matrix: Array, bias: Array | None) -> Tensor:
     result = x @ torch.as_tensor(matrix, dtype=x.dtype, device=x.device).T
     if bias is not None and bias.any():
         result = result + torch.as_tensor(bias, dtype=x.dtype, device=x.device)

@@ -7,16 +7,14 @@ that takes a measure passes it through `as_measure`.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.lazily import torch
 from limitlens.measures._shared import brief, check_dim, token_shape
 from limitlens.measures.base import Measure
-
-if TYPE_CHECKING:
-    import torch
 
 _STEP = 1e-3  # of a tilt, over the spread of the tokens: truncation and rounding both cost about 1e-12
 _CHECKED, _NEAR = 4, 0.2  # tilts at which a law is checked, and how far out they lie, over the spread of the tokens
@@ -105,8 +103,6 @@ class OwnMeasure(Measure):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Tokens of the law, times the factor."""
-        import torch
-
         wanted = token_shape(shape, self.dim)
         tokens = torch.as_tensor(self.law.sample(wanted[:-1], generator), dtype=torch.float64, device=generator.device)
         if tokens.shape != wanted:

@@ -17,16 +17,13 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limitlens.cost import admit
 from limitlens.errors import InputError
+from limitlens.lazily import PreTrainedModel, torch
 from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
@@ -123,10 +120,8 @@ class LoadedModel:
     @cached_property
     def position_rows(self) -> int | None:
         """The usable rows of the table of learned positions, beyond which no window can go; None without a table."""
-        from torch import nn
-
         for name, module in self.model.named_modules():
-            if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
+            if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
                 # Where the padding index has a row, positions are counted from the row after it.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
@@ -224,7 +219,6 @@ def _read(
     note: str = "",
 ) -> LoadedModel:
     """Load from a folder, a GGUF file or the hub."""
-    import torch
     import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
@@ -276,8 +270,6 @@ def _read(
 
 def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
     """Refuse a model that this machine cannot hold, before its weights are made: a configuration may claim anything."""
-    import torch
-
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > MOST_LAYERS:
         raise InputError(f"the model {name} claims {layers:,} layers; expected at most {MOST_LAYERS:,}")

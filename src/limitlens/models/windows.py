@@ -4,25 +4,20 @@ The text is tokenised once, into a temporary file of 4 bytes a token that vanish
 counted before the first forward and can be read in any order, and memory does not grow with the corpus.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.errors import InputError
+from limitlens.lazily import Tensor, torch
 from limitlens.models._quiet import quiet
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from limitlens.models.catalog import LoadedModel
-    from limitlens.models.corpora import Corpus
+from limitlens.models.catalog import LoadedModel
+from limitlens.models.corpora import Corpus
 
 SPECIAL = ("auto", "none", "bos")  # what is put around a window: as in training, nothing, or the first token alone
 _ID = np.dtype(np.int32)
@@ -109,8 +104,6 @@ class Windows:
 
     def batches(self, size: int, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
         """The windows of the given indices, or all, as tensors of token ids of shape (at most size, length), int64."""
-        import torch
-
         order: Sequence[int] = range(self.count) if indices is None else list(indices)
         for start in range(0, len(order), size):
             yield torch.from_numpy(self._read(order[start : start + size]).astype(np.int64))
