@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 from markdown import Extension, Markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -23,6 +24,15 @@ class Letters(Extension):
         """Take out what reads HTML."""
         md.inlinePatterns.deregister("html")
         md.preprocessors.deregister("html_block")
+
+
+class Examples(griffe.Extension):
+    """Lines that begin with >>> under a heading of their own: numpydoc reads code there, and elsewhere a quotation."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Write the heading that docstrings do without."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"\n\n(?=>>> )", "\n\nExamples\n--------\n", obj.docstring.value, count=1)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

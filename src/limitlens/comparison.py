@@ -184,8 +184,6 @@ class Comparison(Result):
 def compare(*runs: Result | str | Path) -> Comparison:
     """Two or more runs of one kind, each against the first: folders, or results of `probe`, `study` or `scaling`.
 
-    Examples
-    --------
     >>> law, head, sizes = ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800]
     >>> runs = [ll.study(law, head, sizes, replicates=12, queries=32, seed=seed) for seed in (0, 1)]
     >>> len(ll.compare(*runs).table) > 0

@@ -38,8 +38,6 @@ KINDS = {
 def load(folder: str | Path) -> Result:
     """The result that `save` or `--out` left in a folder (or its run.json): a `Curve`, a `Plan`, ..., as it was.
 
-    Examples
-    --------
     >>> told = ll.theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
     >>> ll.load(told.save('runs/theory')).kind
     'theory'

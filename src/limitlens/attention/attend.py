@@ -18,8 +18,6 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
 
     `precise` computes in float64, otherwise in float32.
 
-    Examples
-    --------
     >>> tokens = np.array([[0.0], [1.0]])
     >>> ll.attend(tokens, ll.Head(1.0), [[0.0], [5.0]]).round(4).tolist()
     [[0.5], [0.9933]]

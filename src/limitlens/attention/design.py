@@ -22,8 +22,6 @@ def designed_head(
     "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given in the place of the law of tokens;
     directions without variance are left alone.
 
-    Examples
-    --------
     >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
     [[0.5]]
     """

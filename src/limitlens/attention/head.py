@@ -20,8 +20,6 @@ class Head:
     The score matrix A (d, d) holds the 1/√k; a scalar means that multiple of the identity (of V's dimension, else
     d = 1). The value matrix V (v, d) is the identity when left out.
 
-    Examples
-    --------
     >>> head = ll.Head(1.5)
     >>> head.A.tolist(), head.V.tolist()
     ([[1.5]], [[1.0]])

@@ -12,8 +12,6 @@ from limitlens.measures.own import TokenLaw, as_measure
 def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
     """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v).
 
-    Examples
-    --------
     >>> ll.limit(ll.Gaussian(0.0, 1.0), ll.Head(1.5), [[0.5], [1.0]]).tolist()
     [[0.75], [1.5]]
     """

@@ -187,8 +187,6 @@ def plan(
     in bytes (an int) instead of an error, ask for a `CachePlan`: keys as they are really chosen, measured on windows as
     long as the context (`budgets.cache_plan`). It needs the decoder with its head, `model` too.
 
-    Examples
-    --------
     >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
     >>> made = ll.plan(run, error=0.2, context=512, trial=False)
     >>> 0 < made.total['share'] < 1

@@ -57,8 +57,6 @@ def scaling(
     - `Schedules` for context lengths `schedules`, "lo:hi:k" or a sequence, over a law or real keys.
     - `HeatFlow` for `heat=True`: a density 1 + `amplitude` cos through `layers`.
 
-    Examples
-    --------
     >>> found = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> found.regime, round(found.inputs['beta'], 1)
     ('selective', 38.2)

@@ -177,8 +177,6 @@ def hardmax(
     "gaussian" tokens in dimension 1, where a formula is known. Other laws, by name and `dim` or as a `Measure`, are
     measured with `queries` queries per sample, kept in a `checkpoint` as they are. `progress` is told (done, total).
 
-    Examples
-    --------
     >>> found = ll.hardmax([100, 1000, 10_000], replicates=20)
     >>> sorted(found.table.columns)[:2], len(found.table)
     (['asymptotic', 'finite'], 6)

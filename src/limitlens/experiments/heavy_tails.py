@@ -159,8 +159,6 @@ def tails(
     "laplace" of scale 1, "gaussian" or "student" with `degrees` degrees of freedom, are attended to at `tilts` t (the
     scores are t x), over `sizes` tokens; both are "lo:hi:k", "a,b,c" or sequences.
 
-    Examples
-    --------
     >>> ll.tails(np.random.default_rng(0).normal(size=(2000, 2))).verdict.value
     'sub-Gaussian'
     """

@@ -98,8 +98,6 @@ def study(
     attention on a GPU is "accurate", to about 1e-6, "fast", to 1e-3, or "exact", plain float32.
     What takes more than a day or more memory than there is (`limitlens.cost`) is begun with `yes` alone.
 
-    Examples
-    --------
     >>> curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800], replicates=20, queries=32)
     >>> 0.3 < curve.rate('output').slope < 0.7
     True

@@ -171,8 +171,6 @@ def sweep(
     with horizons, `radius` asks for the uniform error over the ball of this radius too. `spectrum` is that of the head
     (`designed_head`); the others are those of `study`, such as `mask_self`, `device` or `checkpoint`.
 
-    Examples
-    --------
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
     <HorizonSweep: Gaussian(dim=1, mean=0, covariance=1), 2 horizons from 0.5 to 1.5>
@@ -207,8 +205,6 @@ def radius_sweep(
     power of R. In low dimension even the uniform error ends up growing like a power, once tilted laws are small caps.
     The others are those of `study`.
 
-    Examples
-    --------
     >>> head = ll.Head(0.3 * np.eye(2))
     >>> made = ll.radius_sweep(ll.Cube(2), head, [1.0, 1.5, 2.0], [50, 200], replicates=4, queries=16)
     >>> len(made.radii)

@@ -57,8 +57,6 @@ def predict(
     sizes : numbers of tokens n to foretell errors at, as they are or as "lo:hi:k"; they may exceed the pilot
     progress : called with (layers done, layers in all)
 
-    Examples
-    --------
     >>> told = ll.predict(model, corpus=text, tokens=500, window=50, queries=8, sizes=[8, 32, 128])
     >>> len(told.table)
     36

@@ -89,8 +89,6 @@ def attributions(
 
     The last `tail` tokens of each of the `documents` stay, the last `queries` of them ask for those before.
 
-    Examples
-    --------
     >>> found = ll.attributions(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
     >>> found.table.query('layer == 0').overlap.tolist()  # nothing in the first layer knows what stood before
     [1.0, 1.0, 1.0, 1.0]

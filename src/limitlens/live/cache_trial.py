@@ -129,8 +129,6 @@ def trial(
     Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far, a
     `checkpoint` all that is needed for the same call to go on.
 
-    Examples
-    --------
     >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
     >>> cut = ll.plan(run, total=0.5, context=64, model=model)
     >>> ll.trial(cut, documents=2, model=model)

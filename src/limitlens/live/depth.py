@@ -44,8 +44,6 @@ def depth(
     replicates : draws of each document; errors are those of means over documents, so a few suffice.
     window, special : tokens of a document, the model's positions, at most 512, when left out; those put around it.
 
-    Examples
-    --------
     >>> made = ll.depth(model, text, [4, 16], documents=2, window=32)
     >>> len(made.table)
     30

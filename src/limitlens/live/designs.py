@@ -54,8 +54,6 @@ def designs(
     documents : windows of the corpus that are read, all in one forward; they give queries and keys
     queries : places of a document whose queries are asked
 
-    Examples
-    --------
     >>> found = ll.designs(model, text, [4, 8, 16], context=16, documents=6, queries=1)
     >>> found.overall['error'].shape  # designs, keys
     (10, 3)

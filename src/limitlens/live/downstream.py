@@ -97,8 +97,6 @@ def downstream(
     keys, way : as in `limitlens.depth`; a document of no more tokens than keys is read whole.
     window : tokens of a document that are read; the model's positions, at most 512, when left out.
 
-    Examples
-    --------
     >>> made = ll.downstream(model, data, [4, 16], test=12)
     >>> len(made.table)
     8

@@ -69,8 +69,6 @@ def temper(
         document when it would not end within. `steps` and `rate` are of each fit (Adam).
     told, keep : are given a line after each step, and what is known after each fit and document.
 
-    Examples
-    --------
     >>> made = ll.temper(model, 512, text, documents=2, steps=1, far=[0.0])
     >>> list(made.fits)
     ['single', 'per_head']

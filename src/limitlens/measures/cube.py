@@ -17,8 +17,6 @@ class Cube(Measure):
     A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is a radial function with
     d = 3, free of the cancellation of coth x − 1/x near zero.
 
-    Examples
-    --------
     >>> ll.Cube(2).grad_K(np.array([1.0, 0.0])).round(4).tolist()
     [0.313, 0.0]
     """

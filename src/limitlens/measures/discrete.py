@@ -79,8 +79,6 @@ class _Finite(Measure):
 class Discrete(_Finite):
     """Finite support, points (n, d) with probabilities (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>.
 
-    Examples
-    --------
     >>> ll.Discrete([[-1.0], [1.0]], [0.25, 0.75]).mean.tolist()
     [0.5]
     """
@@ -113,8 +111,6 @@ class Sample(_Finite):
     Tokens (n, d) are an array or tensor of any real type, or a memory map, kept as given, without a copy: blocks are
     turned into float64 as they are used.
 
-    Examples
-    --------
     >>> ll.Sample(np.arange(5.0)[:, None]).mean.tolist()
     [2.0]
     """

@@ -19,8 +19,6 @@ class Gaussian(Measure):
     The mean is (d,), or a scalar for equal entries. The covariance is a matrix, or one variance for all coordinates, or
     one for each; these form no d×d matrix until `covariance` or `hess_K` is asked for.
 
-    Examples
-    --------
     >>> mu = ll.Gaussian(mean=[0.0, 1.0], covariance=2.0)
     >>> mu.dim, float(mu.K(np.ones(2))), mu.grad_K(np.ones(2)).tolist()
     (2, 3.0, [2.0, 3.0])

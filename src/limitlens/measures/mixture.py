@@ -25,8 +25,6 @@ class GaussianMixture(Measure):
     Weights (c,) are probabilities, means (c, d), covariances one variance for all, one per component (c,), one matrix
     for all (d, d), or one matrix per component (c, d, d).
 
-    Examples
-    --------
     >>> mu = ll.GaussianMixture([0.7, 0.3], [[-1.0], [2.0]], [0.3, 0.3])
     >>> mu.mean.round(4).tolist()
     [-0.1]

@@ -73,8 +73,6 @@ class _Uniform(_Spherical):
 class Sphere(_Uniform):
     """The uniform law on the sphere of radius R in R^d, ±R in d = 1: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
 
-    Examples
-    --------
     >>> ll.Sphere(3).grad_K(np.array([0.0, 0.0, 2.0])).round(4).tolist()
     [0.0, 0.0, 0.5373]
     """
@@ -85,8 +83,6 @@ class Sphere(_Uniform):
 class Ball(_Uniform):
     """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
 
-    Examples
-    --------
     >>> ll.Ball(3, radius=2.0).covariance.round(4).tolist()[0]
     [0.8, 0.0, 0.0]
     """
@@ -99,8 +95,6 @@ class VonMisesFisher(_Spherical):
 
     Of the mean direction μ (d,) only the direction counts; the concentration κ = 0 gives the uniform law.
 
-    Examples
-    --------
     >>> ll.VonMisesFisher(direction=[0, 0, 1], concentration=10.0).mean.round(4).tolist()
     [0.0, 0.0, 0.9]
     """

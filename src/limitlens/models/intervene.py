@@ -59,8 +59,6 @@ def intervene(
     layers, heads : where to act, all when left out; the other layers and query heads attend as ever.
     seed : of random choices, which depend on it, on the layer and on the number of keys alone.
 
-    Examples
-    --------
     >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
     >>> with ll.intervene(model, keys='recent', count=2):
     ...     changed = model.model(ids).logits

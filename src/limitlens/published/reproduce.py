@@ -26,8 +26,6 @@ def reproduce(
     code's own definitions too, where they differ from the right ones. `changes` replace parameters of the experiment
     by name, such as `replicates=50`, or `corpus="wikipedia.txt"` for one that reads a text.
 
-    Examples
-    --------
     >>> found = ll.reproduce("backward-heat", quick=True)
     >>> found.table["verdict"].tolist()[:2]
     ['agrees within 1%', 'agrees within 1%']

@@ -60,8 +60,6 @@ class Checkpoint:
     the work is interrupted (Ctrl-C, SIGTERM) alone. With `resume` jobs go on from what the folder holds, where it holds
     anything. Without a folder nothing is kept.
 
-    Examples
-    --------
     >>> law, head = ll.Gaussian(0.0, 1.0), ll.Head(0.5)
     >>> kept = ll.Checkpoint('runs/long', every='60s', resume=True)
     >>> curve = ll.study(law, head, [50, 200], replicates=12, queries=32, checkpoint=kept)

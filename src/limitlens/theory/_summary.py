@@ -92,8 +92,6 @@ def summary(
     norm of the tokens when absent). `error` is the relative error whose probability is bounded at each query shown;
     `mask_self` leaves a query's own token out of its softmax.
 
-    Examples
-    --------
     >>> told = theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000)
     >>> round(told.predicted['theory']['rate_sharp'], 4)
     0.3077

@@ -42,8 +42,6 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
     It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}. What
     multiplies it is polynomial in R and in the dimension, and 1 here: the error itself may be several times larger.
 
-    Examples
-    --------
     >>> round(theory.uniform_exponential(radius=2.0, horizon_one_sided=0.5).prediction.value, 3)
     2.718
     """
@@ -60,8 +58,6 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable. It is
     about one point at a time: the largest error of a sample over the ball is larger (`uniform_supremum`).
 
-    Examples
-    --------
     >>> round(theory.uniform_gaussian([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
     2.332
     """
@@ -85,8 +81,6 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
         ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!.
 
-    Examples
-    --------
     >>> round(theory.uniform_supremum([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
     8.989
     """

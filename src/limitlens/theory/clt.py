@@ -30,8 +30,6 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
 
     For Gaussian tokens S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
 
-    Examples
-    --------
     >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
     [[5.4366]]
     """
@@ -46,8 +44,6 @@ def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
 
     χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the value is τ².
 
-    Examples
-    --------
     >>> float(theory.log_weight_cost(ll.Gaussian(0.0, 1.0), [2.0]))
     4.0
     """
@@ -58,8 +54,6 @@ def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
 def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array:
     """n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P].
 
-    Examples
-    --------
     >>> round(float(theory.effective_sample_size(ll.Gaussian(0.0, 1.0), [1.0], 1000)), 2)
     367.88
     """
@@ -97,8 +91,6 @@ def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degree
 
     q is Student's quantile of these `degrees` of freedom (..., d_out), the normal one when absent.
 
-    Examples
-    --------
     >>> found = theory.interval([0.4], [0.01])
     >>> found.lower.round(3).tolist(), found.upper.round(3).tolist()
     ([0.204], [0.596])
@@ -135,8 +127,6 @@ def ellipsoid(
     With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
     F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.
 
-    Examples
-    --------
     >>> round(float(theory.ellipsoid([0.0, 0.0], np.eye(2)).radius), 3)
     2.448
     """
@@ -178,8 +168,6 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     Degrees are 2/(κ - 1/n), at most n - 1: of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), where
     y are the u whitened by it.
 
-    Examples
-    --------
     >>> found = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
     >>> found.output.tolist(), found.degrees.round(3).tolist()
     ([0.5], [2.0])
@@ -203,8 +191,6 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
     tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
 
-    Examples
-    --------
     >>> round(theory.plug_in_degrees(ll.Gaussian(0.0, 1.0), [0.5], 1000), 1)
     54.8
     """

@@ -23,8 +23,6 @@ def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | No
 
     In d = 1 it is H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A.
 
-    Examples
-    --------
     >>> theory.mean_error_covariance([[1.0]], [[0.5]]).round(4).tolist()
     [[2.3516]]
     """
@@ -40,8 +38,6 @@ def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | No
 def covariance_error_variance_1d(horizon: float) -> float:
     """d = 1: n · Var(variance of the outputs) → 10 H⁴ + 4 H⁴ (2 + H⁴) (1-H⁴)^{-5/2}; the sign of A is irrelevant.
 
-    Examples
-    --------
     >>> round(theory.covariance_error_variance_1d(0.5), 4)
     1.2309
     """

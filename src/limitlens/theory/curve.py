@@ -27,8 +27,6 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
     With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) below L/2 (many
     tokens average), exp(-(L-τ)²/2) up to L (few decide), τ - b_n above (frozen: the largest token is the output).
 
-    Examples
-    --------
     >>> theory.three_piece([0.5, 3.0, 6.0], 1000).round(3).tolist()
     [0.032, 0.773, 2.91]
     """
@@ -47,8 +45,6 @@ def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
 
     Within 25% of the measured average for n from 1e3 to 1e9 and H up to 3; in units of the tokens' standard deviation.
 
-    Examples
-    --------
     >>> theory.averaged_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.1045, 0.0105]
     """
@@ -74,8 +70,6 @@ def query_error(
     Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
     and the mean zero when absent. `own` says that the query is one of the n tokens, not independent of them.
 
-    Examples
-    --------
     >>> theory.query_error([[1.0]], [[0.5]], [[1.0]], [100, 1000]).round(5).tolist()
     [[0.01591, 0.0016]]
     """
@@ -115,8 +109,6 @@ def output_error(
     are flat or fall like 1/k, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` leaves the
     query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
 
-    Examples
-    --------
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]
     """
@@ -133,8 +125,6 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
     limit, which exists while H < 1 [V where ‖B‖_F ≤ 1: within 10% from n = 300 on]. Beyond it is approached slowly and
     overpredicts [H]: at d = 16, H = 0.69 about twofold for n = 300 to 10,000.
 
-    Examples
-    --------
     >>> theory.mean_error(np.eye(2), 0.3 * np.eye(2), [100, 10_000]).round(4).tolist()
     [0.1637, 0.0164]
     """
@@ -152,8 +142,6 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
 def expected_norm(covariance: ArrayLike) -> float:
     """E|N(0, C)| = (2√π)^{-1} ∫ (1 - Π_i (1 + 2 s λ_i)^{-1/2}) s^{-3/2} ds over s > 0, λ the eigenvalues of C.
 
-    Examples
-    --------
     >>> round(theory.expected_norm(np.eye(2)), 4)  # √(π/2)
     1.2533
     """

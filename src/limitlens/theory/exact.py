@@ -52,8 +52,6 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
     Where the query is one of the n tokens, `own` (tilts,) is the coordinate of that token along the query's tilt; when
     absent, queries are independent of the tokens.
 
-    Examples
-    --------
     >>> found = theory.pointwise_error([1.0], [100, 1000])
     >>> found.along.round(5).tolist(), found.across.round(5).tolist()
     ([[0.04659, 0.00533]], [[0.02554, 0.0027]])

@@ -45,8 +45,6 @@ class TiltCost:
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
     """The cost of one tilt (d,), with values V (d_out, d) or the tokens themselves.
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.chi_squared, 4), round(cost.reach, 4)
     (1.0746, 1.5373)
@@ -71,8 +69,6 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
 def mean_square_asymptotic(cost: TiltCost, n: float) -> float:
     """E|D|² ≈ tr S/n [P, as n → ∞].
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(theory.mean_square_asymptotic(cost, 1000), 7)
     0.001
@@ -83,8 +79,6 @@ def mean_square_asymptotic(cost: TiltCost, n: float) -> float:
 def mean_square_bound(cost: TiltCost, n: float) -> float:
     """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P].
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(theory.mean_square_bound(cost, 1000), 6)
     0.006727
@@ -97,8 +91,6 @@ def mean_square_bound(cost: TiltCost, n: float) -> float:
 def mean_square_useful_from(cost: TiltCost) -> float:
     """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws.
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(theory.mean_square_useful_from(cost), 2)
     2.85
@@ -109,8 +101,6 @@ def mean_square_useful_from(cost: TiltCost) -> float:
 def deviation_bound(cost: TiltCost, n: float, error: float) -> float:
     """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P].
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(theory.deviation_bound(cost, 10_000, error=0.1), 4)
     0.0115
@@ -123,8 +113,6 @@ def deviation_bound(cost: TiltCost, n: float, error: float) -> float:
 def deviation_useful_from(cost: TiltCost, error: float) -> float:
     """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing.
 
-    Examples
-    --------
     >>> theory.deviation_useful_from(theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0]), error=0.1)
     186.0
     """
@@ -142,8 +130,6 @@ def deviation_useful_from(cost: TiltCost, error: float) -> float:
 def quadratic_error_quantile(cost: TiltCost, n: float, level: float = 0.95) -> float:
     """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞].
 
-    Examples
-    --------
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(theory.quadratic_error_quantile(cost, 1000), 6)
     0.005387

@@ -23,8 +23,6 @@ def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
 
     Off by 45% at n = 1e2, 5.5% at 1e4 and 2.9% at 1e6: the corrections are themselves logarithmic.
 
-    Examples
-    --------
     >>> round(theory.hardmax_asymptotic(10_000), 4)
     0.1615
     """
@@ -38,8 +36,6 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
     Measured over predicted is 1.17 at n = 10, 1.06 at 1e2, 1.015 at 1e3 and within 0.5% from 1e4 on for A > 0; for
     A < 0 it is 0.78, 0.94 and 0.975, because N₊ and the largest token are not independent.
 
-    Examples
-    --------
     >>> round(theory.hardmax_finite(10_000), 4)
     0.17
     """
@@ -50,8 +46,6 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
 def finite_status(n: float) -> Status:
     """The standing of `hardmax_finite` at n: below 1,000 tokens it is off by up to 22%, and by the sign of A.
 
-    Examples
-    --------
     >>> theory.finite_status(100).value, theory.finite_status(10_000).value
     ('heuristic', 'verified')
     """
@@ -61,8 +55,6 @@ def finite_status(n: float) -> Status:
 def expected_maximum(n: float) -> float:
     """E[max of n standard normals] = ∫ x n φ Φ^{n-1}.
 
-    Examples
-    --------
     >>> round(theory.expected_maximum(1000), 4)
     3.2414
     """

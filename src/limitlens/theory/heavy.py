@@ -32,8 +32,6 @@ def laplace_K(tilts: ArrayLike, scale: float) -> Array:
 
     Tilts (..., d) to values (...); a coordinate has variance 2 b².
 
-    Examples
-    --------
     >>> theory.laplace_K([[0.5], [2.0]], scale=1.0).round(4).tolist()
     [0.2877, inf]
     """
@@ -46,8 +44,6 @@ def laplace_K(tilts: ArrayLike, scale: float) -> Array:
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
     """Γ = ∇K(t), coordinates 2b² t_i / (1 - b² t_i²), where every |t_i| < 1/b: (..., d) to (..., d).
 
-    Examples
-    --------
     >>> theory.laplace_limit([[0.5]], scale=1.0).round(4).tolist()
     [[1.3333]]
     """
@@ -77,8 +73,6 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     - b t = 1: no limit either; every height up to b ln n carries as much weight, so the output grows like (b/2) ln n.
 
-    Examples
-    --------
     >>> theory.laplace_law(0.4, 1.0).existence.value, theory.laplace_law(2.0, 1.0).existence.value
     ('limit with a central limit theorem', 'no limit')
     """
@@ -103,8 +97,6 @@ def student_law(degrees: float) -> HeavyLaw:
     K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and leads the second by as much, so its weight
     tends to 1 and the output grows like n^{1/ν}.
 
-    Examples
-    --------
     >>> theory.student_law(3.0).existence.value
     'no limit'
     """

@@ -27,8 +27,6 @@ def variance_proxy(law: Measure) -> Array | None:
     distance between two means, and for a bounded law the square of its radius R: a variable in an interval of length D,
     or 2R, has the proxy D²/4, or R² (Hoeffding).
 
-    Examples
-    --------
     >>> theory.variance_proxy(ll.Sphere(2)).tolist()
     [[0.5, 0.0], [0.0, 0.5]]
     """
@@ -46,8 +44,6 @@ def variance_proxy(law: Measure) -> Array | None:
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
     """The reach of a head with a variance proxy of the tokens in the place of their covariance, where one is known.
 
-    Examples
-    --------
     >>> round(theory.proxy_reach(ll.Sphere(2), np.eye(2)).horizon, 4)
     0.5
     """

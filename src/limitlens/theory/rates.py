@@ -25,8 +25,6 @@ _REPEATED = 1e-6  # relative gap below which two singular values count as one th
 def rate_proved(coupling: float) -> float:
     """Proved exponent of the moments, 1 / (2 (1 + 32 Ψ)), Ψ of a variance proxy of the tokens (`theory.proxy`) [P].
 
-    Examples
-    --------
     >>> round(theory.rate_proved(1.0), 4)
     0.0152
     """
@@ -36,8 +34,6 @@ def rate_proved(coupling: float) -> float:
 def rate_drawn_coupling(coupling: float) -> float:
     """Exponent the literature draws with the coupling, 1 / (2 (1 + Ψ)).
 
-    Examples
-    --------
     >>> theory.rate_drawn_coupling(1.0)
     0.25
     """
@@ -47,8 +43,6 @@ def rate_drawn_coupling(coupling: float) -> float:
 def rate_drawn(horizon: float) -> float:
     """Exponent the literature draws with the horizon, 1 / (2 (1 + H²)): a valid bound, not the rate.
 
-    Examples
-    --------
     >>> round(theory.rate_drawn(1.5), 4)
     0.1538
     """
@@ -58,8 +52,6 @@ def rate_drawn(horizon: float) -> float:
 def rate_sharp(horizon: float) -> float:
     """Sharp exponent of both moments for Gaussian tokens, min(1/2, 1 / (1 + H²)) [V in d = 1, H beyond].
 
-    Examples
-    --------
     >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
     (0.5, 0.3077)
     """
@@ -69,8 +61,6 @@ def rate_sharp(horizon: float) -> float:
 def rate_sharp_output(horizon: float) -> float:
     """Exponent of the root mean square output error over the queries of one sample, min(1/2, 1 / (1 + 2 H²)) [H].
 
-    Examples
-    --------
     >>> round(theory.rate_sharp_output(1.5), 4)
     0.1818
     """
@@ -83,8 +73,6 @@ def rate_rms_output(horizon: float) -> float:
     The exact curve (`limitlens.theory.curve.output_error`) has this slope; `rate_sharp_output` is about one typical
     sample, where the rare tokens that carry the second moment are missing.
 
-    Examples
-    --------
     >>> round(theory.rate_rms_output(1.5), 4)
     0.1667
     """
@@ -97,8 +85,6 @@ def rate_rms(horizon: float) -> float:
 
     For H > 1 it is smaller than `rate_sharp`, which is about E|·|: rare replicates carry the second moment.
 
-    Examples
-    --------
     >>> round(theory.rate_rms(1.5), 4)
     0.2836
     """
@@ -125,8 +111,6 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     the covariance has an extra √ln n. Where the top singular value of B occurs m times (`multiplicity`), as in a flat
     spectrum, the power of ln n in the mean is (α+m-2)/(2α) above, α = 1 + 1/H², and (m+2)/4 at H = 1.
 
-    Examples
-    --------
     >>> law = theory.sharp_law(1.5)
     >>> round(law.exponent, 4), round(law.log_power, 4)
     (0.3077, 0.1538)
@@ -145,8 +129,6 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
 def multiplicity_of(reach: Reach) -> int:
     """How often the top singular value of B occurs.
 
-    Examples
-    --------
     >>> theory.multiplicity_of(theory.reach(np.eye(3), np.diag([1.5, 1.5, 0.5])))
     2
     """
@@ -159,8 +141,6 @@ def moments_verified(reach: Reach) -> bool:
     At ‖B‖_F ≤ 1 the mean error is 0.92 to 1.00 of its n^{-1/2} law for n from 300 on; at d = 16, H = 0.69, where ‖B‖_F
     is 2.8, 0.45 to 0.61 of it for n = 300 to 10,000.
 
-    Examples
-    --------
     >>> [theory.moments_verified(theory.reach(np.eye(dim), np.eye(dim))) for dim in (1, 9)]
     [True, False]
     """
@@ -176,8 +156,6 @@ def predictions(
     every exponent is 1/2 in the end. `proxy_coupling` is the Ψ of a variance proxy of tokens that are not Gaussian:
     without one nothing is proved of them.
 
-    Examples
-    --------
     >>> told = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(one.name, round(one.value, 4), one.status.value) for one in told][:2]
     [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]

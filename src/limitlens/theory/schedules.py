@@ -63,8 +63,6 @@ def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], fl
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
     """Every schedule along growing context lengths, all starting from `beta` at the first of them.
 
-    Examples
-    --------
     >>> steps = theory.compare_schedules([1000, 10_000], 100.0, theory.uniform(5))
     >>> {name: round(found[-1].sharing_keys, 2) for name, found in steps.items()}
     {'constant': 6.73, 'log': 4.29, 'yarn': 3.6, 'critical': 1.77}

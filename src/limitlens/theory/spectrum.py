@@ -29,8 +29,6 @@ class Reach:
 def square_root(covariance: ArrayLike) -> Array:
     """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix.
 
-    Examples
-    --------
     >>> theory.square_root([[4.0, 0.0], [0.0, 9.0]]).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
@@ -42,8 +40,6 @@ def square_root(covariance: ArrayLike) -> Array:
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
     """B = Σ^{1/2} A Σ^{1/2}, shape (d, d): the score matrix of the whitened tokens.
 
-    Examples
-    --------
     >>> theory.whitened([[4.0]], [[0.5]]).tolist()
     [[2.0]]
     """
@@ -54,8 +50,6 @@ def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
 def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
     """Spectral reach of a head, given the covariance Σ of the tokens and its score matrix A, both (d, d).
 
-    Examples
-    --------
     >>> found = theory.reach([[4.0]], [[0.5]])
     >>> found.horizon, found.horizon_one_sided, found.coupling
     (2.0, 1.0, 4.0)
@@ -78,8 +72,6 @@ def reach_per_head(
     Wq and Wk hold one projection (k, d) per query head; with grouped queries, repeat each key projection for the query
     heads that share it. `head_dim` is the k of the factor 1/√k where that is not the number of rows.
 
-    Examples
-    --------
     >>> queries = keys = [np.eye(2, 3), 2 * np.eye(2, 3)]
     >>> [round(found.horizon, 4) for found in theory.reach_per_head(np.eye(3), queries, keys)]
     [0.7071, 2.8284]
@@ -100,8 +92,6 @@ def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -
     eigenvalues, and biases drop out); a working definition for heads with rotary embedding. `scale` is the factor of
     the scores, usually 1/√k.
 
-    Examples
-    --------
     >>> theory.horizon_from_covariances(np.eye(2), 4 * np.eye(2), scale=0.5)
     1.0
     """
@@ -114,8 +104,6 @@ def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -
 def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
     """τ₀ = scale · |Cov(k)^{1/2} E q|: the tilt of the average query, which spreads the scores beside ‖B‖_F.
 
-    Examples
-    --------
     >>> theory.mean_tilt(4 * np.eye(2), [1.0, 0.0], scale=0.5)
     1.0
     """

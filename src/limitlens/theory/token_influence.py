@@ -22,8 +22,6 @@ _STEP = 0.1  # of ln t in the integral over frequencies; halving it changes resu
 def influence(covariance: ArrayLike, A: ArrayLike, tokens: ArrayLike) -> Array:
     """h(y) in whitened coordinates for whitened tokens y = Σ^{-1/2} (X - mean): (..., d) to (..., d) [V].
 
-    Examples
-    --------
     >>> theory.influence([[1.0]], [[0.5]], [[1.0]]).round(4).tolist()
     [[1.2908]]
     """
@@ -43,8 +41,6 @@ def variance_influence_1d(horizon: float, tokens: ArrayLike) -> Array:
 
     g(y) = H² (y² - 1) + 2 H²/(1+H²) Z(y) (y²/(1+H²) - 1): the token as a query, and its pull on all other outputs.
 
-    Examples
-    --------
     >>> theory.variance_influence_1d(0.5, [0.0, 1.0, 2.0]).round(4).tolist()
     [-0.6078, -0.0791, 1.9242]
     """
@@ -60,8 +56,6 @@ def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
     1.08 at n = 1e3 and 1.05 to 1.07 at 1e5, beyond more (1.2 to 1.3 at 1.5, 1.4 at 2). `signed_horizon`
     is H with the sign of A; the result (sizes,) is in standard deviations of the tokens.
 
-    Examples
-    --------
     >>> theory.mean_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.122, 0.0122]
     """
@@ -72,8 +66,6 @@ def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
 def variance_error_1d(horizon: float, sizes: ArrayLike) -> Array:
     """E|error of the variance of the outputs| likewise, in units of the variance of the tokens: (sizes,) [H].
 
-    Examples
-    --------
     >>> theory.variance_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.0863, 0.0088]
     """
@@ -87,8 +79,6 @@ def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) 
     E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw: needs no second
     moment, so it also serves laws whose average is far from normal.
 
-    Examples
-    --------
     >>> theory.expected_absolute_mean(np.array([-1.0, 1.0]), np.array([0.5, 0.5]), [1, 4]).round(2).tolist()
     [1.0, 0.38]
     """

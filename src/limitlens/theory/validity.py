@@ -29,8 +29,6 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
     2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
     and Diaconis, 2018). For Gaussian tokens that is τ ≥ √(2 ln n)/2.
 
-    Examples
-    --------
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
     """
@@ -45,8 +43,6 @@ def observed_validity(degrees: float) -> Validity:
 
     It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
 
-    Examples
-    --------
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')
     """
@@ -58,8 +54,6 @@ def observed_validity(degrees: float) -> Validity:
 def is_pre_asymptotic(reach: Reach, n: float) -> bool:
     """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V].
 
-    Examples
-    --------
     >>> theory.is_pre_asymptotic(theory.reach(np.eye(16), np.eye(16)), 1000)
     True
     """
@@ -69,8 +63,6 @@ def is_pre_asymptotic(reach: Reach, n: float) -> bool:
 def self_dominates(reach: Reach, n: float) -> bool:
     """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V].
 
-    Examples
-    --------
     >>> theory.self_dominates(theory.reach(np.eye(32), np.eye(32)), 1000)
     True
     """

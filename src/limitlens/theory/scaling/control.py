@@ -35,8 +35,6 @@ check_theta = partial(check_number, "theta", expected="a positive effective numb
 def theta(n: float, beta: float, law: GapLaw) -> float:
     """θ = n E e^{−βD}, exact.
 
-    Examples
-    --------
     >>> round(theory.theta(10_000, 122.0, theory.uniform(5)), 4)
     0.9995
     """
@@ -52,8 +50,6 @@ def theta(n: float, beta: float, law: GapLaw) -> float:
 def theta_asymptotic(n: float, beta: float, local: Local) -> float:
     """θ ~ n c Γ(a+1) β^{−a}.
 
-    Examples
-    --------
     >>> round(theory.theta_asymptotic(10_000, 122.0, theory.uniform(5)), 4)
     1.0078
     """
@@ -63,8 +59,6 @@ def theta_asymptotic(n: float, beta: float, local: Local) -> float:
 def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
     """The β at which n keys have the effective number θ = `target`, exact.
 
-    Examples
-    --------
     >>> round(theory.critical_beta(10_000, theory.uniform(5)), 2)
     121.97
     """
@@ -83,8 +77,6 @@ def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
 def critical_beta_asymptotic(n: float, local: Local, target: float = 1.0) -> float:
     """β ~ (n c Γ(a+1) / θ)^{1/a}.
 
-    Examples
-    --------
     >>> round(theory.critical_beta_asymptotic(10_000, theory.uniform(5)), 2)
     122.47
     """
@@ -94,8 +86,6 @@ def critical_beta_asymptotic(n: float, local: Local, target: float = 1.0) -> flo
 def critical_n(beta: float, law: GapLaw, target: float = 1.0) -> float:
     """The number of keys n at which β gives θ = `target`, exact.
 
-    Examples
-    --------
     >>> round(theory.critical_n(122.0, theory.uniform(5)))
     10005
     """
@@ -105,8 +95,6 @@ def critical_n(beta: float, law: GapLaw, target: float = 1.0) -> float:
 def critical_n_asymptotic(beta: float, local: Local, target: float = 1.0) -> float:
     """n ~ θ β^a / (c Γ(a+1)).
 
-    Examples
-    --------
     >>> round(theory.critical_n_asymptotic(122.0, theory.uniform(5)))
     9923
     """
@@ -116,8 +104,6 @@ def critical_n_asymptotic(beta: float, local: Local, target: float = 1.0) -> flo
 def regime(participation: float) -> Regime:
     """What attention does when E Σw² = `participation`: averages, selects among a few keys, or has frozen onto one.
 
-    Examples
-    --------
     >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
     ['averaging', 'selective', 'frozen']
     """

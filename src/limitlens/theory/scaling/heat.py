@@ -32,8 +32,6 @@ from limitlens.theory.scaling.regimes import averaging
 def heat_growth(degree: int, dim: int) -> float:
     """The rate l(l+d−2) at which a mode grows under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}.
 
-    Examples
-    --------
     >>> theory.heat_growth(2, dim=3)
     6.0
     """
@@ -43,8 +41,6 @@ def heat_growth(degree: int, dim: int) -> float:
 def mode_growth(degree: int, beta: float, dim: int) -> float:
     """The factor by which one layer multiplies a small mode: 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0.
 
-    Examples
-    --------
     >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
     1.0005
     """
@@ -121,8 +117,6 @@ class ZonalFlow:
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
     """N(0, Σ) after 0, 1, … layers, (layers + 1, d, d), exact: Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}; heat says Σ − 2tI.
 
-    Examples
-    --------
     >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
     [1.0, 0.9803, 0.9606]
     """
@@ -138,8 +132,6 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 def rms_slope(amplitude: float, dim: int) -> float:
     """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²)).
 
-    Examples
-    --------
     >>> round(theory.rms_slope(0.5, dim=2), 4)
     0.366
     """
@@ -153,8 +145,6 @@ def token_noise(n: float, beta: float, dim: int) -> float:
     In full √(tangential variance)/A_d(β). It is the same for keys of a density f and tokens drawn from f: the noise at
     x is that of n f(x) uniform keys, and 1/f averages to one over f.
 
-    Examples
-    --------
     >>> round(theory.token_noise(10_000, beta=100.0, dim=2), 5)
     0.00299
     """
@@ -165,8 +155,6 @@ def token_noise(n: float, beta: float, dim: int) -> float:
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
     """Root mean square over tokens of a layer's move over its noise, density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}.
 
-    Examples
-    --------
     >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
     1.225
     """
@@ -178,8 +166,6 @@ def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
 def visible_until(n: float, dim: int, amplitude: float) -> float:
     """The β where drift equals noise for n large: (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`.
 
-    Examples
-    --------
     >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
     131.7
     """

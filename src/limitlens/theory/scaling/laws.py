@@ -44,8 +44,6 @@ class Local(Protocol):
 class LocalPower:
     """A local law given by its two numbers alone, such as those estimated from the nearest keys of a real head.
 
-    Examples
-    --------
     >>> round(theory.critical_beta_asymptotic(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
     141.42
     """
@@ -158,8 +156,6 @@ class PowerGap(GapLaw):
     γ = 0 is the uniform law; the density vanishes at the query for γ > 0 and blows up there for γ < 0. The local
     exponent is α = d − 1 + γ. A subsphere through the query is the uniform law in its own dimension.
 
-    Examples
-    --------
     >>> theory.PowerGap(5, power=1.0).exponent
     5.0
     """
@@ -214,8 +210,6 @@ class VonMisesFisherGap(GapLaw):
     S^{d−2}, so the density of D is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), and
     c is that of the uniform law times the density e^{κ cosφ − K_d(κ)} at the query.
 
-    Examples
-    --------
     >>> round(theory.theta(10_000, 100.0, theory.VonMisesFisherGap(5, concentration=3.0)), 3)
     12.539
     """
@@ -259,8 +253,6 @@ class VonMisesFisherGap(GapLaw):
 def uniform(dim: int) -> PowerGap:
     """Keys uniform on S^{d−1}: a = (d−1)/2.
 
-    Examples
-    --------
     >>> law = theory.uniform(5)
     >>> law.a, law.exponent
     (2.0, 4.0)
@@ -271,8 +263,6 @@ def uniform(dim: int) -> PowerGap:
 def subsphere(dim: int, sub: int) -> PowerGap:
     """Keys uniform on a subsphere S^{m−1} of S^{d−1} that holds the query: the local exponent is α = m − 1.
 
-    Examples
-    --------
     >>> theory.subsphere(9, sub=3).exponent
     2.0
     """
@@ -287,8 +277,6 @@ def named_law(
 ) -> GapLaw:
     """The law of a name, as the command line spells it: uniform, vmf, subsphere or power.
 
-    Examples
-    --------
     >>> theory.named_law('vmf', 5, concentration=10.0).exponent
     4.0
     """

@@ -129,8 +129,6 @@ class Points(ABC):
 class PoissonPoints(Points):
     """The scaling limit: a Poisson process of intensity θ x^{a−1}/Γ(a).
 
-    Examples
-    --------
     >>> round(1 / theory.participation(theory.PoissonPoints(theta=1.0, a=2.0)), 2)
     4.92
     """
@@ -167,8 +165,6 @@ class PoissonPoints(Points):
 class KeyPoints(Points):
     """n independent keys of a law at inverse temperature β: exact at finite n.
 
-    Examples
-    --------
     >>> keys = theory.KeyPoints(theory.uniform(5), 10_000, 122.0)
     >>> round(1 / theory.participation(keys), 2)  # keys that share the mass
     4.89

@@ -28,8 +28,6 @@ class Averaging:
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
     """Mean, bias and variances of the output for θ large; good from θ of about 10, Gaussian in shape from about 100.
 
-    Examples
-    --------
     >>> told = theory.averaging(10_000, 10.0, theory.uniform(5))
     >>> round(told.mean, 4), round(told.effective_sample_size, 1)
     (0.8111, 511.6)
@@ -47,8 +45,6 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
 def shrinkage_expansion(beta: float, dim: int) -> float:
     """1 − A_d(β) ≈ a/β − (d−1)(d−3)/(8β²), for β large: compare with `Averaging.shrinkage`, which is exact.
 
-    Examples
-    --------
     >>> round(theory.shrinkage_expansion(100.0, dim=5), 5)
     0.0199
     """
@@ -60,8 +56,6 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 
     In the limit it is θ x^a/Γ(a+1), x being the `share` quantile of the Gamma(a) law.
 
-    Examples
-    --------
     >>> round(theory.keys_holding(theory.KeyPoints(theory.uniform(5), 10_000, 20.0)), 1)
     251.8
     """
@@ -79,8 +73,6 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 def collapse_deficit(n: float, beta: float, local: Local) -> float:
     """E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β for θ → 0 and a > 1/2: the mass that leaks to the second key.
 
-    Examples
-    --------
     >>> round(theory.collapse_deficit(10_000, 10_000.0, theory.uniform(5)), 4)
     0.0106
     """
@@ -93,8 +85,6 @@ def collapse_deficit(n: float, beta: float, local: Local) -> float:
 def nearest_distance(n: float, local: Local, rank: int = 1) -> float:
     """E|q − k| for the key of the given rank: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}, for n large.
 
-    Examples
-    --------
     >>> round(theory.nearest_distance(10_000, theory.uniform(5)), 4)
     0.1377
     """

@@ -30,8 +30,6 @@ _ORDER = 12  # of the Euler inversion: about 7 digits, the roundoff being 10^{4}
 def mean_inverse_top(points: Points) -> float:
     """E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x).
 
-    Examples
-    --------
     >>> round(theory.mean_inverse_top(theory.PoissonPoints(1.0, 1.0)), 4)  # 1 + θ in dimension 3
     2.0
     """
@@ -43,8 +41,6 @@ def mean_inverse_top(points: Points) -> float:
 def mean_top(points: Points) -> float:
     """E w₁ = ∫ e^{−λ} ψ(λ) dλ, the integral taken over log λ.
 
-    Examples
-    --------
     >>> round(theory.mean_top(theory.PoissonPoints(1.0, 2.0)), 4)
     0.3461
     """
@@ -66,8 +62,6 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     The inversion is that of Abate and Whitt (2006). Its absolute error is about 1e-7, and up to 5e-4 next to t = 1/2,
     where the density has a kink.
 
-    Examples
-    --------
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
     """

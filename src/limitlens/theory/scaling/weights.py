@@ -20,8 +20,6 @@ from limitlens.theory.scaling.points import KeyPoints, Points
 def participation(points: Points) -> float:
     """E Σ w²: one for a single key, 1/m for m equal ones. Kernel e^{2z − e^z}.
 
-    Examples
-    --------
     >>> round(theory.participation(theory.PoissonPoints(1.0, 1.0)), 4)  # the scaling limit in dimension 3
     0.4385
     >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)  # exact at n
@@ -33,8 +31,6 @@ def participation(points: Points) -> float:
 def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
     """The β at which `keys` keys share the mass of n, 1/EΣw² = keys, exact: what a regime means in any dimension.
 
-    Examples
-    --------
     >>> round(theory.beta_sharing(10_000, theory.uniform(5), keys=5), 1)
     120.2
     """
@@ -55,8 +51,6 @@ def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
 def entropy(points: Points) -> float:
     """E[−Σ w log w] = −d/dp E Σ w^p at p = 1. Kernel −(z + γ) e^{z − e^z}, γ being Euler's constant.
 
-    Examples
-    --------
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
     """
@@ -66,8 +60,6 @@ def entropy(points: Points) -> float:
 def gap_mean(points: Points) -> float:
     """E Σ w x = β E(1 − <q, Γ>).
 
-    Examples
-    --------
     >>> round(theory.gap_mean(theory.PoissonPoints(1.0, 2.0)), 4)
     2.2773
     """
@@ -77,8 +69,6 @@ def gap_mean(points: Points) -> float:
 def gap_variance(points: Points) -> float:
     """Var Σ w x, the variance of the output along the query times β²: single keys plus pairs, about the mean.
 
-    Examples
-    --------
     >>> round(theory.gap_variance(theory.PoissonPoints(1.0, 2.0)), 4)
     0.4741
     """
@@ -92,8 +82,6 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
 
     Directions do not depend on the gaps and average to zero, so single keys alone count; ρ is the distance to the axis.
 
-    Examples
-    --------
     >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
     0.1386
     """
@@ -106,8 +94,6 @@ def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) 
     V (d_out, d) is the identity when absent. Keys uniform around the query have E Γ_n = (1 − E Σwx/β) q and
     Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and across it; values V k carry them to V · Vᵀ.
 
-    Examples
-    --------
     >>> mean, covariance = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [0.0, 0.0, 1.0])
     >>> mean.round(4).tolist(), covariance.shape
     ([0.0, 0.0, 0.9495], (3, 3))
