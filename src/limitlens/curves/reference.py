@@ -96,13 +96,12 @@ class LawReference(Reference):
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
         tokens = self.tokens(replicates, start, stop)
-        return tokens, tokens if self._linear else self._limit(tokens)
+        if self._linear:
+            return tokens, tokens
+        return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
     def factor(self, n: int) -> float:  # noqa: D102
         return float(np.sqrt(1 + n / self._samples))
-
-    def _limit(self, tokens: Tensor) -> Tensor:
-        return torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
 
 def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:

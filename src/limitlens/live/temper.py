@@ -84,7 +84,8 @@ def temper(
             f"a context of {to:,} tokens was asked for, {loaded.name} was trained for {window or 'an unknown number'}; "
             "expected a longer one, since factors act beyond the trained window"
         )
-    reader = Reader(loaded, half=loaded.model.device.type == "cuda")
+    where = loaded.model.device
+    reader = Reader(loaded, half=where.type == "cuda")
     with stretched(reader.stack, stretch, to / window, window):
         pass  # what cannot be stretched is told before anything is read
     started = time.perf_counter()
@@ -97,7 +98,8 @@ def temper(
     made = Temper(
         model=loaded.name, identity=identity(loaded.model), trained=window, to=to, stretch=stretch,
         texts={"fitted": text} | ({} if other is None else {"other": other}), edges=tuple(edges(window, to)),
-        device=_named(reader.device), precision_of_products="bfloat16" if reader.half else "float32",
+        device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
+        precision_of_products="bfloat16" if reader.half else "float32",
         critical=critical_exponents(reader, ids[:1], window), fits={}, by_document={}, seconds=0.0,
     )  # fmt: skip
     rows = max(map(len, held.values()))
@@ -152,11 +154,6 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
             "longer text or a shorter context"
         )
     return [ids for batch in windows.batches(1) for ids in batch]
-
-
-def _named(device: torch.device) -> str:
-    """A device in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:

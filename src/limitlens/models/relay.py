@@ -143,7 +143,10 @@ class _Relay:
     def end(self, *_: Any) -> None:
         """After the model's forward: a layer that was not captured is an error, never a gap in the results."""
         self.running = False
-        missing = _expected_layers(self.model.config.get_text_config()) - self.seen
+        config = self.model.config.get_text_config()
+        types = enumerate(getattr(config, "layer_types", None) or ())
+        softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
+        missing = softmax - self.seen
         if missing or not self.seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
@@ -241,12 +244,6 @@ def _restore(configs: list[Any], chosen: dict[int, str | None]) -> None:
     for config in configs:
         # The public setter also writes nested configurations, each of which has its own value to go back to.
         config._attn_implementation_internal = chosen[id(config)]
-
-
-def _expected_layers(config: Any) -> set[int]:
-    """The layers that hold softmax attention."""
-    types = getattr(config, "layer_types", None) or ()
-    return set(range(config.num_hidden_layers)) - {i for i, kind in enumerate(types) if kind in _WITHOUT_SOFTMAX}
 
 
 def _refusal(model: torch.nn.Module, what: str) -> str:

@@ -220,7 +220,8 @@ def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> Ta
     norms, tail = np.sort(np.sqrt(squares)), tail_length(n)
     (shape, shape_stderr), (upper, upper_stderr) = (_tail_shape(norms, m) for m in (tail, max(tail // 4, 5)))
     verdict, needed = Verdict.SUB_GAUSSIAN, tokens_needed(rank)
-    if shape > 3 * shape_stderr and upper > upper_stderr and _differ(norms[-tail:]):
+    differ = np.mean(np.diff(norms[-tail:]) > 1e-9 * norms[-1]) > 0.5  # most, as those of a law with a density do
+    if shape > 3 * shape_stderr and upper > upper_stderr and differ:
         verdict = Verdict.POWER
     elif kurtosis > 4 or (excess > ndtri(1 - FALSE_ALARM / excess.size) * stderr).any():
         verdict = Verdict.ABOVE_GAUSSIAN
@@ -243,11 +244,6 @@ def _tail_shape(norms: Array, tail: int) -> tuple[float, float]:
     """Pareto shape of the largest of sorted norms and its standard error (1 + k̂)/√m."""
     shape = float(fit_generalised_pareto(norms[-tail:] - norms[-tail - 1])[0])
     return shape, (1.0 + max(shape, 0.0)) / float(np.sqrt(tail))
-
-
-def _differ(tail: Array) -> bool:
-    """Whether most of the sorted values differ from the next, as those of a law with a density do."""
-    return bool(np.mean(np.diff(tail) > 1e-9 * tail[-1]) > 0.5)
 
 
 def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:

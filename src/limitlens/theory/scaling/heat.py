@@ -95,8 +95,10 @@ class ZonalFlow:
         """c_l' = N_l ∫ G_l(T x) f(x) dσ(x): the push-forward seen by each mode, no inverse of T needed."""
         t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
-        images = _legendre(moved, self.dim, self.degree)[0]
-        return np.asarray(_multiplicity(self.degree, self.dim) * (images[1:] @ (weight * self._density(coefficients))))
+        images, degrees = _legendre(moved, self.dim, self.degree)[0], np.arange(1.0, self.degree + 1)
+        # N_l, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle
+        many = (2 * degrees + self.dim - 2) / degrees * special.binom(degrees + self.dim - 3, degrees - 1)
+        return np.asarray(many * (images[1:] @ (weight * self._density(coefficients))))
 
     def _density(self, coefficients: Array) -> Array:
         return np.asarray(1 + coefficients @ self._nodes[2][1:])
@@ -185,12 +187,6 @@ def _multipliers(beta: float, dim: int, degree: int) -> Array:
     """λ_l/λ_0 for l = 0, …, degree."""
     ratios = [float(radial_mean(beta, dim + 2 * step)) for step in range(degree)]
     return np.concatenate([[1.0], np.cumprod(ratios)])
-
-
-def _multiplicity(degree: int, dim: int) -> Array:
-    """N_l for l = 1, …, degree, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle."""
-    degrees = np.arange(1.0, degree + 1)
-    return np.asarray((2 * degrees + dim - 2) / degrees * special.binom(degrees + dim - 3, degrees - 1))
 
 
 def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:
