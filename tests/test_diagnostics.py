@@ -129,4 +129,4 @@ def test_pareto_shapes_of_a_tensor_are_those_of_the_array() -> None:
     scores[0, 2] *= 200
     found = tails.sorted_shape(torch.from_numpy(scores))
     assert isinstance(found, Tensor)
-    np.testing.assert_allclose(found.numpy(), tails.pareto_shape(scores), rtol=1e-10)
+    np.testing.assert_allclose(found.numpy(), tails.sorted_shape(scores), rtol=1e-10)

@@ -55,7 +55,7 @@ def test_a_budget_solves_the_error_in_its_context(wanted: float, context: float)
     assert budget.n == np.ceil(round(needed, 6)) == exact(2, wanted, context)
     assert budget.extrapolated == (needed > 4096)
     assert not budget.beyond
-    assert curve.error_at(needed, context) == pytest.approx(wanted, rel=1e-9)
+    assert curve.predict(needed)[0] * np.sqrt(1 - needed / context) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_what_lies_beyond_is_kept_whole_or_not_given() -> None:
@@ -202,13 +202,17 @@ def test_a_sink_is_one_more_key_and_damps_the_error() -> None:
     rest, beside = power(2, 0.5), power(2, 0.5) * (1 - share)
     sink = Sink("first token", share, 0.5, 1000.0)
     head = head_record(0, 0, errors=beside, pooled=rest, sink=sink)
+
+    def rest_in(context: float) -> ErrorCurve:
+        return head.law.scaled(1 / head.sink_factor(context))
+
     for context in SIZES:  # at n = C the curve beside the sink itself
-        curve = head.curve_in(context)
+        curve = rest_in(context)
         assert np.interp(context, SIZES, curve.error) == pytest.approx(np.interp(context, SIZES, beside))
         np.testing.assert_allclose(curve.stderr, 0.01 * curve.error)
-    np.testing.assert_allclose(head.curve_in(np.inf).error, rest)
+    np.testing.assert_allclose(rest_in(np.inf).error, rest)
     # Here the factor beyond the sizes is exact: the rest's share at 9,000 tokens.
-    np.testing.assert_allclose(head.curve_in(9000).error, rest * 0.9)
+    np.testing.assert_allclose(rest_in(9000).error, rest * 0.9)
     made = plan(probe_run([head]), 0.1, 9001, trial=False).heads[0]
     assert made.keys.n == exact(2 * 0.9, 0.1, 9000) + 1
     assert made.status.value == "heuristic"

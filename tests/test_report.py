@@ -129,7 +129,9 @@ def test_keys_beside_a_sink_are_those_of_its_scaled_curve() -> None:
         for error in (0.3, 0.05):
             for context in (100, 512, 8192, 1e9, np.inf):
                 rest = max(context - 1, 1)
-                assert head.keys_for(error, context) == head.curve_in(rest).tokens_for(error, rest).plus(1)
+                assert head.keys_for(error, context) == head.law.scaled(1 / head.sink_factor(rest)).tokens_for(
+                    error, rest
+                ).plus(1)
 
 
 def test_notable_heads_are_extremes_and_distinct(probe: ProbeRun) -> None:

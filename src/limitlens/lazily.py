@@ -24,16 +24,14 @@ class Lazy(ModuleType):
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
     from torch import Tensor
     from transformers import PreTrainedModel
 else:
     pd, torch = Lazy("pandas"), Lazy("torch")
-    Axes = Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
+    Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
 __all__ = [
-    "Axes",
     "Drawing",
     "Lazy",
     "PreTrainedModel",

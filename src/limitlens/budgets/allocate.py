@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from limitlens.budgets.cut import keys_below
 from limitlens.errors import Array
 
-ALLOCATIONS = {
-    "uniform": "the same number for all",
-    "equal error": "the same relative error for all",
-    "least cost": "the least summed effect on the logits",
-}
+ALLOCATIONS = ("uniform", "equal error", "least cost")  # same number, same error, least summed effect on the logits
 _STEPS = 60  # of bisection
 
 

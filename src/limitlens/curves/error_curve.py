@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.optimize import brentq
 
-from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, log_unseen, power_law, whole
+from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, power_law, whole
 from limitlens.curves.fit import Rate, fit_rate, local_slopes
 from limitlens.curves.foresight import DRAWS, WIDEST, Foresight
 from limitlens.curves.scatter import LEVEL, Scatter
@@ -246,10 +246,6 @@ class ErrorCurve:
             found = level + slope * at
         low, high = np.quantile(found[1:] if len(found) > 1 else found, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         return math.exp(found[0]), math.exp(low), math.exp(high)
-
-    def error_at(self, n: float, context: float = math.inf) -> float:
-        """The error of n of `context` tokens, n within the sizes or outside them."""
-        return self.predict(n)[0] * math.exp(float(log_unseen(np.asarray(math.log(n)), math.log(context))))
 
     def __repr__(self) -> str:
         rate = "no rate" if self.rate is None else f"rate {self.rate.slope:.3f} ± {self.rate.stderr:.3f}"

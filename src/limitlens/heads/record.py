@@ -148,10 +148,6 @@ class HeadRecord:
         factor = self.sink_factor(rest)  # of a curve: scaling what is asked of it spares scaling its resamples
         return self.law.tokens_for(error / factor if 0 < factor < math.inf else error, rest).plus(atoms)
 
-    def curve_in(self, context: float) -> ErrorCurve:
-        """The error curve of its keys in a context of so many tokens besides the sink."""
-        return self.curve if self.pooled is None else self.pooled.scaled(1 / self.sink_factor(context))
-
     def sink_factor(self, context: float) -> float:
         """e(C)/e_rest(C) of a context of C tokens besides the sink; 1 where there is none."""
         if self.pooled is None or self.sink is None:

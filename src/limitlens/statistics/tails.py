@@ -31,21 +31,13 @@ def tail_length(n: int) -> int:
     return int(np.ceil(min(0.2 * n, 3.0 * np.sqrt(n))))
 
 
-def pareto_shape(top_scores: ArrayLike) -> Array:
+def sorted_shape(scores: Any) -> Any:
     """Pareto shape k̂ of attention weights from the largest scores of each query, (..., m + 1) to (...), m at least 5.
 
     The weights e^{score} above the smallest score given are fitted by a generalised Pareto law, so pass the
-    `tail_length(n)` + 1 largest scores of n, in any order. A shift of all scores changes nothing. The shape is shrunk
-    towards 1/2 with the weight of ten observations, as in Vehtari et al.
+    `tail_length(n)` + 1 largest scores of n, in increasing order: an array, or a tensor on any device. A shift of all
+    scores changes nothing. The shape is shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
     """
-    scores = np.sort(as_array("top_scores", top_scores), axis=-1)
-    if scores.ndim == 0 or scores.shape[-1] < 6:
-        raise InputError(f"top_scores have shape {scores.shape}; expected at least 6 scores per query to fit a tail")
-    return np.asarray(sorted_shape(scores))
-
-
-def sorted_shape(scores: Any) -> Any:
-    """`pareto_shape` of scores in increasing order: an array, or a tensor on any device."""
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
     lib, m = library(scores), scores.shape[-1] - 1
     exceedances = lib.expm1(lib.clip(scores[..., 1:] - scores[..., :1], None, 300.0))
