@@ -11,7 +11,7 @@ from limitlens.critical.heat import HeatFlow, heat_flow
 from limitlens.critical.real_keys import RealKeys, median_exponent, real_keys
 from limitlens.critical.scaling_limits import ScalingLimits, scaling_limits
 from limitlens.critical.schedules import Schedules, follow_schedules
-from limitlens.critical.weight_samples import MOST_DRAWN
+from limitlens.critical.weight_samples import MOST_DRAWN, check_replicates
 from limitlens.errors import InputError, as_array, check_number, check_seed
 from limitlens.measures.named import sample_from_file
 from limitlens.theory.scaling.laws import named_law
@@ -93,7 +93,7 @@ def scaling(
         about: dict[str, Any] = {"law": law, "dim": dim} | ({"sub": sub} if law == "subsphere" else {})
         return follow_schedules(schedules, gap_law, theta=theta, beta=beta, about=about)
     theta = 1.0 if theta is None and beta is None else theta
-    drawn = check_number("replicates", replicates, "at least 2, to have a standard error", low=2) * min(n, MOST_DRAWN)
+    drawn = check_replicates(replicates) * min(n, MOST_DRAWN)
     admit("scaling", seconds=A_KEY * drawn, memory=200.0 * replicates, yes=yes)
     return scaling_limits(gap_law, _count(n), theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
 

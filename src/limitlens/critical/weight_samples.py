@@ -9,10 +9,11 @@ fluctuation of the right covariance. `WeightSample.remainder` says how large tha
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array, InputError, check_number
 from limitlens.theory.scaling.control import check_beta, check_keys
 from limitlens.theory.scaling.laws import check_dim, negligible_beyond
 from limitlens.theory.scaling.points import Points
@@ -20,6 +21,7 @@ from limitlens.theory.scaling.points import Points
 MOST_DRAWN = 4096  # keys drawn one by one per replicate
 _UNFELT = 80.0  # a weight e^{−80} below the largest is lost in rounding, even times 1e18 keys
 _CHUNK = 1 << 21  # keys held at a time
+check_replicates = partial(check_number, "replicates", expected="at least 2, to have a standard error", low=2)
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,6 @@ def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random
         tangential = math.sqrt(beta) * (weight @ across)
         rows[:, replicate] = 1 / total, weight @ weight, entropy, keys90, gap, tangential, nearest, 0
     return WeightSample(*rows)
-
-
-def check_replicates(replicates: int) -> None:
-    """Raise an `InputError` unless there are at least 2 replicates."""
-    if replicates < 2:
-        raise InputError(f"replicates is {replicates}; expected at least 2, to have a standard error")
 
 
 def _chunks(replicates: int, drawn: int) -> list[int]:

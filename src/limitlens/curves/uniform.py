@@ -20,7 +20,7 @@ from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.curves.reference import Reference
-from limitlens.errors import Array, InputError
+from limitlens.errors import Array
 from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.streams import PAGE
@@ -49,8 +49,6 @@ def uniform_errors(
     measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
 ) -> UniformErrors:
     """Uniform errors of each replicate at each size, in float64."""
-    if not (np.isfinite(radius) and radius > 0):
-        raise InputError(f"the radius is {radius}; expected a positive number, such as 2")
     ascent = _Ascent(measure, head, reference, replicates, radius)
     known, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
     for size in cells.sizes:

@@ -172,18 +172,9 @@ def line(name: str, x: Any, y: Any, colour: Colour = "blue", dash: Dash = "", *,
 
 
 def points(
-    name: str,
-    x: Any,
-    y: Any,
-    colour: Colour = "blue",
-    stderr: Any = None,
-    *,
-    joined: bool = False,
-    dash: Dash = "",
-    labels: Sequence[str] = (),
-    positive: bool = True,
+    name: str, x: Any, y: Any, colour: Colour = "blue", stderr: Any = None, *, positive: bool = True, **more: Any
 ) -> Series:
-    """Points with 95% bars where standard errors are given.
+    """Points with 95% bars where standard errors are given; what is more (joined, dash, labels) is that of a `Series`.
 
     A bar that reaches zero has no place on a logarithmic axis: where `positive`, it ends at 5% of its value.
     """
@@ -199,7 +190,7 @@ def points(
             for (end, _), value in zip(bars, up, strict=True)
         ]
         high = [end for _, end in bars]
-    return Series(name, "points", across, up, colour, dash, low=low, high=high, joined=joined, labels=labels)
+    return Series(name, "points", across, up, colour, low=low, high=high, **more)
 
 
 def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, listed: bool = True) -> Series:
