@@ -28,7 +28,12 @@ def designed_head(
     wanted = f"a number from 0 to {HARDMAX_BEYOND:,}, such as 1.5: far beyond, attention is hardmax"
     check_number("the horizon", horizon, wanted, below=HARDMAX_BEYOND * (1 + 1e-9))
     check_seed(seed)
-    covariance = _covariance(measure)
+    if hasattr(measure, "grad_K"):
+        law = as_measure(cast("TokenLaw", measure))
+        law.check_spread()
+        covariance = law.covariance
+    else:
+        covariance = check_covariance("covariance", as_array("covariance", measure, ndim=2))
     dim = len(covariance)
     if isinstance(spectrum, str):
         shapes = {"flat": np.ones(dim), "1/k": 1 / np.arange(1, dim + 1)}
@@ -45,14 +50,6 @@ def designed_head(
     inverse_root = (vectors[:, keep] / np.sqrt(values[keep])) @ vectors[:, keep].T
     whitened = random_rotation(dim, seed) * (horizon * shape / shape.max())
     return Head(inverse_root @ whitened @ inverse_root)
-
-
-def _covariance(measure: TokenLaw | ArrayLike) -> Array:
-    if hasattr(measure, "grad_K"):
-        law = as_measure(cast("TokenLaw", measure))
-        law.check_spread()
-        return law.covariance
-    return check_covariance("covariance", as_array("covariance", measure, ndim=2))
 
 
 def random_rotation(dim: int, seed: int) -> Array:

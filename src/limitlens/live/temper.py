@@ -125,7 +125,9 @@ def temper(
                 steps=steps, rate=rate, seed=seed, report=report,
             )  # fmt: skip
         made = known(fits={**made.fits, one.name: found}, interrupted=found.interrupted)
-    factors, took = _factors(made, reader), 0.0
+    fitted = {name: made.exponents(name).factor() for name in made.fits}
+    critical = powers(torch.as_tensor(made.critical), None, window)
+    factors, took = {**schedules(window, to, reader.dim), "critical": critical, **fitted}, 0.0  # all but truncation
     try:
         for row in range(rows):
             began = time.perf_counter()
@@ -154,13 +156,6 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
             "longer text or a shorter context"
         )
     return [ids for batch in windows.batches(1) for ids in batch]
-
-
-def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
-    """Every schedule but truncation."""
-    critical = powers(torch.as_tensor(made.critical), None, made.trained)
-    fitted = {name: made.exponents(name).factor() for name in made.fits}
-    return {**schedules(made.trained, made.to, reader.dim), "critical": critical, **fitted}
 
 
 def _read(reader: Reader, made: Temper, document: Material, factors: dict[str, Factor]) -> dict[str, Axes]:

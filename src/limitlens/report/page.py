@@ -23,7 +23,7 @@ from typing import Any
 
 from limitlens.errors import InputError
 from limitlens.record import cannot_write, text_writer, write_all
-from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, Text, View, Widget
+from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, View, Widget
 from limitlens.report.words import cell, is_number, numeric, sentence
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
@@ -129,10 +129,6 @@ def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> st
         return widgets()[block.name]
     if isinstance(block, Row):
         return f'<div class="pair">{"".join(f"<div>{_block(b, figures, heading)}</div>" for b in block.blocks)}</div>'
-    return _text(block)
-
-
-def _text(block: Text) -> str:
     if block.listed:
         return f'<ul class="said">{"".join(f"<li>{escape(line)}</li>" for line in block.lines)}</ul>'
     return "".join(f'<p class="note">{escape(line)}</p>' for line in block.lines)

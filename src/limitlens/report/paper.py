@@ -38,7 +38,9 @@ def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side; saved to `path` where given, in the format of its ending."""
     rows = ceil(len(figures) / ACROSS)
     columns = ceil(len(figures) / rows)
-    size = (columns * PANEL[0], rows * PANEL[1]) if len(figures) > 1 else _size(figures[0])
+    size, maps = (columns * PANEL[0], rows * PANEL[1]), [len(one.y) for one in figures[0].series if one.kind == "map"]
+    if len(figures) == 1:
+        size = (SIZE[0], 0.9 + min(4.5, ROW * max(maps))) if maps else SIZE
     with figure_style():
         drawing = Picture(figsize=size, layout="constrained")
         panels = drawing.subplots(rows, columns, squeeze=False).ravel()
@@ -50,11 +52,6 @@ def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
             axes.set_axis_off()
         _legends(drawing, list(panels[: len(figures)]), figures)
         return saved(drawing, path)
-
-
-def _size(figure: Figure) -> tuple[float, float]:
-    rows = [len(series.y) for series in figure.series if series.kind == "map"]
-    return SIZE if not rows else (SIZE[0], 0.9 + min(4.5, ROW * max(rows)))
 
 
 def _draw(axes: Axes, figure: Figure) -> None:
