@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.attention.kernels.split import missing
 from limitlens.curves.foresight import Foresight
 from limitlens.probing.gathering import together
 from limitlens.probing.pilot import Layer, scores_of
@@ -47,16 +48,16 @@ def foretell(
 
     def of(head: int) -> tuple[Foresight, ...]:
         pair, group = divmod(head, groups)
-        scores = scores_of(layer.query[pair, group, chosen], key[:, pair], layer.traits.softcap)
+        scores = scores_of(layer.query[pair, group, chosen], key[:, pair], layer.traits.softcap).cpu()
         atom = None
         if layer.atom is not None:
             own = layer.atom[pair]
-            atom = tuple(np.asarray(part[group * m + chosen]) for part in (own.lse, own.output))
-        values = np.asarray(value[:, pair].double())
+            atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
+        values = np.asarray(value[:, pair].double().cpu())
         found = pilot_errors(np.asarray(scores), values, wanted, atom, quarters=quarters, matmul=product)  # type: ignore[arg-type]
         return next(foreseen(found))
 
-    if key.device.type == "cpu":  # one head after the other: what each needs stays in cache
+    if key.device.type == "cpu" or missing() is not None:  # one head after the other: what each needs stays in cache
         return list(workers(of, range(shared * groups)))
     at_once = together(layer, key, value, wanted, chosen, quarters)
     return [one for found in at_once for one in foreseen(found)]
