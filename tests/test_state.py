@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import reduce
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from limitlens.attention.kernels import cpu, reference, state_of
-from limitlens.attention.state import Peak, State, merge_all
+from limitlens.attention.state import Peak, State
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -57,11 +58,11 @@ def test_any_cut_equals_dense_softmax(problem, kernel):
     query, key, value, mask, _ = problem
     scores = query @ key.T + mask
     weights = torch.softmax(scores, -1)
-    state = merge_all(pieces(problem, kernel))
+    state = reduce(State.merge, pieces(problem, kernel))
     assert int(state.count) == len(key)
     assert_close(state.lse, torch.logsumexp(scores, -1), **EXACT)
     assert_close(state.output, weights @ value, **EXACT)
-    twice = merge_all(pieces((2 * query, *problem[1:]), kernel))
+    twice = reduce(State.merge, pieces((2 * query, *problem[1:]), kernel))
     assert_close(torch.exp(2 * state.lse - twice.lse), 1 / weights.square().sum(-1), **EXACT)
 
 
@@ -131,7 +132,7 @@ def test_states_index_and_travel_as_safetensors(tmp_path):
 @settings(deadline=None, max_examples=50)
 def test_a_stack_of_states_has_the_union_of_its_sets(problem: tuple[torch.Tensor, ...]) -> None:
     parts = pieces(problem)
-    whole = merge_all(parts)
+    whole = reduce(State.merge, parts)
     assert_same(State.joined([part[None] for part in parts]).union(), whole)
     assert_same(State.joined([part[None] for part in parts])[1 % len(parts)], parts[1 % len(parts)])
 

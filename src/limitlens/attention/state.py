@@ -12,9 +12,8 @@ of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -127,8 +126,3 @@ class Peak:
         return Peak(
             torch.where(better, other.score, self.score), torch.where(better[..., None], other.value, self.value)
         )
-
-
-def merge_all(states: Iterable[State]) -> State:
-    """The union of one or more states."""
-    return reduce(State.merge, states)

@@ -105,9 +105,9 @@ def output_error(
     """Root mean square output error over queries and samples of n Gaussian tokens, without sampling them: (sizes,) [V].
 
     At each query the expectation over tokens is exact (`query_error`); over queries it is a quadrature in d = 1 and
-    an average over `QUERY_POINTS` points in higher dimensions, good to 1.4% up to n = 1e10 (for d up to 64, spectra that
-    are flat or fall like 1/k, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` leaves the
-    query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
+    an average over `QUERY_POINTS` points in higher dimensions, good to 1.4% up to n = 1e10 (for d up to 64, spectra
+    that are flat or fall like 1/k, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` leaves
+    the query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
 
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]

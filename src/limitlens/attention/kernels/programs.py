@@ -1,8 +1,18 @@
 # mypy: ignore-errors
-"""What runs on the chip: `split` writes rows as two halves, `forward` attends. See `split.py` for what they are for."""
+"""What runs on the chip: `largest` and `split` write rows as two halves, `forward` attends. See `split.py`."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def largest(X, SIZE, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """SIZE (B,) grows to the largest |number| of rows (B, n, d), which is the same in whatever order it is taken."""
+    b = tl.program_id(1).to(tl.int64)
+    row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    at = b * sb + row[:, None] * sn + column[None, :] * sd
+    x = tl.load(X + at, mask=(row[:, None] < n) & (column[None, :] < d), other=0.0).to(tl.float32)
+    tl.atomic_max(SIZE + b, tl.max(tl.max(tl.abs(x), 1), 0))
 
 
 @triton.jit

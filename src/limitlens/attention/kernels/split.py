@@ -21,8 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from limitlens.attention.state import State, merge_all
-
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
 PART = 65_536  # keys that one float32 accumulator sees
@@ -83,10 +81,11 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
     lo = hi if whole else torch.empty_like(hi)
     unit = torch.ones(batch, dtype=torch.float32, device=rows.device)
     if n:
-        if size is None:
-            size = torch.linalg.vector_norm(rows, math.inf, (1, 2), dtype=torch.float32)
         block = max(1, 4096 // width)
         programs, grid = _programs(), (-(-n // block), batch)
+        if size is None:
+            size = torch.zeros_like(unit)
+            programs.largest[grid](rows, size, n, *rows.stride(), d, width, block)
         programs.split[grid](rows, hi, lo, size, unit, factor, n, *rows.stride(), d, width, block, LARGEST, whole)
     return Halves(hi, lo, unit)
 
@@ -144,17 +143,17 @@ def attend_jobs(
     found = {
         name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]).transpose(0, 1) for name, tensor in found.items()
     }
-    sets = zip((work[:, 3] - work[:, 2]).view(-1, parts).T, found["lse"], found["output"][..., :v], strict=True)
-    whole = merge_all(State(*one) for one in sets)
+    whole = torch.logsumexp(found["lse"], 0)
+    share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # over no keys all are −inf
+    output = (share[..., None] * found["output"][..., :v]).sum(0)
     if not more:
-        return Found(whole.lse, whole.output)
+        return Found(whole, output)
     peak, best = found["peak"].max(0)
     where = found["where"].gather(0, best[None])[0]
     if more < 2:
-        return Found(whole.lse, whole.output, peak=peak, where=where)
-    share = torch.exp(found["lse"] - whole.lse).nan_to_num(0.0)  # over no keys all are −inf
+        return Found(whole, output, peak=peak, where=where)
     twice, score = torch.logsumexp(found["lse2"], 0), (share * found["score"]).sum(0)
-    return Found(whole.lse, whole.output, twice, score, peak, where)
+    return Found(whole, output, twice, score, peak, where)
 
 
 def _launch(
@@ -163,7 +162,7 @@ def _launch(
 ) -> dict[str, Tensor]:  # fmt: skip
     """The kernel over (W, 4) pieces of work: float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
-    output = torch.empty(count, m, dv, dtype=torch.float32, device=device)
+    output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
     rows = torch.empty((1, 2, 4)[more], count, m, dtype=torch.float32, device=device)
     where = torch.empty(count, m, dtype=torch.int64, device=device)
     strides = (0, 0)
@@ -178,7 +177,7 @@ def _launch(
         SHIFT, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     natural = rows.double() / LOG2E
-    found = {"lse": natural[0], "output": output.double()}
+    found = {"lse": natural[0], "output": output}
     found |= {"peak": natural[1], "where": where} if more else {}
     return found | ({"lse2": natural[2], "score": natural[3]} if more > 1 else {})
 
