@@ -54,7 +54,8 @@ def alone(layer: Layer, key: torch.Tensor, value: torch.Tensor, quarters: Any) -
                 layer.atom.lse[pair][4 * group + CHOSEN].numpy(),
                 layer.atom.output[pair][4 * group + CHOSEN].numpy(),
             )
-        found.append(pilot_errors(scores.numpy(), value[:, pair].double().numpy(), SIZES, atom, quarters=quarters))
+        values = value[:, pair].double().numpy()
+        found.append(pilot_errors(scores.double().numpy(), values, SIZES, atom, quarters=quarters))
     return found
 
 

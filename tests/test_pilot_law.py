@@ -9,6 +9,7 @@ import limitlens as ll
 from limitlens.curves.error_curve import ErrorCurve
 from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array, InputError
+from limitlens.sampling.workers import product, summed
 from limitlens.theory import pilot_law
 from limitlens.theory.curve import query_error
 from limitlens.theory.pilot_law import pilot_errors
@@ -102,6 +103,17 @@ def test_a_query_is_told_the_same_among_others() -> None:
     (among,), (alone,) = pilot_errors(far, VALUES, sizes), pilot_errors(SCORES[:1], VALUES, sizes)
     assert among.error[0] == pytest.approx(alone.error[0], rel=1e-6)
     assert among.halves[:, :, 0] == pytest.approx(alone.halves[:, :, 0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("spread", "close"), [(1.0, 2e-6), (40.0, 2e-3)])
+def test_scores_in_single_precision_are_told_the_same(spread: float, close: float) -> None:
+    """To what single precision leaves: less than the nodes do, which is 4e-3 of a square, if one token holds all."""
+    sizes, scores = np.array([4, 16, 60, 120, 1000]), (spread * SCORES).astype(np.float32)
+    exact = pilot_errors(scores.astype(float), VALUES, sizes, ATOM)
+    for elsewhere in ({}, {"matmul": product, "bags": summed}):
+        for found, expected in zip(pilot_errors(scores, VALUES, sizes, ATOM, **elsewhere), exact, strict=True):
+            for name in ("error", "output", "whole", "halves", "half_outputs"):
+                assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=close), name
 
 
 def test_what_is_no_pilot_is_refused() -> None:

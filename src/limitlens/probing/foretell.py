@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from limitlens.attention.kernels.split import missing
 from limitlens.curves.foresight import Foresight
 from limitlens.probing.gathering import together
 from limitlens.probing.pilot import Layer, scores_of
-from limitlens.sampling.workers import Workers, one_after_another, product
+from limitlens.sampling.workers import Workers, one_after_another, product, summed
 from limitlens.theory.pilot_law import PilotErrors, pilot_errors
 
 TOKENS = 8192  # of the pilot within a probe
@@ -46,18 +47,20 @@ def foretell(
     def foreseen(found: tuple[PilotErrors, ...]) -> Iterator[tuple[Foresight, ...]]:
         return zip(*(Foresight.of(wanted, one, clusters, len(key), seed, few) for one in found), strict=True)
 
-    def of(head: int) -> tuple[Foresight, ...]:
-        pair, group = divmod(head, groups)
-        scores = scores_of(layer.query[pair, group, chosen], key[:, pair], layer.traits.softcap).cpu()
+    def of(pair: int) -> list[tuple[Foresight, ...]]:
+        query = layer.query[pair, :, chosen].flatten(0, 1)
+        scores = scores_of(key[:, pair], query, layer.traits.softcap).T.cpu()  # a token's side by side
         atom = None
         if layer.atom is not None:
-            own = layer.atom[pair]
-            atom = tuple(np.asarray(part[group * m + chosen].cpu()) for part in (own.lse, own.output))
+            own, rows = layer.atom[pair], (m * np.arange(groups)[:, None] + chosen).ravel()
+            atom = tuple(np.asarray(part[rows].cpu()) for part in (own.lse, own.output))
+        given = {"quarters": quarters, "matmul": product, "bags": summed}
         values = np.asarray(value[:, pair].double().cpu())
-        found = pilot_errors(np.asarray(scores), values, wanted, atom, quarters=quarters, matmul=product)  # type: ignore[arg-type]
-        return next(foreseen(found))
+        return list(foreseen(pilot_errors(np.asarray(scores), values, wanted, atom, **given)))  # type: ignore[arg-type]
 
-    if key.device.type == "cpu" or missing() is not None:  # one head after the other: what each needs stays in cache
-        return list(workers(of, range(shared * groups)))
+    if (
+        key.device.type == "cpu" or missing() is not None
+    ):  # heads that share keys together: what they need stays in cache
+        return list(chain.from_iterable(workers(of, range(shared))))
     at_once = together(layer, key, value, wanted, chosen, quarters)
     return [one for found in at_once for one in foreseen(found)]

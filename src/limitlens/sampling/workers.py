@@ -30,6 +30,14 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(torch.from_numpy(a) @ torch.from_numpy(b))
 
 
+def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    """Sums of rows in bags, times weights (`theory.pilot_law.Bags`): a sparse product takes five times as long."""
+    index, offsets, times = (torch.from_numpy(part) for part in (places, ends, weights))
+    bag = torch.nn.functional.embedding_bag
+    found = bag(index, torch.from_numpy(rows), offsets, mode="sum", per_sample_weights=times, include_last_offset=True)
+    return np.asarray(found)
+
+
 def one_after_another(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """No workers at all: on a device that has its own, or on a single core."""
     return map(function, items)

@@ -35,6 +35,7 @@ from scipy import sparse
 from limitlens.errors import Array, InputError, as_array
 
 STEP = 0.8  # of log s: the trapezoidal rule is within 3e-4 there, since the integrand is smooth (0.1 says the same)
+AT_ONCE = 32  # queries: with more of them the tables of a wide head would outgrow the caches
 GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an error for scores of deviation up to 6
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
 LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
@@ -70,17 +71,26 @@ class PilotErrors:
 
 
 Product: TypeAlias = Callable[[Any, Any], Any]
+# Sums (bags, w) of the rows (M, w) that are in each bag, times their weights: (ends (bags + 1,), places, weights, rows)
+Bags: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int32], NDArray[Any], NDArray[Any]], Any]
+
+
+def sparse_bags(ends: Any, places: Any, weights: Any, rows: Any) -> Any:
+    """The sums of `Bags` as a product with a sparse matrix."""
+    return sparse.csr_array((weights, places, ends), shape=(len(ends) - 1, len(rows))) @ rows
 
 
 def pilot_errors(
     scores: Array, values: Array, sizes: Array, atom: tuple[Array, Array] | None = None,
-    *, quarters: NDArray[np.intp] | None = None, matmul: Product = np.matmul,
+    *, quarters: NDArray[np.intp] | None = None, matmul: Product = np.matmul, bags: Bags = sparse_bags,
 ) -> tuple[PilotErrors, ...]:  # fmt: skip
     """E|Γ_n − Γ|² for samples of a pilot of M tokens at each of m queries; and beside an atom.
 
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
     value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
-    they are in random order. Most of the work is products of matrices, which `matmul` may do elsewhere.
+    they are in random order. Scores in single precision have sums in single precision, which leaves 1e-6 of a square,
+    and at worst 1e-3 where one token holds everything: less than the nodes do. Most of the work is products of matrices
+    and sums of rows, which `matmul` and `bags` may do elsewhere.
 
     Examples
     --------
@@ -89,23 +99,29 @@ def pilot_errors(
     >>> told.error.shape, bool(told.error[0, 0] > told.error[0, 1])
     ((1, 2), True)
     """
-    raw, v = np.asarray(scores, dtype=np.float64), as_array("values", values, ndim=2)
+    raw, v = np.asarray(scores), as_array("values", values, ndim=2)
+    raw = raw if raw.dtype == np.float32 else raw.astype(np.float64)
     n = np.asarray(sizes, dtype=np.float64)
     if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < PARTS:
         raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 8")
-    top = raw.max(1, keepdims=True)
-    if not np.isfinite(top).all():
+    part = parts_of(len(v), quarters)
+    order = np.argsort(part, kind="stable")  # so that what a part needs stays in cache
+    pilot, columns, found = Tokens.of(v[order], part[order], raw.dtype), raw.T.take(order, 0), []
+    tops = columns.max(0).astype(np.float64)
+    if not np.isfinite(tops).all():
         raise InputError(UNSEEN)
-    unseen = np.isneginf(raw)
-    logs = np.maximum(raw - top, -LIGHTEST)
-    if unseen.any():
+    for start in range(0, len(raw), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        logs = columns[:, some] - tops[some]
+        unseen = np.isneginf(logs)
+        np.maximum(logs, -LIGHTEST, out=logs)
         logs[unseen] = -np.inf
-    level = np.log(np.array([np.exp(log).mean() for log in logs]))
-    logs -= level[:, None]
-    pilot = Gathered.of(logs, v, parts_of(len(v), quarters), n, matmul)
-    if atom is not None:
-        atom = (np.exp(np.minimum(atom[0] - top[:, 0] - level, HEAVIEST)), atom[1])
-    return tuple(PilotErrors.of(told) for told in pilot.errors(n, atom))
+        gathered, level = Gathered.of(logs, pilot, n, matmul, bags)
+        own = None
+        if atom is not None:
+            own = (np.exp(np.minimum(atom[0][some] - tops[some] - level, HEAVIEST)), atom[1][some])
+        found.append(gathered.errors(n, own))
+    return tuple(PilotErrors.of(told) for told in np.concatenate(found, 2))
 
 
 def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
@@ -135,6 +151,26 @@ def points(n: Array, lightest: float) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
+class Tokens:
+    """The tokens of a pilot, whoever looks at them."""
+
+    about: Array  # (M, v): their values c less the mean of these
+    square: Array  # (M, 1): |c|²
+    carried: NDArray[Any]  # (M, v + 2): c, 1 and 0, in the precision of the sums
+    middle: Array  # (v,): the mean
+    part: NDArray[np.intp]  # (M,): in order
+
+    @classmethod
+    def of(cls, values: Array, part: NDArray[np.intp], dtype: Any) -> Self:
+        """Of their values (M, v)."""
+        middle = values.mean(0)
+        about = values - middle
+        carried = np.zeros((len(values), about.shape[1] + 2), dtype)
+        carried[:, :-2], carried[:, -2] = about, 1.0
+        return cls(about, np.square(about).sum(1, keepdims=True), carried, middle, part)
+
+
+@dataclass(frozen=True, eq=False)
 class Gathered:
     """A pilot gathered on K nodes in each of its parts, for m queries: arrays of NumPy, or of torch on a device."""
 
@@ -142,55 +178,71 @@ class Gathered:
     tokens: Array  # (parts,): how many tokens there are
     node: Any  # (K,): the weights of the nodes
     count: Any  # (parts, K, m): tokens on each node
-    table: Any  # (parts, K, m · (v + 2)), single: their W d, W and W |d|², d about each query's own limit
+    table: Any  # (parts, K, m · (v + 2)): their W c, W and W |d|², d about each query's own limit
     pull: Any  # (parts, m, v + 1): W d and W of all tokens of a part
     limit: Any  # (m, v)
     matmul: Product
     xp: Any = np  # the library of these arrays, and what sends it one of NumPy's
     send: Callable[[NDArray[Any]], Any] = np.asarray
+    shift: Any = 0.0  # (m, v): c − d
 
     @classmethod
-    def of(cls, logs: Array, values: Array, part: NDArray[np.intp], n: Array, matmul: Product) -> Self:
-        """Split each of M tokens between the two nodes around its weight, of which logs (m, M) are given and mean 1."""
-        queries, tokens = logs.shape
+    def of(cls, logs: Array, pilot: Tokens, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
+        """Split each of M tokens between the two nodes around its weight, of which logs (M, m) are given.
+
+        They are less by a level (m,), which comes second, than logarithms of weights of mean 1.
+        """
+        tokens, queries = logs.shape
+        weight = np.exp(logs)
+        mean = weight.mean(0)
+        weight /= mean
+        logs -= np.log(mean)
         low, high = logs.min(), logs.max()
-        low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
-        (node, first), middle = nodes(low, high), values.mean(0)
-        over = np.concatenate(([0.0], 1 / node[1:]))
-        about = values - middle
-        carried = np.concatenate((about, np.ones((tokens, 1)), np.square(about).sum(1, keepdims=True)), 1)
-        width, size = carried.shape[1], len(node)
-        limit, pull = np.empty((queries, width - 2)), np.empty((PARTS, queries, width - 1))
-        count, tables = np.empty((PARTS, size, queries)), np.empty((PARTS, size, queries, width), np.float32)
-        rows = PARTS * size
-        ends = np.arange(0, 2 * tokens + 1, 2, dtype=np.int32)
-        spread = sparse.csc_array((np.empty(2 * tokens), np.zeros(2 * tokens, np.int32), ends), shape=(rows, tokens))
-        place, share = spread.indices.reshape(-1, 2), spread.data.reshape(-1, 2)  # filled anew for every query
-        own_rows = (part * size).astype(np.int32)
-        for i, log in enumerate(logs):  # one query at a time: what it needs stays in cache
-            weight, at = np.exp(log), np.maximum((log - first) * (1 / GAP), 0).astype(np.int32)
-            upper = np.maximum(weight * over[at] - 1, 0) * (1 / np.expm1(GAP))
-            at += own_rows
-            shared = np.bincount(at, upper, rows)
-            there = np.bincount(at, minlength=rows) - shared
-            there[1:] += shared[:-1]
-            count[..., i] = there.reshape(PARTS, size)
-            place[:, 0] = at
-            np.add(at, 1, out=place[:, 1])
-            np.multiply(weight, upper, out=share[:, 1])
-            np.subtract(weight, share[:, 1], out=share[:, 0])
-            sums = spread @ carried
-            own = sums.reshape(PARTS, size, width).sum(1)
-            limit[i] = own[:, :-2].sum(0) / tokens
-            pull[:, i] = own[:, :-1]
-            pull[:, i, :-1] -= own[:, -2:-1] * limit[i]
-            # About the query's own limit: |d|² = |c|² − 2 c·Γ + |Γ|².
-            sums[:, -1] += limit[i] @ limit[i] * sums[:, -2] - 2 * np.einsum("kv,v->k", sums[:, :-2], limit[i])
-            sums[:, :-2] -= sums[:, -2:-1] * limit[i]
-            tables[:, :, i] = sums.reshape(PARTS, size, width)
-        lightest = node[np.minimum((count.sum(0).cumsum(0) < lightest_share(n) * tokens).sum(0), size - 1)].min()
-        table, own = tables.reshape(PARTS, size, -1), np.bincount(part, minlength=PARTS).astype(float)
-        return cls(points(n, lightest), own, node, count, table, pull, middle + limit, matmul)
+        node, first = nodes(low if np.isfinite(low) else logs[np.isfinite(logs)].min(), high)
+        over, rows = np.concatenate(([0.0], 1 / node[1:])), PARTS * len(node) * queries
+        logs -= first
+        logs *= 1 / GAP
+        at = np.maximum(logs, 0, out=logs).astype(np.int64)
+        upper = weight * over.take(at)
+        upper -= 1
+        np.maximum(upper, 0, out=upper)
+        upper *= 1 / np.expm1(GAP)
+        at *= queries
+        at += (pilot.part * (len(node) * queries))[:, None] + np.arange(queries)
+
+        def on_nodes(whole: Array | None, above: Array) -> Array:
+            """Sums over the tokens of what each gives in all, one if None, and of that to the node above."""
+            upward = np.bincount(at.ravel(), above.ravel(), rows)
+            found = np.bincount(at.ravel(), None if whole is None else whole.ravel(), rows) - upward
+            found[queries:] += upward[:-queries]
+            return found.reshape(PARTS, -1, queries)
+
+        count = on_nodes(None, upper)
+        upper *= weight
+        # Sorted by node: which tokens are on it, with how much of their weight.
+        share, place = np.empty((tokens, queries, 2), pilot.carried.dtype), np.empty((tokens, queries, 2), np.int32)
+        share[..., 0], share[..., 1], place[..., 0] = weight - upper, upper, at
+        np.add(place[..., 0], queries, out=place[..., 1])
+        ends = np.arange(0, place.size + 1, 2 * queries, dtype=np.int32)
+        spread = sparse.csc_array((share.ravel(), place.ravel(), ends), shape=(rows, tokens)).tocsr()
+        table = bags(spread.indptr, spread.indices, spread.data, pilot.carried).reshape(*count.shape, -1)
+        pull = table[..., :-1].sum(1).astype(np.float64)
+        total = pull.sum(0)
+        limit = total[:, :-1] / total[:, -1:]
+        pull[..., :-1] -= pull[..., -1:] * limit
+        # Of a token that holds all of the mass |d|² is so small that single precision would lose it.
+        square = matmul(pilot.about, -2 * limit.T)
+        square += pilot.square
+        square += np.square(limit).sum(1)
+        weight *= square
+        upper *= square
+        table[..., -1] = on_nodes(weight, upper)
+        heaped = count.sum(0).cumsum(0)
+        lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
+        each = np.bincount(pilot.part, minlength=PARTS).astype(float)
+        table, limits = table.reshape(*count.shape[:2], -1), pilot.middle + limit
+        made = cls(points(n, lightest), each, node, count, table, pull, limits, matmul, shift=limit)
+        return made, np.log(mean)
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
         """What `PilotErrors` holds, one below the other: (1 or 2, 27, m, sizes), the second beside the atom.
@@ -199,55 +251,63 @@ class Gathered:
         """
         xp, s, tokens = self.xp, self.send(self.s[:, None]), float(self.tokens.sum())
         at = s * self.node
-        e = xp.exp(-at)
+        lost = xp.expm1(-at)
+        e = 1 + lost
         # Over the tokens of each part, e = e^{−sW}: sums of 1 − e, which is small where it matters how large it is; of
-        # W d e, W e and W |d|² e, and of the same with one more W.
-        gone = self.matmul(-xp.expm1(-at), self.count)
-        sums = self._product((e, self.node * e), self.table).reshape(PARTS, 2, len(s), len(self.limit), -1)
-        shares = CHOICES / (CHOICES @ self.tokens)[:, None]
+        # s W c e, s W e and s W |d|² e, and of the same with one more s W. Where s is small e − 1 takes the place of e:
+        # it makes no difference about a limit, and nothing is left that cancels.
+        gone = self.matmul(-lost, self.count)
+        sums = self._product((s * xp.where(s < 1, lost, e), s * at * e), self.table)
+        drawn = self._with_replacement(n, s, gone, sums.reshape(PARTS, 2, len(s), len(self.limit), -1), atom)
         repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * tokens) & (n < tokens))
-        # One choice or size at a time stays in a processor's cache; a device is idle between small steps.
-        choices, several = (shares[:, None], 1) if xp is np else (shares[None], max(1, len(repeated)))
-        drawn = [self._with_replacement(n, s, self.send(share), gone, sums, atom) for share in choices]
+        # One size at a time stays in a processor's cache; a device is idle between small steps.
+        several = 1 if xp is np else max(1, len(repeated))
         table, count, gone = (part.sum(0) for part in (self.table, self.count, gone / tokens))
-        found: list[Any] = []
-        for error, output in (map(xp.concatenate, zip(*way, strict=True)) for way in zip(*drawn, strict=True)):
-            first = 1.0 * error[0]  # a copy
-            for which in repeated.reshape(-1, several):
-                # Where some query's samples may have no token left; looking would wait for a device.
-                kept = (n[which] * gone < 40).any(1) & (self.s > NEAR / n[which]) if xp is np else slice(None)
-                own = self._without_replacement(n[which], s[kept], self.s[kept], table, count, atom if found else None)
-                first[:, self.send(which)] = own
-            found.append(xp.concatenate((first[None], output[:1], error, output[1:])))
-        return xp.stack(found)
+        firsts = [1.0 * error[0] for error, _ in drawn]  # copies
+        for which in repeated.reshape(-1, several):
+            # Where some query's samples may have no token left; looking would wait for a device.
+            kept = (n[which] * gone < 40).any(1) & (self.s > NEAR / n[which]) if xp is np else slice(None)
+            own = self._without_replacement(n[which], s[kept], self.s[kept], table, count, atom)
+            for first, found in zip(firsts, own, strict=True):
+                first[:, self.send(which)] = found
+        both = zip(firsts, drawn, strict=True)
+        return xp.stack([xp.concatenate((first[None], out[:1], error, out[1:])) for first, (error, out) in both])
 
     def _product(self, factors: tuple[Any, ...], table: Any) -> Any:
-        """Factors (..., K), one below the other, times a table, in single precision."""
-        rows = self.xp.stack(factors).reshape(-1, len(self.node))
-        return self.xp.asarray(self.matmul(self.xp.asarray(rows, dtype=self.xp.float32), table), dtype=self.xp.float64)
+        """Factors (..., K), one below the other, times a table, in its precision."""
+        rows = self.xp.asarray(self.xp.stack(factors).reshape(-1, len(self.node)), dtype=self.table.dtype)
+        return self._held(self.matmul(rows, table))
+
+    def _held(self, array: Any) -> Any:
+        """In the table's precision on a processor, whose caches hold more numbers that are single."""
+        return self.xp.asarray(array, dtype=self.table.dtype if self.xp is np else self.xp.float64)
 
     def _with_replacement(
-        self, n: Array, s: Any, share: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
+        self, n: Array, s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
     ) -> list[tuple[Any, Any]]:
-        """The integral for draws from c choices of parts, and the squares of their outputs: (c, m, sizes) each.
+        """The integral for draws from each choice of parts, and the squares of their outputs: (c, m, sizes) each.
 
-        Without an atom, and beside it; shares (c, parts) are of the mean over a choice's tokens.
+        Without an atom, and beside it. Sums are (parts, 2, S, m, v + 2).
         """
         xp, size = self.xp, self.send(n)
-        gone, sums, pull = (
-            self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:]) for part in (gone, sums, self.pull)
+        shares = self.send(CHOICES / (CHOICES @ self.tokens)[:, None])  # (c, parts), of the mean over a choice's tokens
+        gone, pull, sums = (
+            self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:])
+            for share, part in ((shares, gone), (shares, self.pull), (self._held(shares), sums))
         )
         once, twice, mass = sums[:, 0], sums[:, 1], pull[..., -1].clip(1e-300)
         centre = pull[..., :-1] / mass[..., None]  # their own limit: all that follows is about it
-        b1, c2, b2, left = once[..., -2], twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
-        a1 = once[..., :-2] - centre[:, None] * b1[..., None]
-        a2 = twice[..., -1] - 2 * self._dot(c2, centre) + (centre**2).sum(-1)[:, None] * b2
-        # (1 − q)^{n−2} s², for every size, of which the integral is a sum with these factors.
-        kept = xp.exp((size[:, None, None] - 2) * xp.log(left)[:, None] + 2 * xp.log(s)) * STEP
-        near, limit = (a1**2).sum(-1), self.limit + centre
+        about, c2, b2, left = self._held(centre + self.shift), twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
+        a1 = once[..., :-2] - about[:, None] * once[..., -2:-1]
+        b1 = once[..., -2] + s * (s < 1) * mass[:, None]
+        moved = ((centre + 2 * self.shift) * centre).sum(-1)[:, None]  # d is about the limit of the whole, c is not
+        a2 = twice[..., -1] - 2 * self._dot(c2, centre) + moved * b2
+        # (1 − q)^{n−2} for every size, of which the integral is a sum with these factors.
+        kept = xp.exp((size[:, None] - 2) * xp.log(left).swapaxes(1, 2)[:, :, None]) * STEP
+        near, limit = self._dot(a1, a1), self.limit + centre
 
         def integral(*factors: Any) -> Any:
-            return xp.einsum("cnsm,fcsm->fcmn", kept, xp.stack(factors))
+            return xp.moveaxis(xp.matmul(kept, xp.stack(factors, -1).swapaxes(1, 2)), -1, 0)
 
         alone, pairs = integral(a2 * left, near)
         outputs = xp.broadcast_to((limit**2).sum(-1)[..., None], alone.shape)
@@ -258,10 +318,10 @@ class Gathered:
             both = weight[:, None] + size * mass[..., None]
             lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g is so far from the limit to the atom
             far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
-            across = self._dot(c2, own) - (centre * own).sum(-1)[:, None] * b2
+            across = self._dot(c2, own) - ((centre + self.shift) * own).sum(-1)[:, None] * b2
             alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
-                *(part * e * left for part in (a2, b2, across, along, b1)),
-                *(part * e for part in (near, b1**2, b1 * along, left**2)),
+                *(part * e * left for part in (a2, b2, across, s * along, s * b1)),
+                *(part * e for part in (near, b1**2, b1 * along, (s * left) ** 2)),
             )
             pull = weight[:, None] * rest  # of the atom on what is about g
             error = size * (alone + lam**2 * far * b2_left - 2 * lam * across)
@@ -272,31 +332,39 @@ class Gathered:
         return found
 
     def _dot(self, rows: Any, vector: Any) -> Any:
-        """Products of rows (c, S, m, v) and vectors (c, m, v) of every query."""
-        return self.xp.einsum("csmv,cmv->csm", rows, vector)
+        """Products of rows (c, S, m, v) with others, or with vectors (c, m, v) of every query."""
+        return self.xp.einsum("csmv,csmv->csm" if vector.ndim == 4 else "csmv,cmv->csm", rows, self._held(vector))
 
     def _without_replacement(
         self, n: Array, s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
-    ) -> Any:
-        """The integral at some points for draws of n without replacement from all of it over 1 − n/M, (m, sizes)."""
+    ) -> list[Any]:
+        """The integral at some points for draws of n without replacement from all of it over 1 − n/M, (m, sizes).
+
+        Without an atom, and beside it.
+        """
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
-        each = self.send(points**2 * (points > NEAR / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
-        e, p = xp.exp(-s * self.node), size / tokens
-        f = 1 - p * (1 - e)  # (sizes, S, K)
-        share = e / f
-        rest = 1 - p * share
-        factors = (share, self.node * share * rest) + (share * rest,) * (atom is not None)
+        each = self.send((points > NEAR / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
+        lost, p = xp.expm1(-s * self.node), size / tokens
+        f = 1 + p * lost  # (sizes, S, K)
+        share = s * p * (1 + lost) / f
+        rest = share * (1 - p * (1 + lost) / f)
+        factors = (share, s * self.node * rest) + (rest,) * (atom is not None)
         sums = self._product(factors, table).reshape(len(factors), len(n), len(s), len(self.limit), -1)
-        first, second, *drift = (p[..., None] * part for part in sums)
-        vector, spread, log = first[..., :-2], second[..., -1], self.matmul(xp.log(f), count)
+        vectors = sums[..., :-2] - self._held(self.shift) * sums[..., -2:-1]
+        square, log = sums[1, ..., -1], self.matmul(xp.log(f), count)
+
+        def integral(vector: Any, spread: Any, log: Any) -> Any:
+            return (each * xp.exp(log) * (self._dot(vector, vector) + spread)).sum(1).clip(0).T
+
+        found = [integral(vectors[0], square, log)]
         if atom is not None:
             weight, away = atom[0], atom[1] - self.limit
             lam = weight / (weight + size)  # the pilot's own mass is n and its pull 0
-            g, far = lam[..., None] * away, lam**2 * (away**2).sum(1)
-            vector = (weight * size / (weight + size))[..., None] * away + vector - g * first[..., -2:-1]
-            spread = spread - 2 * (second[..., :-2] * g).sum(-1) + far * second[..., -2]
+            g = self._held(lam[..., None] * away)
+            vector, drift = (vectors[k] - g * sums[k, ..., -2:-1] for k in (0, 2))
+            vector = vector + self._held((s * size * lam)[..., None] * away)
+            square = square - 2 * self._dot(vectors[1], g[:, 0]) + lam**2 * (away**2).sum(1) * sums[1, ..., -2]
             # How many tokens are kept matters beside an atom, and does not vary: take its part out.
-            varied = self.matmul(p * share * rest, count).clip(1e-300)
-            spread = spread - ((drift[0][..., :-2] - g * drift[0][..., -2:-1]) ** 2).sum(-1) / varied
-            log = log - s * weight
-        return (each * xp.exp(log) * ((vector**2).sum(-1) + spread)).sum(1).clip(0).T
+            varied = self.matmul(rest / s, count).clip(1e-300)
+            found.append(integral(vector, square - self._dot(drift, drift) / varied, log - s * weight))
+        return found
