@@ -42,7 +42,7 @@ def collectors_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on as on a GPU: all heads together, and no arrays inside."""
     monkeypatch.setattr(diagnostics, "_heads_at_once", lambda collector: 1000)
-    for module in (diagnostics, geometry):
+    for module in (diagnostics, tails):
         monkeypatch.setattr(module, "native", lambda tensor: tensor)
 
 

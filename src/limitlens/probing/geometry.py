@@ -10,7 +10,7 @@ from torch import Tensor
 
 from limitlens.curves.estimators import norm_by_squaring
 from limitlens.errors import Array
-from limitlens.lazily import beside, copied, native
+from limitlens.lazily import beside, copied
 from limitlens.probing.collect import Collector
 from limitlens.statistics.tails import TailReport, tails_of
 
@@ -94,4 +94,4 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
     rows = store.index_select(0, beside(store, slots)).flatten(1).double()
     known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
     leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
-    return tails_of(native(rows @ leading)), tokens
+    return tails_of(rows @ leading), tokens

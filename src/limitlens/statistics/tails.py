@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import beside, copied, library, pd
+from limitlens.lazily import beside, copied, library, native, pd
 from limitlens.outcome import Outcome
 from limitlens.record import Run
 from limitlens.report.view import SHADES, Cell, Table, View, cells, points
@@ -204,7 +204,8 @@ def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> Ta
     if units.shape[1] != rank or not (lengths > 0).all():
         raise InputError(f"directions have shape {units.shape}; expected non-zero rows of length {rank}")
     tilts = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
-    measured = _log_moment_excess(white @ beside(x, (units / lengths).T), tilts)
+    projections = beside(x, units / lengths) @ white.T
+    measured = _log_moment_excess(projections if library(x) is np else native(projections), tilts)
     excess, stderr, squares = copied(*measured, (white * white).sum(1))
     gaussian = rank * (rank + 2)
     # A Gaussian sample whitened by itself has the mean d(d+2)(n-1)/(n+1) and the variance 8d(d+2)/n.
@@ -254,23 +255,23 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 
 
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
-    """K̂(s)/(s²/2) - 1 and its standard error for projections (n, directions) at lengths s: (directions, points)."""
-    lib, excess, stderr = library(projections), [], []
-    squares = projections * projections
-    step = len(s) if lib is not np else 1  # one length at a time on a CPU
-    for start in range(0, len(s), step):
-        length = beside(projections, s[start : start + step, None, None])
-        scores = length * projections  # (step, n, directions)
-        top = lib.amax(scores, 1)[:, None]
+    """K̂(s)/(s²/2) - 1 and its standard error for projections (directions, n) at lengths s: (directions, points)."""
+    lib, (directions, n) = library(projections), projections.shape
+    length, excess, stderr = beside(projections, s[:, None]), [], []
+    curve = length[:, 0] * length[:, 0] / 2
+    step = directions if lib is not np else max(1, _IN_CACHE // n)  # a few directions at a time on a CPU
+    for start in range(0, directions, step):
+        some = projections[start : start + step, None]
+        scores = length * some  # (step, points, n)
+        top = lib.amax(scores, -1)[..., None]
         weights = lib.exp(scores - top)
-        mean = weights.mean(1)[:, None]
+        mean = weights.mean(-1)[..., None]
         weights /= mean
-        slope = (weights * projections).mean(1)[:, None]  # K̂'(s)
+        slope = (weights * some).mean(-1)[..., None]  # K̂'(s)
         # Whitening with the sample's own mean and variance takes out their noise: that is the influence left.
         influence = weights - scores
-        influence -= (length / 2 * slope) * squares
-        influence -= influence.mean(1)[:, None]
-        curve = length * length / 2
-        excess.append(((lib.log(mean) + top) / curve - 1.0)[:, 0])
-        stderr.append(lib.sqrt((influence * influence).mean(1)) / len(projections) ** 0.5 / curve[:, 0])
-    return lib.concatenate(excess).T, lib.concatenate(stderr).T
+        influence -= (length / 2 * slope) * (some * some)
+        influence -= influence.mean(-1)[..., None]
+        excess.append((lib.log(mean) + top)[..., 0] / curve - 1.0)
+        stderr.append(lib.sqrt((influence * influence).mean(-1)) / n**0.5 / curve)
+    return lib.concatenate(excess), lib.concatenate(stderr)

@@ -215,7 +215,7 @@ class Gathered:
             upward = np.bincount(at.ravel(), above.ravel(), rows)
             found = np.bincount(at.ravel(), None if whole is None else whole.ravel(), rows) - upward
             found[queries:] += upward[:-queries]
-            return found.reshape(PARTS, -1, queries)
+            return np.asarray(found, np.float64).reshape(PARTS, -1, queries)
 
         count = on_nodes(None, upper)
         upper *= weight
@@ -303,11 +303,11 @@ class Gathered:
         moved = ((centre + 2 * self.shift) * centre).sum(-1)[:, None]  # d is about the limit of the whole, c is not
         a2 = twice[..., -1] - 2 * self._dot(c2, centre) + moved * b2
         # (1 − q)^{n−2} for every size, of which the integral is a sum with these factors.
-        kept = xp.exp((size[:, None] - 2) * xp.log(left).swapaxes(1, 2)[:, :, None]) * STEP
+        kept = STEP * xp.exp(self._held((size[:, None] - 2) * xp.log(left).swapaxes(1, 2)[:, :, None]))
         near, limit = self._dot(a1, a1), self.limit + centre
 
         def integral(*factors: Any) -> Any:
-            return xp.moveaxis(xp.matmul(kept, xp.stack(factors, -1).swapaxes(1, 2)), -1, 0)
+            return xp.moveaxis(xp.matmul(kept, self._held(xp.stack(factors, -1)).swapaxes(1, 2)), -1, 0)
 
         alone, pairs = integral(a2 * left, near)
         outputs = xp.broadcast_to((limit**2).sum(-1)[..., None], alone.shape)
