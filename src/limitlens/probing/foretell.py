@@ -58,9 +58,7 @@ def foretell(
         values = np.asarray(value[:, pair].double().cpu())
         return list(foreseen(pilot_errors(np.asarray(scores), values, wanted, atom, **given)))  # type: ignore[arg-type]
 
-    if (
-        key.device.type == "cpu" or missing() is not None
-    ):  # heads that share keys together: what they need stays in cache
+    if key.device.type == "cpu" or missing() is not None:  # heads that share keys together: what they need is in cache
         return list(chain.from_iterable(workers(of, range(shared))))
     at_once = together(layer, key, value, wanted, chosen, quarters)
     return [one for found in at_once for one in foreseen(found)]

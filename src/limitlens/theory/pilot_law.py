@@ -113,13 +113,9 @@ def pilot_errors(
     for start in range(0, len(raw), AT_ONCE):
         some = slice(start, start + AT_ONCE)
         logs = columns[:, some] - tops[some]
-        unseen = np.isneginf(logs)
-        np.maximum(logs, -LIGHTEST, out=logs)
-        logs[unseen] = -np.inf
+        logs = np.where(np.isneginf(logs), logs, np.maximum(logs, -LIGHTEST))
         gathered, level = Gathered.of(logs, pilot, n, matmul, bags)
-        own = None
-        if atom is not None:
-            own = (np.exp(np.minimum(atom[0][some] - tops[some] - level, HEAVIEST)), atom[1][some])
+        own = atom and (np.exp(np.minimum(atom[0][some] - tops[some] - level, HEAVIEST)), atom[1][some])
         found.append(gathered.errors(n, own))
     return tuple(PilotErrors.of(told) for told in np.concatenate(found, 2))
 
@@ -200,12 +196,8 @@ class Gathered:
         low, high = logs.min(), logs.max()
         node, first = nodes(low if np.isfinite(low) else logs[np.isfinite(logs)].min(), high)
         over, rows = np.concatenate(([0.0], 1 / node[1:])), PARTS * len(node) * queries
-        logs -= first
-        logs *= 1 / GAP
-        at = np.maximum(logs, 0, out=logs).astype(np.int64)
-        upper = weight * over.take(at)
-        upper -= 1
-        np.maximum(upper, 0, out=upper)
+        at = np.maximum((logs - first) * (1 / GAP), 0, out=logs).astype(np.int64)
+        upper = np.maximum(weight * over.take(at) - 1, 0, out=logs)
         upper *= 1 / np.expm1(GAP)
         at *= queries
         at += (pilot.part * (len(node) * queries))[:, None] + np.arange(queries)
@@ -232,11 +224,8 @@ class Gathered:
         pull[..., :-1] -= pull[..., -1:] * limit
         # Of a token that holds all of the mass |d|² is so small that single precision would lose it.
         square = matmul(pilot.about, -2 * limit.T)
-        square += pilot.square
-        square += np.square(limit).sum(1)
-        weight *= square
-        upper *= square
-        table[..., -1] = on_nodes(weight, upper)
+        square += pilot.square + np.square(limit).sum(1)
+        table[..., -1] = on_nodes(weight * square, upper * square)
         heaped = count.sum(0).cumsum(0)
         lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
         each = np.bincount(pilot.part, minlength=PARTS).astype(float)
