@@ -145,7 +145,9 @@ def attend_jobs(
     }
     whole = torch.logsumexp(found["lse"], 0)
     share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # over no keys all are −inf
-    output = (share[..., None] * found["output"][..., :v]).sum(0)
+    output = torch.zeros_like(found["output"][0, ..., :v])
+    for own, part in zip(share, found["output"], strict=True):  # one by one: nothing as large as all of them is made
+        output.addcmul_(own[..., None], part[..., :v])
     if not more:
         return Found(whole, output)
     peak, best = found["peak"].max(0)
