@@ -179,8 +179,9 @@ def _views(
             for way, (atom, limits) in enumerate(seen):
                 limit = limits[sizes] if len(limits) > 1 else limits
                 limit = limit[:, part] if limit.shape[1] > 1 else limit
-                difference = (sample if atom is None else sample.merge(atom)).output - limit
-                errors[way, :, :, part, sizes] = (squares(difference) @ member).permute(2, 3, 1, 0)
+                # Single from here on: its rounding is to the errors what it is to the numbers themselves.
+                difference = ((sample if atom is None else sample.merge(atom)).output - limit).float()
+                errors[way, :, :, part, sizes] = (squares(difference).double() @ member).permute(2, 3, 1, 0)
                 if atom is None:
                     moments.add(part, sizes, difference)
     found = []

@@ -78,13 +78,13 @@ class OutputMoments:
         self.found = limit.new_empty(2, len(self.limit), len(counts), replicates, sizes, dtype=torch.float64)
         self.pairs = m**2 - int(np.square(counts).sum())
         self.member = members(clusters, limit.device).float()
-        # (m,): the row of each query's D where every cluster has s rows, as many as the largest, and then s of H
+        # (m,): the row of each query's D where every cluster has s rows, as many as the largest, and then s of Γ
         self.most = int(counts.max())
         order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
         rows = np.empty(m, np.int64)
         rows[order] = 2 * self.most * clusters[order] + np.arange(m) - first[clusters[order]]
         self.rows = sent(rows, limit.device)
-        self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C · 2 s, v): what is not written stays 0
+        self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C, 2 s, v): what is not written stays 0
 
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
         """Take in Γ_n − Γ (s, r, ..., G · m, v) of these sizes and replicates."""
@@ -120,12 +120,18 @@ class OutputMoments:
         whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
         clusters = self.member.shape[1]
         if len(self.stacked) < len(D):
-            self.stacked = D.new_zeros(len(D), clusters * 2 * self.most, D.shape[-1])
-        stacked = self.stacked[: len(D)].index_copy_(1, self.rows, D).index_copy_(1, self.rows + self.most, H)
-        rows = stacked.reshape(len(D), clusters, 2 * self.most, -1)
-        gram = (rows @ rows.mT).reshape(len(D), clusters, 2, self.most, 2, self.most)
-        (DD, DH), HH = gram[:, :, 0].unbind(3), gram[:, :, 1, :, 1]
-        inner = (DD * HH + DH * DH.mT).sum((-1, -2))
+            self.stacked = D.new_zeros(len(D), clusters, 2 * self.most, D.shape[-1])
+            limits = self.centred.expand(len(D) // len(self.limit), *self.limit.shape).flatten(0, 1)
+            self.stacked.flatten(1, 2).index_copy_(1, self.rows + self.most, limits)
+            limits = self.stacked[: len(self.limit), :, self.most :]
+            self.gram = limits @ limits.mT  # (G, C, s, s) of the limits alone, whose products are always the same
+        stacked = self.stacked[: len(D)]
+        stacked.flatten(1, 2).index_copy_(1, self.rows, D)
+        # Products of D with D and with H, and of H with H, where H = Γ + D/2.
+        DD, DG = (stacked[:, :, : self.most] @ stacked.mT).split(self.most, -1)
+        DH = DG + DD / 2
+        HH = (DH + DG.mT).div_(2).unflatten(0, (-1, len(self.limit))) + self.gram
+        inner = (DD * HH.flatten(0, 1) + DH * DH.mT).sum((-1, -2))
         found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
         return 2 * shares - shares.mean(-1, keepdim=True)
