@@ -128,7 +128,8 @@ class OutputMoments:
         stacked = self.stacked[: len(D)]
         stacked.flatten(1, 2).index_copy_(1, self.rows, D)
         # Products of D with D and with H, and of H with H, where H = Γ + D/2.
-        DD, DG = (stacked[:, :, : self.most] @ stacked.mT).split(self.most, -1)
+        product = stacked[:, :, : self.most] @ stacked.mT
+        DD, DG = product[..., : self.most], product[..., self.most :]
         DH = DG + DD / 2
         HH = (DH + DG.mT).div_(2).unflatten(0, (-1, len(self.limit))) + self.gram
         inner = (DD * HH.flatten(0, 1) + DH * DH.mT).sum((-1, -2))
