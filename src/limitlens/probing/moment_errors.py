@@ -131,7 +131,7 @@ class OutputMoments:
         product = stacked[:, :, : self.most] @ stacked.mT
         DD, DG = product[..., : self.most], product[..., self.most :]
         DH = DG + DD / 2
-        HH = (DH + DG.mT).div_(2).unflatten(0, (-1, len(self.limit))) + self.gram
+        HH = (DH + DG.mT).div_(2).reshape(-1, *self.gram.shape) + self.gram
         inner = (DD * HH.flatten(0, 1) + DH * DH.mT).sum((-1, -2))
         found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
