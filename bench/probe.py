@@ -70,7 +70,7 @@ def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str
         f"{name}: {len(run.records)} heads, {run.tokens:,} pooled tokens, {run.replicates} replicates, "
         f"n = {sizes}: bare forward {', '.join(f'{seconds:.1f}' for seconds, _ in bare)} s, "
         f"probe {', '.join(f'{seconds:.1f}' for seconds, _ in probes)} s, "
-        f"median ratio {np.median(ratios, 0)[0]:.2f} (wanted {WANTED}), of processor time {np.median(ratios, 0)[1]:.2f}",
+        f"median ratio {np.median(ratios, 0)[0]:.2f} (wanted {WANTED}), of the processor {np.median(ratios, 0)[1]:.2f}",
         flush=True,
     )
     return {
