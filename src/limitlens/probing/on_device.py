@@ -52,20 +52,9 @@ class DeviceCells:
             n, heads, d = given.shape
             own = given if given.stride()[1:] == (d, 1) else given.contiguous()
             programs.put[(-(-(n + len(special)) // ROWS), heads)](
-                own,
-                store,
-                size,
-                rows,
-                special,
-                n,
-                len(special),
-                base,
-                heads,
-                d,
-                own.stride(0),
-                1 << (d - 1).bit_length(),
-                ROWS,
-            )
+                own, store, size, rows, special, n, len(special), base, heads, d, own.stride(0),
+                1 << (d - 1).bit_length(), ROWS,
+            )  # fmt: skip
 
     def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand (cells, 3), and for that of the special tokens.
