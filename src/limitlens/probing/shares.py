@@ -7,7 +7,7 @@ one process would, and returns the sum as plain tensors; the driver, which deals
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
@@ -44,8 +44,8 @@ class _Sent(Windows):
     def __init__(self, ids: Tensor, like: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self.ids, (self.prefix, self.suffix), (self.count, self.length) = ids.numpy(), like, ids.shape
 
-    def __getitem__(self, index: int) -> NDArray[np.int32]:
-        return np.asarray(self.ids[index])
+    def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:
+        return np.asarray(self.ids[list(indices)])
 
 
 class _Dealt(Deck):
