@@ -215,10 +215,10 @@ def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_second_signal_stops_at_once() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with held_interrupt() as interrupt:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert interrupt.asked
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -243,7 +243,7 @@ def test_the_command_goes_on_after_a_signal(
 
     @contextmanager
     def press(title: str, quiet: bool, unit: str = "") -> Any:
-        yield lambda done, total: os.kill(os.getpid(), number) if done == 3 else None
+        yield lambda done, total: signal.raise_signal(number) if done == 3 else None
 
     with monkeypatch.context() as patched:
         patched.setattr(command.common, "progress", press)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,7 +137,7 @@ def test_ctrl_c_saves_the_work_so_far(
 ) -> None:
     @contextmanager
     def press(title: str, quiet: bool, unit: str) -> Iterator[Any]:
-        yield lambda done, total: os.kill(os.getpid(), signal.SIGINT) if 0.7 < done / total < 0.9 else None
+        yield lambda done, total: signal.raise_signal(signal.SIGINT) if 0.7 < done / total < 0.9 else None
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(command.common, "progress", press)

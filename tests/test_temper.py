@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -234,7 +233,7 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     def interrupting(line: str) -> None:
         seen.append(line)
         if line.startswith("per_head step 1"):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     found = temper(decoder(), TO, text(), far=(0.0,), documents=2, steps=3, told=interrupting)
     assert found.interrupted
@@ -247,7 +246,7 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
 def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
     def interrupting(done: float, total: float) -> None:
         if done == total - 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     found = temper(decoder(), TO, text(), text(6), far=(), documents=2, steps=1, progress=interrupting)
     assert found.interrupted
