@@ -248,7 +248,11 @@ def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
         if done == total - 1:
             signal.raise_signal(signal.SIGINT)
 
-    found = temper(decoder(), TO, text(), text(6), far=(), documents=2, steps=1, progress=interrupting)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
+    try:
+        found = temper(decoder(), TO, text(), text(6), far=(), documents=2, steps=1, progress=interrupting)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert found.interrupted
     assert {name: len(axes["yarn"].plain) for name, axes in found.by_document.items()} == {"fitted": 1, "other": 1}
     assert found.winners == []  # one document has no error bar
