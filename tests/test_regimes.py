@@ -7,7 +7,7 @@ import pytest
 
 from limitlens.errors import Array, InputError
 from limitlens.heads.regimes import Regime, Thresholds, classify, effective_growth
-from limitlens.probing.sinks import dilution_length, sink_share
+from limitlens.heads.sinks import dilution_length, sink_share
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 

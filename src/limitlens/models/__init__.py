@@ -9,11 +9,11 @@ from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 from limitlens.models.found import found_again
 from limitlens.models.intervene import intervene
-from limitlens.models.projections import Projections, agreed, projections, projector
+from limitlens.models.projections import Projections, projections, projector
 from limitlens.models.relay import Captured
 from limitlens.models.windows import Windows, choose
 
 __all__ = [
-    "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "agreed", "capture",
+    "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "capture",
     "choose", "found_again", "intervene", "load", "open_corpus", "projections", "projector",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import Tensor, nn
 
     from limitlens.models.relay import Captured
@@ -32,13 +31,21 @@ class Projections:
     key_bias: Tensor | None
     rotary: bool  # queries and keys are rotated after the projection: weights give the geometry before
 
-    def factor(self, captured: Captured) -> float | None:
-        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, or None where there is none."""
-        ratios = self.ratios(captured)
-        return None if ratios is None else agreed(ratios.tolist(), captured.key.dtype)
+    def factor(self, ratios: Tensor | None) -> float | None:
+        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, the product of both `ratios`.
+
+        None where there is none: weights do not fit, or one of them is many.
+        """
+        import torch
+
+        if ratios is None:
+            return None
+        (query, away), (key, farther) = ratios.tolist()
+        tolerance = 100 * torch.finfo(self.key.dtype).eps
+        return float(query * key) if away < tolerance and farther < tolerance else None
 
     def ratios(self, captured: Captured) -> Tensor | None:
-        """What `agreed` makes that constant of, (2, 2), where the captured layer is; None where weights do not fit it.
+        """What `factor` reads, (2, 2), where the captured layer is; None where weights do not fit it.
 
         A rotation keeps norms, while a rescaling after the projection (some models scale their queries, some stretch
         both to reach longer contexts) multiplies them by one number and a normalisation by many. So the norms of the
@@ -61,15 +68,6 @@ class Projections:
             median = ratios.median()
             found.append(torch.stack((median, (ratios / median - 1).abs().max())))
         return torch.stack(found)
-
-
-def agreed(ratios: list[list[float]], dtype: torch.dtype) -> float | None:
-    """The product of both ratios of `Projections.ratios`, as numbers of this type tell it; None where one is many."""
-    import torch
-
-    (query, away), (key, farther) = ratios
-    tolerance = 100 * torch.finfo(dtype).eps
-    return query * key if away < tolerance and farther < tolerance else None
 
 
 def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:

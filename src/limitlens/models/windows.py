@@ -106,7 +106,7 @@ class Windows:
         """The windows of the given indices, or all, as tensors of token ids of shape (at most size, length), int64."""
         order: Sequence[int] = range(self.count) if indices is None else list(indices)
         for start in range(0, len(order), size):
-            yield torch.from_numpy(self._read(order[start : start + size]).astype(np.int64))
+            yield torch.from_numpy(self.read(order[start : start + size]).astype(np.int64))
 
     def __len__(self) -> int:
         return self.count
@@ -115,10 +115,10 @@ class Windows:
         """The token ids of one window, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        row: NDArray[np.int32] = self._read([index])[0]
+        row: NDArray[np.int32] = self.read([index])[0]
         return row
 
-    def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:
+    def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
         """The token ids of windows, (indices, length)."""
         rows = np.empty((len(indices), self.length), _ID)
         begin, end = len(self.prefix), self.length - len(self.suffix)

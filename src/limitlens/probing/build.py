@@ -15,6 +15,7 @@ from limitlens.curves.foresight import Foresight
 from limitlens.errors import Array
 from limitlens.heads.record import HeadRecord, Sink
 from limitlens.heads.regimes import Thresholds, classify, resampled
+from limitlens.heads.sinks import dilution_length, sink_share
 from limitlens.lazily import copied, sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
@@ -24,7 +25,6 @@ from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.moment_errors import CLEAR
 from limitlens.probing.pilot import Layer
-from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
 from limitlens.theory.pilot_law import QUARTERS
 

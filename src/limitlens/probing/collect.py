@@ -56,13 +56,15 @@ class Collector:
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
         if not self.states:
             self.prepare(key, value, hidden)
-        work: dict[str, Callable[[], None]] = {
-            "put keys": lambda: _copy_rows(self.stores[0], part.rows, key),
-            "put values": lambda: _copy_rows(self.stores[1], part.rows, value),
-            "special": lambda: self._mark(key, value, special),
-        }
+        work: dict[str, Callable[[], None]]
         if self.on_device is not None:
             work = {"put": partial(self._put, self.on_device, (key, value), part.rows, special)}
+        else:
+            work = {
+                "put keys": lambda: _copy_rows(self.stores[0], part.rows, key),
+                "put values": lambda: _copy_rows(self.stores[1], part.rows, value),
+                "special": lambda: self._mark(key, value, special),
+            }
         if part.counted:
             query = tokens_of(captured.query[:, :, positions])
             work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}

@@ -1,9 +1,9 @@
 """The pilot law of all heads of a layer at once on a device: tokens on nodes of weight, as in `theory.pilot_law`.
 
 On a CPU a sparse matrix for each query is fastest. Here tokens are sorted by weight, so that those of a few nodes lie
-side by side and one program adds them up (`probing.programs`): no two additions meet in one place, so that a pilot
-gives the same numbers again. Nodes are powers of e^GAP, whoever is gathered on them, so that a head is told the same
-alone and among others, to single precision. Points s go as far as one of the heads needs them.
+side by side and one program adds them up (`attention.kernels.programs`): no two additions meet in one place, so that a
+pilot gives the same numbers again. Nodes are powers of e^GAP, whoever is gathered on them, so that a head is told the
+same alone and among others, to single precision. Points s go as far as one of the heads needs them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.attention.kernels.split import padded, programs
 from limitlens.errors import Array, InputError
-from limitlens.lazily import Lazy, sent
+from limitlens.lazily import sent
 from limitlens.probing.pilot import Layer, scores_of
 from limitlens.theory import pilot_law as law
 from limitlens.theory.pilot_law import PARTS, Gathered, PilotErrors
-
-programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
 
 AT_ONCE = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
 NODES, BLOCK = 16, 32  # whose tokens a program adds up, so many at a time
@@ -98,9 +97,8 @@ def _on_nodes(
         [torch.searchsorted(place[:, span].contiguous(), asked, out_int32=True) + span.start for span in spans], 1
     )
     count, table = (above.new_empty(PARTS, nodes, rows, *own, dtype=torch.float32) for own in ((), (v + 2,)))
-    width = max(16, 1 << (v - 1).bit_length())
     programs.gather[(rows, PARTS, -(-nodes // NODES))](
         above, place, token, node, values, limit, begin, count, table, float(np.expm1(law.GAP)),
-        rows, rows // len(values), tokens, nodes, v, PARTS, NODES, width, BLOCK, num_warps=2,
+        rows, rows // len(values), tokens, nodes, v, PARTS, NODES, padded(v), BLOCK, num_warps=2,
     )  # fmt: skip
     return count, table

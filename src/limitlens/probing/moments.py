@@ -8,10 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from limitlens.attention.kernels.split import missing
-from limitlens.lazily import Lazy
-
-programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
+from limitlens.attention.kernels.split import missing, padded, programs
 
 CHUNK = 1024  # rows whose products are summed in float32
 BLOCK = 32  # and how many of them at a time on a device
@@ -62,10 +59,10 @@ class Moments:
         """The same by a program of its own."""
         n, heads, d = rows.shape
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        chunks, width = -(-n // CHUNK), max(16, 1 << (d - 1).bit_length())
+        chunks = -(-n // CHUNK)
         first, second = (self.shift.new_empty(chunks, heads, d, *own, dtype=torch.float32) for own in ((), (d,)))
         programs.products[(chunks, heads)](
-            rows, self.shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, width, BLOCK,
+            rows, self.shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, padded(d), BLOCK,
             num_warps=2, num_stages=3,
         )  # fmt: skip
         return first.sum(0, dtype=torch.float64), second.sum(0, dtype=torch.float64)

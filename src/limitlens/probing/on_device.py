@@ -14,10 +14,8 @@ from torch import Tensor
 
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.lazily import Lazy, sent
+from limitlens.lazily import sent
 from limitlens.sampling.placement import LEFT_OVER, Deck, Hand
-
-programs = Lazy("limitlens.probing.programs")  # triton is not everywhere
 
 ROWS = 128  # that a program puts
 
@@ -51,9 +49,9 @@ class DeviceCells:
         for store, given, size in zip(stores, tokens, self.sizes, strict=True):
             n, heads, d = given.shape
             own = given if given.stride()[1:] == (d, 1) else given.contiguous()
-            programs.put[(-(-(n + len(special)) // ROWS), heads)](
+            split.programs.put[(-(-(n + len(special)) // ROWS), heads)](
                 own, store, size, rows, special, n, len(special), base, heads, d, own.stride(0),
-                1 << (d - 1).bit_length(), ROWS,
+                split.padded(d), ROWS,
             )  # fmt: skip
 
     def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:

@@ -20,7 +20,7 @@ from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.lazily import sent
-from limitlens.models import Captured, Projections, Windows, agreed, capture, projector
+from limitlens.models import Captured, Projections, Windows, capture, projector
 from limitlens.models.catalog import LoadedModel
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
@@ -47,9 +47,7 @@ class Traits:
     @cached_property
     def factor(self) -> float | None:
         """That of `Projections.factor`; a device is waited for."""
-        if self.projections is None or self.ratios is None:
-            return None
-        return agreed(self.ratios.tolist(), self.projections.key.dtype)
+        return None if self.projections is None else self.projections.factor(self.ratios)
 
     @property
     def reason(self) -> str:

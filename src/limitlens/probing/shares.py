@@ -44,7 +44,7 @@ class _Sent(Windows):
     def __init__(self, ids: Tensor, like: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self.ids, (self.prefix, self.suffix), (self.count, self.length) = ids.numpy(), like, ids.shape
 
-    def _read(self, indices: Sequence[int]) -> NDArray[np.int32]:
+    def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
         return np.asarray(self.ids[list(indices)])
 
 
@@ -117,7 +117,7 @@ def gather(
         while not interrupt.asked and (some := list(islice(hands, at_once))):
             indices = pool.indices[start : start + at_once * pool.per_block]
             start += len(indices)
-            ids = torch.as_tensor(np.stack([pool.windows[index] for index in indices]))
+            ids = torch.from_numpy(pool.windows.read(indices.tolist()))
             given.append((ids.numel(), len(some), np.concatenate([hand.slots for hand in some])))
             yield ids, some
 

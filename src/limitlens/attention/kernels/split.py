@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from limitlens.lazily import Lazy
+
+programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first used; triton is not everywhere
 
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
@@ -33,7 +36,7 @@ LOG2E = math.log2(math.e)
 def missing() -> str | None:
     """Why this machine cannot run the kernel, in a sentence; None where it can."""
     try:
-        _programs()
+        _ = programs.forward
     except ImportError:
         return "triton is not installed: pip install triton for the fast one"
     return None
@@ -44,6 +47,11 @@ def unable(query: Tensor, value: Tensor) -> str | None:
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"heads are wider than {WIDEST} numbers"
     return "numbers are float64" if query.dtype == torch.float64 else missing()
+
+
+def padded(size: int) -> int:
+    """The sizes that programs know: powers of two, 16 at least."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,13 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
     The largest |number| of each B is their `size` where it is known, (B,) float32.
     """
     batch, n, d = rows.shape
-    width = max(16, 1 << (d - 1).bit_length())
+    width = padded(d)
     hi = torch.empty(batch, n, width, dtype=torch.float16, device=rows.device)
     lo = hi if whole else torch.empty_like(hi)
     unit = torch.ones(batch, dtype=torch.float32, device=rows.device)
     if n:
         block = max(1, 4096 // width)
-        programs, grid = _programs(), (-(-n // block), batch)
+        grid = (-(-n // block), batch)
         if size is None:
             size = torch.zeros_like(unit)
             programs.largest[grid](rows, size, n, *rows.stride(), d, width, block)
@@ -173,7 +181,7 @@ def _launch(
         strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
     bm, bn, warps, stages = _shape(max(dk, dv), m, short, more)
     grid = (-(-m // bm) * count,)
-    _programs().forward[grid](
+    programs.forward[grid](
         query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
         output, rows, where, m, key.hi.shape[1], count, *strides, parts, dk, dv, bm, bn, wide, bias is not None, more,
         SHIFT, num_warps=warps, num_stages=stages,
@@ -192,7 +200,7 @@ def _shape(width: int, m: int, short: bool, more: int) -> tuple[int, int, int, i
         bm, bn, warps, stages = 64, 64, 4, 3
     else:
         bm, bn, warps, stages = 128, 64 if short or width == 128 else 128, 8, 2 if width == 128 else 3
-    few = max(16, 1 << (m - 1).bit_length())  # no more rows than there are queries
+    few = padded(m)  # no more rows than there are queries
     return (bm, bn, warps, stages) if m > 64 else (min(bm, few), bn, 4, stages)
 
 
@@ -205,11 +213,3 @@ def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor
 def _rows(tensor: Tensor) -> Tensor:
     """(..., n, d) as (B, n, d)."""
     return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
-
-
-@cache
-def _programs() -> Any:
-    """The two programs, compiled when they are first used; ImportError without triton."""
-    from limitlens.attention.kernels import programs
-
-    return programs
