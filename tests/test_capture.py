@@ -69,6 +69,24 @@ def test_dense_attention_from_what_was_captured_is_the_models_own(name: str) -> 
 
 
 @pytest.mark.parametrize("name", TINY)
+def test_seeing_alone_ends_at_the_last_attention_and_sees_the_same(name: str) -> None:
+    tiny = TINY[name]
+    model, ids = tiny.model(), token_ids()
+    whole, states = captures(model, ids)
+    outputs, remove = watch_outputs(model, tiny.output)
+    found: list[Captured] = []
+    with capture(model, found.append) as see, torch.inference_mode():
+        see(input_ids=ids)
+        assert len(outputs) == LAYERS - 1  # the last layer makes nothing of what it saw
+        assert torch.equal(run(model, ids), states)
+    remove()
+    assert len(found) == 2 * LAYERS
+    for one, other in zip(found, 2 * whole, strict=True):
+        assert all(torch.equal(getattr(one, part), getattr(other, part)) for part in ("query", "key", "value"))
+    assert torch.equal(run(model, ids), states)
+
+
+@pytest.mark.parametrize("name", TINY)
 def test_every_layer_says_what_it_is(name: str) -> None:
     tiny = TINY[name]
     found, _ = captures(tiny.model(), token_ids())

@@ -137,10 +137,10 @@ def _heads(
         if progress is not None:
             progress(next(done), len(pilot.layers))
 
-    with capture(loaded.model, take):
+    with capture(loaded.model, take) as see:
         for ids in windows.batches(batch, keyed):
             seen += len(ids)
-            loaded.model(input_ids=ids.to(loaded.model.device))
+            see(input_ids=ids.to(loaded.model.device))
     return found
 
 

@@ -114,8 +114,8 @@ def attributions(
             places.extend((captured.layer, head) for head in range(len(layers[-1])) if which == 0)
 
         end = ids[which, keys:].to(texts).expand(contexts, -1)
-        with torch.inference_mode(), capture(loaded.model, take):
-            loaded.model(input_ids=torch.cat((texts, end), 1))
+        with torch.inference_mode(), capture(loaded.model, take) as see:
+            see(input_ids=torch.cat((texts, end), 1))
         return {"found": np.concatenate(layers)}
 
     found = Checkpoint().each({}, documents, document, progress=progress)["found"]

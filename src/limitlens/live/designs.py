@@ -77,8 +77,8 @@ def designs(
         layers[captured.layer] = _layer(captured, designs, counts, queries, seed)
         progress(len(layers), number)
 
-    with torch.inference_mode(), capture(loaded.model, take):
-        loaded.model(input_ids=ids.to(loaded.model.device))
+    with torch.inference_mode(), capture(loaded.model, take) as see:
+        see(input_ids=ids.to(loaded.model.device))
     squares, apart, floors, outputs, limits = (np.concatenate(part) for part in zip(*layers.values(), strict=True))
     return Designs(
         loaded.name, corpus, context, documents, queries, counts, tuple(designs),

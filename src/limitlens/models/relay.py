@@ -22,6 +22,7 @@ from limitlens.models.projections import query_projection
 
 Output = tuple[Tensor, Tensor | None]  # of a layer, (B, L, Hq, v), and its weights where the model gives them
 Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # told a call, and how to go on with a query
+See = Callable[..., None]  # runs the model on what it is given, as far as its last attention
 
 _PREFIX = "limitlens_"
 _serial = count()
@@ -69,8 +70,11 @@ class Captured:
 
 
 @contextmanager
-def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False) -> Iterator[None]:
+def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False) -> Iterator[See]:
     """Hand every call of every attention layer of `model` to `handle` within the block.
+
+    The block is given a function that runs the model where only these calls are wanted: it breaks off when the last
+    layer would go on, so that nothing is computed which no call can show.
 
     The calls come in the order of the layers, before the layer's output is computed; with `hidden` they hold the
     layer's input where its query projection is a known module. The model is put back as it was on leaving, whatever
@@ -121,7 +125,11 @@ def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hi
         if hidden:
             for hook in relay.watch_inputs():
                 undo.callback(hook.remove)
-        yield
+        yield relay.see
+
+
+class _Seen(Exception):
+    """The last layer was seen."""
 
 
 class _Relay:
@@ -134,6 +142,20 @@ class _Relay:
         self.running = False  # a forward of the model; attention outside one is a layer that is computed again
         self.seen: set[int] = set()
         self.inputs: dict[int, Tensor] = {}
+        self.only = False  # the calls are wanted, and not what the model makes of them
+        config = model.config.get_text_config()
+        types = enumerate(getattr(config, "layer_types", None) or ())
+        self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
+
+    def see(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model as far as its last attention."""
+        self.only = True
+        try:
+            self.model(*args, **kwargs)
+        except _Seen:
+            self.running = False
+        finally:
+            self.only = False
 
     def begin(self, *_: Any) -> None:
         """Before the model's forward."""
@@ -143,10 +165,7 @@ class _Relay:
     def end(self, *_: Any) -> None:
         """After the model's forward: a layer that was not captured is an error, never a gap in the results."""
         self.running = False
-        config = self.model.config.get_text_config()
-        types = enumerate(getattr(config, "layer_types", None) or ())
-        softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
-        missing = softmax - self.seen
+        missing = self.softmax - self.seen
         if missing or not self.seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
@@ -192,6 +211,8 @@ class _Relay:
         )
 
         def go_on(query: Tensor) -> Output:
+            if self.only and self.seen >= self.softmax:
+                raise _Seen
             if self.around is not None:
                 return self.around.attention(module, query, key, value, attention_mask, **kwargs)
             namespace, seeing = inspect.unwrap(type(module).forward).__globals__, attention_mask

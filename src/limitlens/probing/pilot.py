@@ -135,9 +135,9 @@ def run_pilot(
     A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
     """
     gather = _Gather(loaded, windows.length, indices, queries, seed, factor, precision)
-    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True):
+    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True) as see:
         for ids in windows.batches(batch, indices):
-            loaded.model(input_ids=ids.to(loaded.model.device))
+            see(input_ids=ids.to(loaded.model.device))
             gather.start += len(ids)
             report(ids.numel())
         pilot = gather.finish()

@@ -154,7 +154,7 @@ def stream(
         part, taken = own, set(before)
         marked = marks(len(ids))
         try:
-            loaded.model(input_ids=sent(ids.numpy(), device))
+            see(input_ids=sent(ids.numpy(), device))
         except torch.cuda.OutOfMemoryError:
             limit = halved(len(ids), "windows", warnings)
             forward(ids, own, frozenset(taken))
@@ -169,7 +169,7 @@ def stream(
             clock.attention += attending.seconds
             clock.model += time.perf_counter() - begun - attending.seconds
 
-    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True):
+    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as see:
         batches = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
         for ids, whole in zip(batches, parts, strict=True):
             forward(ids, whole)
