@@ -107,15 +107,16 @@ def pilot_errors(
     part = parts_of(len(v), quarters)
     order = np.argsort(part, kind="stable")  # so that what a part needs stays in cache
     pilot, columns, found = Tokens.of(v[order], part[order], raw.dtype), raw.T.take(order, 0), []
-    tops = columns.max(0).astype(np.float64)
+    tops = columns.max(0)
     if not np.isfinite(tops).all():
         raise InputError(UNSEEN)
+    hidden = np.isneginf(columns).any()
     for start in range(0, len(raw), AT_ONCE):
         some = slice(start, start + AT_ONCE)
         logs = columns[:, some] - tops[some]
-        logs = np.where(np.isneginf(logs), logs, np.maximum(logs, -LIGHTEST))
+        logs = np.maximum(logs, -LIGHTEST, where=~np.isneginf(logs) if hidden else True, out=logs)
         gathered, level = Gathered.of(logs, pilot, n, matmul, bags)
-        own = atom and (np.exp(np.minimum(atom[0][some] - tops[some] - level, HEAVIEST)), atom[1][some])
+        own = atom and (np.exp(np.minimum(atom[0][some] - (level + tops[some]), HEAVIEST)), atom[1][some])
         found.append(gathered.errors(n, own))
     return tuple(PilotErrors.of(told) for told in np.concatenate(found, 2))
 
@@ -190,12 +191,12 @@ class Gathered:
         """
         tokens, queries = logs.shape
         weight = np.exp(logs)
-        mean = weight.mean(0)
-        weight /= mean
-        logs -= np.log(mean)
+        mean = weight.mean(0, dtype=np.float64)
+        weight *= (1 / mean).astype(weight.dtype)
+        logs -= np.log(mean).astype(logs.dtype)
         low, high = logs.min(), logs.max()
         node, first = nodes(low if np.isfinite(low) else logs[np.isfinite(logs)].min(), high)
-        over, rows = np.concatenate(([0.0], 1 / node[1:])), PARTS * len(node) * queries
+        over, rows = np.concatenate(([0.0], 1 / node[1:])).astype(logs.dtype), PARTS * len(node) * queries
         at = np.maximum((logs - first) * (1 / GAP), 0, out=logs).astype(np.int64)
         upper = np.maximum(weight * over.take(at) - 1, 0, out=logs)
         upper *= 1 / np.expm1(GAP)

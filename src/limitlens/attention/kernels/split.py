@@ -179,12 +179,12 @@ def _launch(
     if bias is not None:
         bias = bias.contiguous() if bias.stride(2) != 1 else bias
         strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
-    bm, bn, warps, stages = _shape(max(dk, dv), m, short, more)
+    bm, bn, options = _shape(max(dk, dv), m, short, more, wide)
     grid = (-(-m // bm) * count,)
     programs.forward[grid](
         query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
         output, rows, where, m, key.hi.shape[1], count, *strides, parts, dk, dv, bm, bn, wide, bias is not None, more,
-        SHIFT, num_warps=warps, num_stages=stages,
+        SHIFT, **options,
     )  # fmt: skip
     natural = rows.double() / LOG2E
     found = {"lse": natural[0], "output": output}
@@ -192,16 +192,24 @@ def _launch(
     return found | ({"lse2": natural[2], "score": natural[3]} if more > 1 else {})
 
 
-def _shape(width: int, m: int, short: bool, more: int) -> tuple[int, int, int, int]:
-    """Queries and keys of a block, warps and stages, for a head size: what fits the shared memory and is fast."""
+def _shape(width: int, m: int, short: bool, more: int, wide: int) -> tuple[int, int, dict[str, int]]:
+    """Queries and keys of a block, and how it is compiled, for a head size: what fits the chip and is fast."""
+    registers = None
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
+    elif width == 64 and wide == 3 and m > 64:
+        # As many registers leave room for two blocks: one multiplies while the other takes its exponentials.
+        bm, bn, warps, stages, registers = 128, 64, 8, 2, 128
     elif more and (width <= 32 or (short and width == 64)):
         bm, bn, warps, stages = 64, 64, 4, 3
+    elif width <= 32 and not short and m > 64:
+        bm, bn, warps, stages, registers = 128, 128, 8, 2, 128
     else:
         bm, bn, warps, stages = 128, 64 if short or width == 128 else 128, 8, 2 if width == 128 else 3
-    few = padded(m)  # no more rows than there are queries
-    return (bm, bn, warps, stages) if m > 64 else (min(bm, few), bn, 4, stages)
+    if m <= 64:  # no more rows than there are queries
+        bm, warps = min(bm, padded(m)), 4
+    options = {"num_warps": warps, "num_stages": stages}
+    return bm, bn, options if registers is None else options | {"maxnreg": registers}
 
 
 def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:
