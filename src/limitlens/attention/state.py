@@ -12,7 +12,7 @@ of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,11 +97,24 @@ class Peak:
     @classmethod
     def of(cls, scores: Tensor, value: Tensor) -> Peak:
         """The peak of scores (..., m, n ≥ 1) over values (..., n, v); the first token wins a tie."""
-        # NumPy's argmax is eight times as fast as torch's on a CPU.
-        cpu = scores.device.type == "cpu"
-        place = (torch.from_numpy(scores.numpy().argmax(-1)) if cpu else scores.argmax(-1))[..., None]
-        values = value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1]))
-        return cls(scores.gather(-1, place)[..., 0], values)
+        return cls.among([(0, scores)], value)
+
+    @classmethod
+    def among(cls, parts: Iterable[tuple[int, Tensor]], value: Tensor) -> Peak:
+        """The same of scores that come in parts, each with the place of its first token."""
+        found: tuple[Tensor, Tensor] | None = None
+        for start, scores in parts:
+            # NumPy's argmax is eight times as fast as torch's on a CPU.
+            cpu = scores.device.type == "cpu"
+            place = (torch.from_numpy(scores.numpy().argmax(-1)) if cpu else scores.argmax(-1))[..., None]
+            own = scores.gather(-1, place), place + start
+            if found is not None:
+                better = own[0] > found[0]
+                own = torch.where(better, own[0], found[0]), torch.where(better, own[1], found[1])
+            found = own
+        assert found is not None
+        score, place = found
+        return cls(score[..., 0], value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1])))
 
     @classmethod
     def joined(cls, peaks: Sequence[Peak], axis: int = 0) -> Peak:

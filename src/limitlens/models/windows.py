@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from limitlens.errors import InputError
 from limitlens.lazily import Tensor, torch
-from limitlens.models._quiet import quiet
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.corpora import Corpus
 
@@ -181,11 +180,10 @@ def _put_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    with quiet():  # documents are longer than the model's positions, and are cut afterwards
-        try:
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        except Exception as error:  # the library throws bare exceptions at a vocabulary that is not whole
-            raise InputError(f"the tokenizer cannot read the text ({error}); expected a whole tokenizer.json") from None
+    try:  # documents are longer than the model's positions, and are cut afterwards: not a word of it
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except Exception as error:  # the library throws bare exceptions at a vocabulary that is not whole
+        raise InputError(f"the tokenizer cannot read the text ({error}); expected a whole tokenizer.json") from None
 
 
 def _check_positions(loaded: LoadedModel, length: int) -> list[str]:

@@ -78,6 +78,7 @@ class OutputMoments:
         self.found = limit.new_empty(2, len(self.limit), len(counts), replicates, sizes, dtype=torch.float64)
         self.pairs = m**2 - int(np.square(counts).sum())
         self.member = members(clusters, limit.device).float()
+        self.counts = self.member.sum(0)[:, None]
         # (m,): the row of each query's D where every cluster has s rows, as many as the largest, and then s of Γ
         self.most = int(counts.max())
         order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
@@ -111,10 +112,8 @@ class OutputMoments:
         over clusters as it moves the squared error, to first order.
         """
         errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
-        own = self.member.T @ errors  # (r · G, C, v)
-        total = own.sum(1, keepdim=True)
-        mean = torch.linalg.vecdot(own, total - own)
-        D = errors - total / errors.shape[1]
+        middle = errors.mean(1, keepdim=True)
+        D = errors - middle
         H = (self.centred + D.reshape(-1, *self.limit.shape) / 2).flatten(0, 1)
         product = D.mT @ H
         whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
@@ -127,6 +126,8 @@ class OutputMoments:
             self.gram = limits @ limits.mT  # (G, C, s, s) of the limits alone, whose products are always the same
         stacked = self.stacked[: len(D)]
         stacked.flatten(1, 2).index_copy_(1, self.rows, D)
+        own = stacked[:, :, : self.most].sum(2) + self.counts * middle  # (r · G, C, v): sums over clusters
+        mean = torch.linalg.vecdot(own, errors.shape[1] * middle - own)
         # Products of D with D and with H, and of H with H, where H = Γ + D/2.
         product = stacked[:, :, : self.most] @ stacked.mT
         DD, DG = product[..., : self.most], product[..., self.most :]

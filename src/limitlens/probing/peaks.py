@@ -7,7 +7,6 @@ pass. For Gaussian tokens the error falls like a power of ln n, not of n (`theor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -32,9 +31,9 @@ def peak_over(query: Tensor, key: Tensor, value: Tensor, softcap: float | None) 
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
     scores = SCORES_AT_ONCE * (1 if key.device.type == "cpu" else DEVICE_TIMES)
     chunk = max(1, scores // max(1, key.shape[:-2].numel() * query.shape[-2]))
-    parts = (slice(start, start + chunk) for start in range(0, key.shape[-2], chunk))
-    peaks = (Peak.of(scores_of(query, key[..., part, :], softcap), value[..., part, :]) for part in parts)
-    return reduce(Peak.merge, peaks)
+    starts = range(0, key.shape[-2], chunk)
+    parts = ((start, scores_of(query, key[..., start : start + chunk, :], softcap)) for start in starts)
+    return Peak.among(parts, value)
 
 
 def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:

@@ -89,7 +89,7 @@ def pilot_errors(
     Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
     value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
     they are in random order. Scores in single precision have sums in single precision, which leaves 1e-6 of a square,
-    and at worst 1e-3 where one token holds everything: less than the nodes do. Most of the work is products of matrices
+    and at worst 2e-3 where one token holds everything: less than the nodes do. Most of the work is products of matrices
     and sums of rows, which `matmul` and `bags` may do elsewhere.
 
     Examples
@@ -151,9 +151,7 @@ def points(n: Array, lightest: float) -> Array:
 class Tokens:
     """The tokens of a pilot, whoever looks at them."""
 
-    about: Array  # (M, v): their values c less the mean of these
-    square: Array  # (M, 1): |c|²
-    carried: NDArray[Any]  # (M, v + 2): c, 1 and 0, in the precision of the sums
+    carried: NDArray[Any]  # (M, v + 2): their values c less the mean of these, 1 and |c|², in the precision of the sums
     middle: Array  # (v,): the mean
     part: NDArray[np.intp]  # (M,): in order
 
@@ -162,9 +160,8 @@ class Tokens:
         """Of their values (M, v)."""
         middle = values.mean(0)
         about = values - middle
-        carried = np.zeros((len(values), about.shape[1] + 2), dtype)
-        carried[:, :-2], carried[:, -2] = about, 1.0
-        return cls(about, np.square(about).sum(1, keepdims=True), carried, middle, part)
+        carried = np.column_stack((about, np.ones(len(about)), np.square(about).sum(1))).astype(dtype)
+        return cls(carried, middle, part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,15 +199,10 @@ class Gathered:
         upper *= 1 / np.expm1(GAP)
         at *= queries
         at += (pilot.part * (len(node) * queries))[:, None] + np.arange(queries)
-
-        def on_nodes(whole: Array | None, above: Array) -> Array:
-            """Sums over the tokens of what each gives in all, one if None, and of that to the node above."""
-            upward = np.bincount(at.ravel(), above.ravel(), rows)
-            found = np.bincount(at.ravel(), None if whole is None else whole.ravel(), rows) - upward
-            found[queries:] += upward[:-queries]
-            return np.asarray(found, np.float64).reshape(PARTS, -1, queries)
-
-        count = on_nodes(None, upper)
+        upward = np.bincount(at.ravel(), upper.ravel(), rows)
+        count = np.bincount(at.ravel(), minlength=rows) - upward
+        count[queries:] += upward[:-queries]
+        count = count.reshape(PARTS, -1, queries)
         upper *= weight
         # Sorted by node: which tokens are on it, with how much of their weight.
         share, place = np.empty((tokens, queries, 2), pilot.carried.dtype), np.empty((tokens, queries, 2), np.int32)
@@ -219,14 +211,13 @@ class Gathered:
         ends = np.arange(0, place.size + 1, 2 * queries, dtype=np.int32)
         spread = sparse.csc_array((share.ravel(), place.ravel(), ends), shape=(rows, tokens)).tocsr()
         table = bags(spread.indptr, spread.indices, spread.data, pilot.carried).reshape(*count.shape, -1)
-        pull = table[..., :-1].sum(1).astype(np.float64)
+        pull = matmul(np.ones((1, len(node)), table.dtype), table.reshape(PARTS, len(node), -1))
+        pull = pull.reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
         total = pull.sum(0)
         limit = total[:, :-1] / total[:, -1:]
         pull[..., :-1] -= pull[..., -1:] * limit
-        # Of a token that holds all of the mass |d|² is so small that single precision would lose it.
-        square = matmul(pilot.about, -2 * limit.T)
-        square += pilot.square + np.square(limit).sum(1)
-        table[..., -1] = on_nodes(weight * square, upper * square)
+        own = limit.astype(table.dtype)  # |d|² = |c|² − 2 c·limit + |limit|²
+        table[..., -1] += np.square(own).sum(1) * table[..., -2] - 2 * np.einsum("pkmv,mv->pkm", table[..., :-2], own)
         heaped = count.sum(0).cumsum(0)
         lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
         each = np.bincount(pilot.part, minlength=PARTS).astype(float)
