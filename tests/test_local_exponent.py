@@ -10,7 +10,7 @@ import pytest
 from limitlens.critical.real_keys import median_exponent, real_keys
 from limitlens.errors import InputError
 from limitlens.statistics.local_exponent import OUTSIDE, local_exponent, query_distances, support
-from limitlens.theory import critical_beta_asymptotic, uniform
+from limitlens.theory import critical_beta, uniform
 
 
 def sphere(rng: np.random.Generator, n: int, dim: int, ambient: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_spheres_and_subspheres(dim: int, ambient: int) -> None:
     """The exponent is that of the sphere the keys lie on, and the critical β follows, with its uncertainty."""
     rng, n, trials = np.random.default_rng(1), 5000, 200
     query = np.eye(ambient)[0]
-    truth = critical_beta_asymptotic(n, uniform(dim))
+    truth = critical_beta(n, uniform(dim).local)
     exponents, betas, errors = [], [], []
     for _ in range(trials):
         estimate = local_exponent(query_distances(query, sphere(rng, n, dim, ambient)), 40)
@@ -53,7 +53,7 @@ def test_critical_beta_of_another_context_length() -> None:
     estimate = local_exponent(np.random.default_rng(2).random(1000) ** (1 / 4), 100)
     here, there = estimate.critical_beta()[0], estimate.critical_beta(16_000)[0]
     assert there / here == pytest.approx(16 ** (2 / estimate.exponent), rel=1e-12)
-    assert here == pytest.approx(critical_beta_asymptotic(1000, estimate.local), rel=1e-12)
+    assert here == pytest.approx(critical_beta(1000, estimate.local), rel=1e-12)
     assert estimate.critical_beta(theta=5.0)[0] == pytest.approx(here / 5 ** (2 / estimate.exponent), rel=1e-12)
 
 
@@ -74,7 +74,7 @@ def test_sample_of_keys_at_its_critical_temperature() -> None:
     keys, queries = sphere(rng, 4000, 5, 12), sphere(rng, 60, 5, 12)
     document = real_keys(queries, keys, seed=5).document()
     assert document["median"]["exponent"] == pytest.approx(4, abs=0.4)
-    assert document["median"]["critical_beta"] == pytest.approx(critical_beta_asymptotic(4000, uniform(5)), rel=0.2)
+    assert document["median"]["critical_beta"] == pytest.approx(critical_beta(4000, uniform(5).local), rel=0.2)
     inside = [row for row in document["queries"] if row["exponent"]["measured"] is not None]
     assert len(inside) >= 55  # queries of the keys' own law: 1 in 65 is farther out than all reference keys by chance
     quantiles = np.array([row["top_weight"]["quantile_in_limit"] for row in inside])

@@ -19,13 +19,10 @@ from limitlens.theory import (
     PowerGap,
     VonMisesFisherGap,
     critical_beta,
-    critical_beta_asymptotic,
     critical_n,
-    critical_n_asymptotic,
     regime,
     subsphere,
     theta,
-    theta_asymptotic,
     uniform,
 )
 from limitlens.theory.scaling.laws import named_law
@@ -97,12 +94,12 @@ def test_quantile_of_the_sphere_is_the_inverse_incomplete_beta() -> None:
 
 def test_control_parameter() -> None:
     law, n = uniform(5), 10_000
-    assert critical_beta_asymptotic(n, law) == pytest.approx(math.sqrt(n * 0.75 * 2), rel=1e-14)
+    assert critical_beta(n, law.local) == pytest.approx(math.sqrt(n * 0.75 * 2), rel=1e-14)
     assert critical_beta(n, law) == pytest.approx(121.97139, rel=1e-7)
     assert theta(n, critical_beta(n, law, 3.0), law) == pytest.approx(3, rel=1e-12)
     assert critical_n(critical_beta(n, law), law) == pytest.approx(n, rel=1e-12)
-    assert critical_n_asymptotic(critical_beta_asymptotic(n, law), law) == pytest.approx(n, rel=1e-12)
-    assert theta(1e12, 1e5, law) == pytest.approx(theta_asymptotic(1e12, 1e5, law), rel=3e-5)
+    assert critical_n(critical_beta(n, law.local), law.local) == pytest.approx(n, rel=1e-12)
+    assert theta(1e12, 1e5, law) == pytest.approx(theta(1e12, 1e5, law.local), rel=3e-5)
     assert theta(n, 1e-9, law) == pytest.approx(n, rel=1e-8)
     assert critical_beta(n, law, n * (1 - 1e-9)) == pytest.approx(1e-9, rel=1e-5)  # θ falls like n(1 − β)
 
@@ -111,7 +108,7 @@ def test_exponent_and_constant_of_distances() -> None:
     """P(|q − k| ≤ r) ~ C r^α means a = α/2 and c = C 2^{α/2}; the critical β grows like n^{2/α}."""
     alpha, constant = 3.0, 0.2
     local = LocalPower(alpha / 2, math.log(constant * 2 ** (alpha / 2)))
-    ratio = critical_beta_asymptotic(8e6, local) / critical_beta_asymptotic(1e6, local)
+    ratio = critical_beta(8e6, local) / critical_beta(1e6, local)
     assert ratio == pytest.approx(8 ** (2 / alpha), rel=1e-12)
     sphere = uniform(4)  # on S³ the ball of radius r has measure 2r³/(3π) to leading order
     assert sphere.c * 2**-sphere.a == pytest.approx(2 / (3 * math.pi), rel=1e-12)

@@ -17,7 +17,6 @@ from limitlens.theory import (
     PowerGap,
     VonMisesFisherGap,
     critical_beta,
-    critical_beta_asymptotic,
     entropy,
     gap_mean,
     gap_variance,
@@ -107,7 +106,7 @@ def test_design_numbers_at_ten_thousand_keys() -> None:
     """The design measured E Σw² = .437 ± .005 (d = 3) and .206 ± .004 (d = 5) at the asymptotic critical β."""
     for dim, design in ((3, 0.437), (5, 0.206)):
         law = uniform(dim)
-        beta = critical_beta_asymptotic(10_000, law)
+        beta = critical_beta(10_000, law.local)
         values = sample_direct(dim, 10_000, beta, 1000, np.random.default_rng(9)).participation
         stderr = values.std(ddof=1) / np.sqrt(values.size)
         assert abs(deviation(values, participation(KeyPoints(law, 10_000, beta)))) < 3

@@ -21,7 +21,6 @@ from limitlens.theory import (
     beta_sharing,
     collapse_deficit,
     critical_beta,
-    critical_beta_asymptotic,
     entropy,
     gap_mean,
     gap_variance,
@@ -145,7 +144,7 @@ def test_critical_limit_is_reached_from_finite_n() -> None:
     assert finite[1] == pytest.approx(0.05268, abs=5e-6)  # dimension 9 is slow
     assert errors[1:] / errors[:-1] == pytest.approx(0.1, rel=0.15)  # like 1/β, that is n^{−1/4}
     # at the asymptotic β, where θ is not quite one, simulations had given .0539 at n = 1e8
-    assert participation(KeyPoints(uniform(9), 1e8, critical_beta_asymptotic(1e8, uniform(9)))) == pytest.approx(
+    assert participation(KeyPoints(uniform(9), 1e8, critical_beta(1e8, uniform(9).local))) == pytest.approx(
         0.05367, abs=5e-6
     )
 

@@ -182,19 +182,19 @@ def test_finite_bounds_hold_and_say_where_they_begin(measure):
     n = 1200  # far enough for the asymptotic form: at n = 300 it is 10% above the mean square
     _, output = attention(samples(measure, (4000, n), 1), tilt)
     square = np.sum((output - measure.grad_K(tilt[None])[0]) ** 2, axis=1)
-    assert square.mean() == pytest.approx(finite.mean_square_asymptotic(cost, n), rel=0.1)
-    assert square.mean() <= finite.mean_square_bound(cost, n)
-    assert np.quantile(square, 0.95) <= finite.quadratic_error_quantile(cost, n)
+    assert square.mean() == pytest.approx(cost.mean_square_asymptotic(n), rel=0.1)
+    assert square.mean() <= cost.mean_square_bound(n)
+    assert np.quantile(square, 0.95) <= cost.quadratic_error_quantile(n)
     for error in (0.1, 0.3, 1.0):
-        assert np.mean(square > error**2) <= finite.deviation_bound(cost, n, error)
-        start = finite.deviation_useful_from(cost, error)
-        assert finite.deviation_bound(cost, start, error) < 1
-        assert finite.deviation_bound(cost, 0.9 * start, error) == 1
+        assert np.mean(square > error**2) <= cost.deviation_bound(n, error)
+        start = cost.deviation_useful_from(error)
+        assert cost.deviation_bound(start, error) < 1
+        assert cost.deviation_bound(0.9 * start, error) == 1
     if np.isfinite(measure.radius):
-        start = finite.mean_square_useful_from(cost)
-        assert finite.mean_square_bound(cost, start) == pytest.approx(cost.reach**2)
+        start = cost.mean_square_useful_from()
+        assert cost.mean_square_bound(start) == pytest.approx(cost.reach**2)
     else:
-        assert finite.mean_square_bound(cost, n) == np.inf
+        assert cost.mean_square_bound(n) == np.inf
 
 
 def test_lower_tail_of_the_partition_function_stays_under_its_bound():
@@ -209,9 +209,9 @@ def test_lower_tail_of_the_partition_function_stays_under_its_bound():
 def test_costs_beyond_floating_point_are_infinite_and_not_nan():
     cost = finite.tilt_cost(Gaussian([0.0, 0.0], 1.0), [40.0, 0.0])
     assert cost.chi_squared == np.inf
-    assert finite.deviation_bound(cost, 1e9, 1.0) == 1
-    assert finite.deviation_useful_from(cost, 1.0) == np.inf
-    assert finite.quadratic_error_quantile(cost, 100) == np.inf
+    assert cost.deviation_bound(1e9, 1.0) == 1
+    assert cost.deviation_useful_from(1.0) == np.inf
+    assert cost.quadratic_error_quantile(100) == np.inf
 
 
 def test_uniform_constants():
@@ -305,7 +305,7 @@ def test_the_bound_of_the_largest_error_holds_for_the_limiting_field(dim, reach)
         lambda: clt.asymptotic_covariance(Gaussian(0.0, 1.0), [[1.0]], V=[[1.0, 2.0]]),
         lambda: interval_validity(Gaussian(0.0, 1.0), [1.0], 1),
         lambda: clt.plug_in_degrees(Gaussian(0.0, 1.0), [[1.0]], 10),
-        lambda: finite.deviation_bound(finite.tilt_cost(Gaussian(0.0, 1.0), [1.0]), 10, 0.0),
+        lambda: finite.tilt_cost(Gaussian(0.0, 1.0), [1.0]).deviation_bound(10, 0.0),
         lambda: finite.tilt_cost(Gaussian(0.0, 1.0), [[1.0]]),
         lambda: bounds.uniform_exponential(-1.0, 1.0),
         lambda: bounds.uniform_gaussian(np.eye(2), np.eye(3), 1.0),

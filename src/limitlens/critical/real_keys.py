@@ -32,7 +32,8 @@ from limitlens.statistics.local_exponent import (
     query_distances,
     support,
 )
-from limitlens.theory import PoissonPoints, mean_top, participation, regime, theta_asymptotic
+from limitlens.theory import PoissonPoints, mean_top, participation, regime
+from limitlens.theory import theta as theta_of
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import Regime, check_beta
 
@@ -178,7 +179,7 @@ def _query(
     found = {name: Quantity(measured=number) for name, number in numbers.items()}
     exponent = critical = Quantity()
     if inside:
-        reached = theta_asymptotic(estimate.n, at, estimate.local)
+        reached = theta_of(estimate.n, at, estimate.local)
         limit = PoissonPoints(reached, estimate.local.a)
         drawn = sample_weights(limit, _REPLICATES, rng)
         expected = {"theta": reached, "participation": participation(limit), "top_weight": mean_top(limit)}

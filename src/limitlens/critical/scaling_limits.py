@@ -205,9 +205,9 @@ def scaling_limits(
         inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **rest},
         local={"exponent": law.exponent, "a": law.a, "c": law.c},
         control={
-            "theta": _verified(theta, asymptotic=control.theta_asymptotic(n, beta, law)),
-            "critical_beta": _verified(critical_beta, asymptotic=control.critical_beta_asymptotic(n, law)),
-            "critical_n": _verified(critical_n, asymptotic=control.critical_n_asymptotic(beta, law)),
+            "theta": _verified(theta, asymptotic=control.theta(n, beta, law.local)),
+            "critical_beta": _verified(critical_beta, asymptotic=control.critical_beta(n, law.local)),
+            "critical_n": _verified(critical_n, asymptotic=control.critical_n(beta, law.local)),
         },
         regime=control.regime(exact),
         quantities=_quantities(law, finite, poisson, found, limit),

@@ -11,9 +11,10 @@ from limitlens.report.view import Axis, Colour, Figure, Row, Table, View, line
 from limitlens.report.words import falling, read_words, short, worded_view
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid
-from limitlens.theory import GapLaw
+from limitlens.theory import GapLaw, critical_beta
 from limitlens.theory.prediction import Status
-from limitlens.theory.schedules import Law, ScheduleStep, beta_at, compare_schedules
+from limitlens.theory.scaling.laws import Law
+from limitlens.theory.schedules import ScheduleStep, compare_schedules
 
 COLOURS: Mapping[str, Colour] = {"constant": "grey", "log": "orange", "yarn": "green", "critical": "blue"}
 WORDS = read_words("critical/words.json")["schedules"]
@@ -81,7 +82,7 @@ def follow_schedules(
     """Every schedule as the context grows, from β at its first length, or from the β of θ; `about` names the law."""
     grid = parse_grid(sizes, "the range of context lengths", "1024:65536:7")
     if beta is None:
-        beta = beta_at(grid[0], law, 1.0 if theta is None else theta)
+        beta = critical_beta(grid[0], law, 1.0 if theta is None else theta)
     names, steps = [column.name for column in fields(ScheduleStep)], compare_schedules(grid, beta, law)
     return Schedules(
         inputs={"exponent": 2 * law.a, "log_c": law.log_c, **(about or {})},

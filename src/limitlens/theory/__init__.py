@@ -45,8 +45,7 @@ _MODULES = {
     "constants": "covariance_error_variance_1d mean_error_covariance",
     "curve": "averaged_error_1d expected_norm mean_error output_error query_error three_piece",
     "exact": "PointwiseError pointwise_error",
-    "finite": "TiltCost deviation_bound deviation_useful_from mean_square_asymptotic mean_square_bound "
-    "mean_square_useful_from quadratic_error_quantile tilt_cost",
+    "finite": "TiltCost tilt_cost",
     "hardmax": "expected_maximum finite_status hardmax_asymptotic hardmax_finite",
     "heavy": "Existence HeavyLaw laplace_K laplace_law laplace_limit student_law",
     "pilot_law": "PilotErrors pilot_errors",
@@ -54,8 +53,7 @@ _MODULES = {
     "proxy": "proxy_reach variance_proxy",
     "rates": "SharpLaw moments_verified multiplicity_of predictions rate_drawn rate_drawn_coupling rate_proved "
     "rate_rms rate_rms_output rate_sharp rate_sharp_output sharp_law",
-    "scaling.control": "critical_beta critical_beta_asymptotic critical_n critical_n_asymptotic regime theta "
-    "theta_asymptotic",
+    "scaling.control": "critical_beta critical_n regime theta",
     "scaling.heat": "ZonalFlow drift_to_noise gaussian_flow heat_growth mode_growth rms_slope token_noise "
     "visible_until",
     "scaling.laws": "GapLaw LocalPower PowerGap VonMisesFisherGap named_law subsphere uniform",

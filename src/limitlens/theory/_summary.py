@@ -216,9 +216,9 @@ class _Predictor:
         cost = finite.tilt_cost(law, tilt, self.V)
         flag = validity.interval_validity(law, tilt, n, self.V)
         wanted = error * cost.limit
-        squares = (finite.mean_square_asymptotic(cost, n), finite.mean_square_bound(cost, n))
+        squares = (cost.mean_square_asymptotic(n), cost.mean_square_bound(n))
         asymptotic, bound = map(float, np.sqrt(squares))
-        useful = finite.mean_square_useful_from(cost)
+        useful = cost.mean_square_useful_from()
         found: dict[str, Any] = {
             "deviations": spread,
             "tilt": float(np.linalg.norm(root @ tilt)),
@@ -226,11 +226,11 @@ class _Predictor:
             "effective_sample_size": _number(float(n * np.exp(-cost.log_cost)), "proved"),
             "rms_error": _number(asymptotic, "proved", note="as n → ∞, by the central limit theorem"),
             "rms_error_bound": _number(bound, "proved", note="at every n, bounded laws only", useful_from=useful),
-            "quadratic_error_95": _number(finite.quadratic_error_quantile(cost, n), "proved"),
+            "quadratic_error_95": _number(cost.quadratic_error_quantile(n), "proved"),
             "deviation": {
                 "error": wanted,
-                "probability_at_most": finite.deviation_bound(cost, n, wanted) if wanted > 0 else 1.0,
-                "useful_from": finite.deviation_useful_from(cost, wanted) if wanted > 0 else float("inf"),
+                "probability_at_most": cost.deviation_bound(n, wanted) if wanted > 0 else 1.0,
+                "useful_from": cost.deviation_useful_from(wanted) if wanted > 0 else float("inf"),
                 "status": "proved",
             },
             "interval": {"validity": flag.value, "meaning": flag.meaning, "remedy": flag.remedy},

@@ -28,7 +28,16 @@ _count = partial(check_number, "n", expected="a number of tokens of at least 1",
 
 @dataclass(frozen=True)
 class TiltCost:
-    """What the finite-n bounds at one tilt are made of."""
+    """What the finite-n bounds at one tilt are made of, and these bounds of D = Γ_n - Γ.
+
+    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
+    >>> round(cost.mean_square_asymptotic(1000), 7), round(cost.mean_square_bound(1000), 6)
+    (0.001, 0.006727)
+    >>> round(cost.mean_square_useful_from(), 2), cost.deviation_useful_from(error=0.1)
+    (2.85, 186.0)
+    >>> round(cost.deviation_bound(10_000, error=0.1), 4), round(cost.quadratic_error_quantile(1000), 6)
+    (0.0115, 0.005387)
+    """
 
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
@@ -40,6 +49,47 @@ class TiltCost:
     def trace(self) -> float:
         """tr V S Vᵀ: n times the asymptotic mean square error."""
         return float(np.trace(self.covariance))
+
+    def mean_square_asymptotic(self, n: float) -> float:
+        """E|D|² ≈ tr S/n [P, as n → ∞]."""
+        return self.trace / _count(n)
+
+    def mean_square_bound(self, n: float) -> float:
+        """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P]."""
+        if not np.isfinite(self.reach):
+            return float("inf")
+        return float((np.sqrt(self.trace) + self.reach * np.sqrt(self.chi_squared)) ** 2) / _count(n)
+
+    def mean_square_useful_from(self) -> float:
+        """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws."""
+        return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
+
+    def deviation_bound(self, n: float, error: float) -> float:
+        """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P]."""
+        wanted = check_number("the error", error, "a positive number", closed=False)
+        delta = np.linspace(0.001, 0.999, 999)
+        chebyshev = self.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
+        return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + self.chi_squared))))))
+
+    def deviation_useful_from(self, error: float) -> float:
+        """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing."""
+        low, high = 0.0, 1.0
+        while self.deviation_bound(np.exp(high), error) >= 1.0:
+            low, high = high, 2 * high
+            if high > 700:
+                return float("inf")
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.deviation_bound(np.exp(middle), error) < 1.0 else (middle, high)
+        return float(np.ceil(np.exp(high)))
+
+    def quadratic_error_quantile(self, n: float, level: float = 0.95) -> float:
+        """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞]."""
+        x, spread = -np.log1p(-check_level(level)), self.covariance
+        if not np.isfinite(self.trace):
+            return float("inf")
+        beyond = 2 * np.linalg.norm(spread) * np.sqrt(x) + 2 * np.linalg.norm(spread, 2) * x
+        return float((self.trace + beyond) / _count(n))
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
@@ -64,77 +114,3 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
         limit=float(np.linalg.norm(output)),
         reach=float(np.linalg.norm(value, 2)) * measure.radius + float(np.linalg.norm(output)),
     )
-
-
-def mean_square_asymptotic(cost: TiltCost, n: float) -> float:
-    """E|D|² ≈ tr S/n [P, as n → ∞].
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(theory.mean_square_asymptotic(cost, 1000), 7)
-    0.001
-    """
-    return cost.trace / _count(n)
-
-
-def mean_square_bound(cost: TiltCost, n: float) -> float:
-    """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P].
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(theory.mean_square_bound(cost, 1000), 6)
-    0.006727
-    """
-    if not np.isfinite(cost.reach):
-        return float("inf")
-    return float((np.sqrt(cost.trace) + cost.reach * np.sqrt(cost.chi_squared)) ** 2) / _count(n)
-
-
-def mean_square_useful_from(cost: TiltCost) -> float:
-    """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws.
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(theory.mean_square_useful_from(cost), 2)
-    2.85
-    """
-    return mean_square_bound(cost, 1.0) / cost.reach**2 if np.isfinite(cost.reach) else float("inf")
-
-
-def deviation_bound(cost: TiltCost, n: float, error: float) -> float:
-    """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P].
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(theory.deviation_bound(cost, 10_000, error=0.1), 4)
-    0.0115
-    """
-    delta, wanted = np.linspace(0.001, 0.999, 999), check_number("the error", error, "a positive number", closed=False)
-    chebyshev = cost.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
-    return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + cost.chi_squared))))))
-
-
-def deviation_useful_from(cost: TiltCost, error: float) -> float:
-    """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing.
-
-    >>> theory.deviation_useful_from(theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0]), error=0.1)
-    186.0
-    """
-    low, high = 0.0, 1.0
-    while deviation_bound(cost, np.exp(high), error) >= 1.0:
-        low, high = high, 2 * high
-        if high > 700:
-            return float("inf")
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if deviation_bound(cost, np.exp(middle), error) < 1.0 else (middle, high)
-    return float(np.ceil(np.exp(high)))
-
-
-def quadratic_error_quantile(cost: TiltCost, n: float, level: float = 0.95) -> float:
-    """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞].
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(theory.quadratic_error_quantile(cost, 1000), 6)
-    0.005387
-    """
-    x, spread = -np.log1p(-check_level(level)), cost.covariance
-    if not np.isfinite(cost.trace):
-        return float("inf")
-    return float((cost.trace + 2 * np.linalg.norm(spread) * np.sqrt(x) + 2 * np.linalg.norm(spread, 2) * x) / _count(n))

@@ -14,15 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
 
 from limitlens.errors import InputError
 from limitlens.theory.scaling import control
-from limitlens.theory.scaling.laws import GapLaw, LocalPower
+from limitlens.theory.scaling.laws import GapLaw, Law
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
 from limitlens.theory.scaling.weights import entropy, participation
-
-Law: TypeAlias = GapLaw | LocalPower
 
 
 @dataclass(frozen=True)
@@ -37,26 +34,14 @@ class ScheduleStep:
     regime: control.Regime
 
 
-def theta_at(n: float, beta: float, law: Law) -> float:
-    """θ of n keys at β: exact for a known law, asymptotic where only the local power law is known."""
-    return control.theta(n, beta, law) if isinstance(law, GapLaw) else control.theta_asymptotic(n, beta, law)
-
-
-def beta_at(n: float, law: Law, target: float) -> float:
-    """The β at which n keys have θ = `target`: exact or asymptotic as in `theta_at`."""
-    if isinstance(law, GapLaw):
-        return control.critical_beta(n, law, target)
-    return control.critical_beta_asymptotic(n, law, target)
-
-
 def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], float]]:
     """β of n keys under each schedule, by its name, from β₀ = `beta` at n₀ = `first`: the formulas above."""
-    reached = theta_at(first, beta, law)
+    reached = control.theta(first, beta, law)
     return {
         "constant": lambda n: beta,
         "log": lambda n: beta * math.log(n) / math.log(first),
         "yarn": lambda n: beta * (0.1 * math.log(n / first) + 1) ** 2,
-        "critical": lambda n: beta_at(n, law, reached),
+        "critical": lambda n: control.critical_beta(n, law, reached),
     }
 
 
@@ -77,7 +62,7 @@ def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str
 
 
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:
-    reached = theta_at(n, beta, law)
+    reached = control.theta(n, beta, law)
     points: Points = KeyPoints(law, n, beta) if isinstance(law, GapLaw) else PoissonPoints(reached, law.a)
     shared = participation(points)
     return ScheduleStep(n, beta, reached, 1 / shared, entropy(points), control.regime(shared))

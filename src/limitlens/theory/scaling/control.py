@@ -18,7 +18,7 @@ from typing import Literal
 from scipy import optimize
 
 from limitlens.errors import InputError, check_number
-from limitlens.theory.scaling.laws import GapLaw, Local
+from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower
 
 Regime = Literal["averaging", "selective", "frozen"]
 
@@ -32,14 +32,15 @@ check_beta = partial(check_number, "beta", expected="a positive inverse temperat
 check_theta = partial(check_number, "theta", expected="a positive effective number of keys", closed=False)
 
 
-def theta(n: float, beta: float, law: GapLaw) -> float:
-    """θ = n E e^{−βD}, exact.
+def theta(n: float, beta: float, law: Law) -> float:
+    """θ = n E e^{−βD}: exact for a known law, asymptotic for a local one.
 
-    >>> round(theory.theta(10_000, 122.0, theory.uniform(5)), 4)
-    0.9995
+    >>> law = theory.uniform(5)
+    >>> round(theory.theta(10_000, 122.0, law), 4), round(theory.theta(10_000, 122.0, law.local), 4)
+    (0.9995, 1.0078)
     """
     log_theta = math.log(check_keys(n)) + float(law.log_laplace(check_beta(beta)))
-    if log_theta < _SMALLEST_LOG:
+    if log_theta < _SMALLEST_LOG and isinstance(law, GapLaw):
         raise InputError(
             f"beta is {beta:g} for an exponent of {law.exponent:g}, which makes theta e^{log_theta:.0f}; "
             "expected a theta that a float can hold, so lower beta"
@@ -47,25 +48,19 @@ def theta(n: float, beta: float, law: GapLaw) -> float:
     return math.exp(log_theta)
 
 
-def theta_asymptotic(n: float, beta: float, local: Local) -> float:
-    """θ ~ n c Γ(a+1) β^{−a}.
+def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
+    """The β at which n keys have the effective number θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a local law.
 
-    >>> round(theory.theta_asymptotic(10_000, 122.0, theory.uniform(5)), 4)
-    1.0078
+    >>> law = theory.uniform(5)
+    >>> round(theory.critical_beta(10_000, law), 2), round(theory.critical_beta(10_000, law.local), 2)
+    (121.97, 122.47)
     """
-    return check_keys(n) * math.exp(_log_scale(local) - local.a * math.log(check_beta(beta)))
-
-
-def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
-    """The β at which n keys have the effective number θ = `target`, exact.
-
-    >>> round(theory.critical_beta(10_000, theory.uniform(5)), 2)
-    121.97
-    """
-    if not check_theta(target) < check_keys(n):
+    goal = math.log(check_theta(target) / check_keys(n))
+    if isinstance(law, LocalPower):
+        return math.exp((law.log_laplace(1.0) - goal) / law.a)
+    if goal >= 0:
         raise InputError(f"theta is {target:g} with n = {n:g} keys; expected less than n, so add keys or lower theta")
-    goal = math.log(target / n)
-    upper = critical_beta_asymptotic(n, law, target)
+    upper = critical_beta(n, law.local, target)
     while float(law.log_laplace(upper)) > goal:
         upper *= 2
     lower = upper
@@ -74,31 +69,14 @@ def critical_beta(n: float, law: GapLaw, target: float = 1.0) -> float:
     return float(optimize.brentq(lambda beta: float(law.log_laplace(beta)) - goal, lower, upper, rtol=1e-14))
 
 
-def critical_beta_asymptotic(n: float, local: Local, target: float = 1.0) -> float:
-    """β ~ (n c Γ(a+1) / θ)^{1/a}.
+def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
+    """The number of keys n at which β gives θ = `target`; θ β^a / (c Γ(a+1)) for a local law.
 
-    >>> round(theory.critical_beta_asymptotic(10_000, theory.uniform(5)), 2)
-    122.47
-    """
-    return math.exp((math.log(check_keys(n) / check_theta(target)) + _log_scale(local)) / local.a)
-
-
-def critical_n(beta: float, law: GapLaw, target: float = 1.0) -> float:
-    """The number of keys n at which β gives θ = `target`, exact.
-
-    >>> round(theory.critical_n(122.0, theory.uniform(5)))
-    10005
+    >>> law = theory.uniform(5)
+    >>> round(theory.critical_n(122.0, law)), round(theory.critical_n(122.0, law.local))
+    (10005, 9923)
     """
     return check_theta(target) * math.exp(-float(law.log_laplace(check_beta(beta))))
-
-
-def critical_n_asymptotic(beta: float, local: Local, target: float = 1.0) -> float:
-    """n ~ θ β^a / (c Γ(a+1)).
-
-    >>> round(theory.critical_n_asymptotic(122.0, theory.uniform(5)))
-    9923
-    """
-    return check_theta(target) * math.exp(local.a * math.log(check_beta(beta)) - _log_scale(local))
 
 
 def regime(participation: float) -> Regime:
@@ -110,8 +88,3 @@ def regime(participation: float) -> Regime:
     if participation < 1 / AVERAGING_FROM:
         return "averaging"
     return "frozen" if participation > FROZEN_FROM else "selective"
-
-
-def _log_scale(local: Local) -> float:
-    """log(c Γ(a+1))."""
-    return local.log_c + math.lgamma(local.a + 1)

@@ -8,10 +8,10 @@ From its density on [0, 2] follow E e^{−βD} = e^{K(β)−β}, the moments of 
 """
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,32 +28,39 @@ _LARGEST_EXPONENT = 1000  # beyond, constants of the sphere are no numbers in fl
 _NEGLIGIBLE = 1e-18
 
 
-class Local(Protocol):
-    """What the scaling limit keeps of a law: P(D ≤ s) ~ c s^a near the query."""
+@dataclass(frozen=True)
+class LocalPower:
+    """P(D ≤ s) ~ c s^a alone: what the scaling limit keeps of a law, or what the nearest keys of a real head tell.
+
+    >>> round(theory.critical_beta(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
+    141.42
+    """
+
+    a: float  # half the local exponent α
+    log_c: float
+
+    def log_laplace(self, beta: float) -> float:
+        """log E e^{−βD} ~ log(c Γ(a+1) β^{−a}) as β grows."""
+        return self.log_c + math.lgamma(self.a + 1) - self.a * math.log(beta)
+
+
+class GapLaw(ABC):
+    """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
 
     @property
+    @abstractmethod
     def a(self) -> float:
         """Half the local exponent α."""
 
     @property
+    @abstractmethod
     def log_c(self) -> float:
         """The logarithm of the constant c in P(D ≤ s) ~ c s^a."""
 
-
-@dataclass(frozen=True)
-class LocalPower:
-    """A local law given by its two numbers alone, such as those estimated from the nearest keys of a real head.
-
-    >>> round(theory.critical_beta_asymptotic(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
-    141.42
-    """
-
-    a: float
-    log_c: float
-
-
-class GapLaw(Local):
-    """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
+    @property
+    def local(self) -> LocalPower:
+        """What the scaling limit keeps of it."""
+        return LocalPower(self.a, self.log_c)
 
     @property
     @abstractmethod
@@ -142,6 +149,9 @@ class GapLaw(Local):
         slope = np.exp(log_cdf - self.log_density(gap, 2 - gap)) / gap - 1 / self.a
         correction = np.log(gap) - (log_cdf - self.log_c) / self.a
         return float(log_cdf[0]), CubicHermiteSpline(log_cdf, correction, slope)
+
+
+Law: TypeAlias = GapLaw | LocalPower
 
 
 def negligible_beyond(a: float) -> float:

@@ -8,7 +8,7 @@ from scipy import optimize
 
 from limitlens.errors import check_number
 from limitlens.theory.scaling.control import check_beta, check_keys
-from limitlens.theory.scaling.laws import GapLaw, Local, negligible_beyond
+from limitlens.theory.scaling.laws import GapLaw, Law, negligible_beyond
 from limitlens.theory.scaling.points import Points
 
 
@@ -70,7 +70,7 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
     return float(points.cumulative(np.array([x]))[0])
 
 
-def collapse_deficit(n: float, beta: float, local: Local) -> float:
+def collapse_deficit(n: float, beta: float, local: Law) -> float:
     """E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β for θ → 0 and a > 1/2: the mass that leaks to the second key.
 
     >>> round(theory.collapse_deficit(10_000, 10_000.0, theory.uniform(5)), 4)
@@ -82,7 +82,7 @@ def collapse_deficit(n: float, beta: float, local: Local) -> float:
     return math.log(2) * local.a * math.gamma(2 - 1 / local.a) * math.exp(log_scale) / check_beta(beta)
 
 
-def nearest_distance(n: float, local: Local, rank: int = 1) -> float:
+def nearest_distance(n: float, local: Law, rank: int = 1) -> float:
     """E|q − k| for the key of the given rank: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}, for n large.
 
     >>> round(theory.nearest_distance(10_000, theory.uniform(5)), 4)
