@@ -258,7 +258,7 @@ def test_a_repeated_singular_value_costs_more_logarithms(dim, slope):
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
     flat = summary(Gaussian(np.zeros(dim), 1.0), 1.5 * rotation, 1e9).document()["local_rates"]["mean"]
     assert (flat["log_power"], flat["status"]) == (pytest.approx(law.log_power), "heuristic")
-    assert rates.multiplicity_of(reach(np.eye(dim), np.diag([1.5, *[1.4] * (dim - 1)]))) == 1
+    assert reach(np.eye(dim), np.diag([1.5, *[1.4] * (dim - 1)])).multiplicity == 1
 
 
 def test_local_slopes_below_a_million_tokens_are_heuristic():
@@ -353,9 +353,9 @@ def test_a_token_wins_its_own_softmax_exactly_when_predicted():
         own_weight[a] = np.mean(np.diag(weights) / weights.sum(axis=1))
     assert own_weight[0.05] < 0.1
     assert own_weight[0.3] > 0.9
-    assert not validity.self_dominates(reach(np.eye(dim), 0.05 * np.eye(dim)), n)
+    assert not reach(np.eye(dim), 0.05 * np.eye(dim)).self_dominates(n)
     strong = reach(np.eye(dim), 0.3 * np.eye(dim))
-    assert validity.self_dominates(strong, n)
+    assert strong.self_dominates(n)
     (message,) = validity.warnings(strong, n)
     assert "mask_self=True" in message
     assert validity.warnings(strong, n, mask_self=True) == []
@@ -364,9 +364,9 @@ def test_a_token_wins_its_own_softmax_exactly_when_predicted():
 def test_pre_asymptotic_slopes_are_not_the_exponent():
     # d = 64, flat spectrum with H = 0.9: ‖B‖_F² = 52 is far above ln n, and the slope is nowhere near 1/2.
     of = reach(np.eye(64), 0.9 * np.linalg.qr(np.random.default_rng(0).normal(size=(64, 64)))[0])
-    assert validity.is_pre_asymptotic(of, 10**4)
+    assert of.is_pre_asymptotic(10**4)
     assert "pre-asymptotic" in validity.warnings(of, 10**4)[0]
-    assert not validity.is_pre_asymptotic(reach([[1.0]], [[0.9]]), 10**4)
+    assert not reach([[1.0]], [[0.9]]).is_pre_asymptotic(10**4)
     from limitlens.theory.curve import output_error
 
     A = np.diag(np.full(64, 0.9)) @ np.linalg.qr(np.random.default_rng(0).normal(size=(64, 64)))[0]

@@ -51,7 +51,7 @@ _MODULES = {
     "pilot_law": "PilotErrors pilot_errors",
     "prediction": "Prediction Status",
     "proxy": "proxy_reach variance_proxy",
-    "rates": "SharpLaw moments_verified multiplicity_of predictions rate_drawn rate_drawn_coupling rate_proved "
+    "rates": "SharpLaw moments_verified predictions rate_drawn rate_drawn_coupling rate_proved "
     "rate_rms rate_rms_output rate_sharp rate_sharp_output sharp_law",
     "scaling.control": "critical_beta critical_n regime theta",
     "scaling.heat": "ZonalFlow drift_to_noise gaussian_flow heat_growth mode_growth rms_slope token_noise "
@@ -64,7 +64,7 @@ _MODULES = {
     "schedules": "ScheduleStep compare_schedules",
     "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_per_head square_root whitened",
     "token_influence": "expected_absolute_mean influence mean_error_1d variance_error_1d variance_influence_1d",
-    "validity": "Validity interval_validity is_pre_asymptotic observed_validity self_dominates",
+    "validity": "Validity interval_validity observed_validity",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -16,10 +16,11 @@ from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, plain
-from limitlens.report.view import Figure, View
+from limitlens.report.view import SHADES, Cell, Figure, Section, Table, View, points
+from limitlens.report.words import falling, join, short, worded_figure
 from limitlens.results import Result
 from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
-from limitlens.theory._summary_view import curves_of, figures_of, view_of
+from limitlens.theory.prediction import WORDS
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
 
@@ -50,18 +51,72 @@ class Summary(Result):
         """The rates, one row each."""
         return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
 
+    @property
+    def curves(self) -> dict[str, Any]:
+        """The predicted curves by name, with n first; empty where there is none."""
+        found = self.predicted.get("curve", {})
+        parts = {name: part["predicted"] for name, part in found.items() if name != "n"}
+        known = {name: curve for name, curve in parts.items() if curve is not None}
+        return {"n": found["n"], **known} if known else {}
+
     def document(self) -> dict[str, Any]:
         """The summary as a JSON document."""
         return dict(self.predicted)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The rates, and the predicted curve where there is one."""
-        curves = curves_of(self.predicted)
-        return {"rates": self.table, **({"curve": pd.DataFrame(curves)} if curves else {})}
+        return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
 
     def figures(self) -> list[Figure]:
-        """The predicted errors."""
-        return figures_of(self.predicted)
+        """The predicted curves where there are any, and the error query by query."""
+        curves, queries = self.curves, self.predicted["queries"]
+        spreads = [query["deviations"] for query in queries]
+        at_queries = [
+            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
+            for key, (name, colour) in WORDS["errors at queries"].items()
+            if key in queries[0]
+        ]
+        lines = [
+            points(name, curves["n"], curves[name], colour, joined=True)
+            for name, colour in zip(list(curves)[1:], SHADES, strict=False)
+        ]
+        one = worded_figure(WORDS["at queries"], at_queries, n=self.predicted["inputs"]["n"])
+        return [worded_figure(WORDS["curves"], lines), one] if lines else [one]
+
+    def view(self) -> View:
+        """Every prediction, as tables."""
+        told, curves = self.predicted, self.curves
+        given, numbers, found, queries = (told[key] for key in ("inputs", "theory", "rates", "queries"))
+        valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
+        # bounded tokens have their own rate, whatever the horizon
+        names = ("rate_compact",) * 2 if "rate_compact" in found else ("rate_sharp", "rate_sharp_output")
+        moments, output = ((falling(found[name]["predicted"]), found[name]["status"]) for name in names)
+        known = {"given": given, "horizon": short(numbers["horizon"]), "moments": moments, "output": output}
+        known["believed"] = WORDS["believed" if valid else "not believed"].format(valid=join(valid))
+        read, says, do = (text.format(**known) for text in WORDS["verdict"])
+        values = [*zip(*(map(float, column) for column in curves.values()), strict=True)]
+        standing = ("", *(told["curve"][name]["status"] for name in list(curves)[1:]))
+        rows = {
+            "rates": _rows(found, "predicted", "status", "formula", "note"),
+            "local": _rows(told.get("local_rates"), "predicted", "log_power", "status"),
+            "constants": _rows(told.get("constants"), "predicted", "status", "formula"),
+            "curves": [*values, standing] if curves else [],
+            "queries": [_query_row(query) for query in queries],
+            "uniform": _rows(told["uniform"], "predicted", "status", "at_n", "useful_from", "note"),
+            "hardmax": _rows(told.get("hardmax"), "predicted", "status"),
+        }
+        tables = [
+            Table(title.format(given=given), columns or list(curves), rows[name])
+            for name, (title, columns) in WORDS["tables"].items()
+            if rows[name]
+        ]
+        lead = ", ".join(f"{word} {short(numbers[key], 4)}" for key, word in WORDS["reach"].items())
+        sections = [
+            Section("Errors", "What attention over n tokens misses.", self.figures(), only="page"),
+            Section("Predictions", lead + ".", tables),
+        ]
+        subtitle = f"{given['measure']}, n = {given['n']:g}: {lead[0].lower()}{lead[1:]}"
+        return View(WORDS["title"], subtitle, (read, says, do), sections, warnings=self.warnings)
 
     def __repr__(self) -> str:
         given, numbers = self.predicted["inputs"], self.predicted["theory"]
@@ -69,10 +124,6 @@ class Summary(Result):
             f"Summary({given['measure']}, n={given['n']:g}, horizon={numbers['horizon']:.4g}, "
             f"rate_sharp={numbers['rate_sharp']:.4g}, rate_sharp_output={numbers['rate_sharp_output']:.4g})"
         )
-
-    def view(self) -> View:
-        """What it shows."""
-        return view_of(self.predicted)
 
 
 def summary(
@@ -109,7 +160,7 @@ def summary(
     listed = rates.predictions(of.reach, gaussian=of.gaussian, compact=compact, proxy_coupling=coupling)
     warnings = validity.warnings(of.reach, n, mask_self=mask_self)
     if not of.gaussian:
-        warnings.append("sharp rates hold for Gaussian tokens; for this law they are those of its covariance alone")
+        warnings.append(WORDS["warnings"]["not gaussian"])
     document: dict[str, Any] = {
         "inputs": {"measure": repr(law), "dim": law.dim, "n": n, "radius": ball, "mask_self": mask_self},
         "theory": {
@@ -130,6 +181,25 @@ def summary(
                 "asymptotic": _number(hardmax.hardmax_asymptotic(n, scale), "proved"),
             }
     return Summary({**document, "warnings": warnings})
+
+
+def _rows(parts: Mapping[str, Any] | None, *keys: str) -> list[tuple[Cell, ...]]:
+    """A row for each part: its name and what stands under the keys."""
+    return [
+        (name, *(_from(part[key]) if key == "useful_from" else part.get(key) for key in keys))
+        for name, part in (parts or {}).items()
+    ]
+
+
+def _query_row(query: Mapping[str, Any]) -> tuple[Cell, ...]:
+    errors = [query.get(key, {}).get("predicted") for key in ("effective_sample_size", "rms_error", "rms_error_exact")]
+    bound = query["deviation"]
+    chance = (bound["error"], bound["probability_at_most"], _from(bound["useful_from"]))
+    return (f"{query['deviations']:g} sd", query["tilt"], *errors, *chance, query["interval"]["validity"])
+
+
+def _from(n: float | None) -> str:
+    return short(n) if n is not None and n < float("inf") else "never"
 
 
 def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
@@ -181,7 +251,7 @@ class _Predictor:
     def local_rate(self, moment: str) -> dict[str, Any]:
         """The slope of the sharp law of a moment at n, its logarithms included."""
         seen = self.reach.dim == 1 and self.n >= rates.SLOPES_FROM
-        law = rates.sharp_law(self.reach.horizon, moment, rates.multiplicity_of(self.reach))
+        law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
         status, formula = "verified" if seen else "heuristic", "n^(−exponent) (ln n)^log_power"
         note = f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
         return _number(law.local_rate(self.n), status, **plain(law), formula=formula, note=note)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
+from limitlens.theory.prediction import Prediction, Status
 from limitlens.theory.spectrum import score_matrix, square_root
 
 _LARGEST_EXPONENT = 700.0
@@ -46,8 +46,7 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
     2.718
     """
     tau = _nonnegative("the radius", radius) * _nonnegative("the one-sided horizon", horizon_one_sided)
-    note = "the order of the proved constant, without the factor polynomial in R and d that makes it a bound"
-    return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", BOHBOT, note, Status.HEURISTIC)
+    return _bound("uniform_exponential", tau**2, Status.HEURISTIC)
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
@@ -66,9 +65,7 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     value = root if V is None else as_array("V", V, ndim=2) @ root
     carried = _nonnegative("the radius", radius) * value @ half
     log_square = _largest_log_trace(radius**2 * half.T @ half, carried.T @ carried, float(np.sum(value**2)))
-    formula = "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)"
-    note = "as n → ∞, root mean square error at the worst single point; the largest error over the ball exceeds it"
-    return _bound("uniform_gaussian", log_square / 2, formula, DERIVED, note)
+    return _bound("uniform_gaussian", log_square / 2)
 
 
 def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
@@ -95,9 +92,7 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     length = np.sqrt(2.0) * np.exp(gammaln((dim + 1) / 2) - gammaln(dim / 2))  # E|g|
     largest = np.sqrt(k) * length + np.sqrt(2 / np.pi) * (k % 2 == 0)
     logs = np.log(k * largest) + (k - 1) * np.log(max(rho, 1e-300)) - gammaln(k + 1) / 2
-    formula = "‖VΣ^{1/2}‖₂ Σ_k k ρ^{k−1}(√k E|g| + √(2/π)1[k even])/√k!, ρ = R‖Σ^{1/2}A‖₂"
-    note = "as n → ∞, bounds the mean of the largest error over the ball"
-    return _bound("uniform_supremum", float(np.logaddexp.reduce(logs)) + np.log(gain), formula, DERIVED, note)
+    return _bound("uniform_supremum", float(np.logaddexp.reduce(logs)) + np.log(gain))
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
@@ -119,8 +114,6 @@ def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
     return dual((low + high) / 2)
 
 
-def _bound(
-    name: str, log_constant: float, formula: str, reference: str, note: str, status: Status = Status.PROVED
-) -> UniformBound:
+def _bound(name: str, log_constant: float, status: Status = Status.PROVED) -> UniformBound:
     constant = float(np.exp(log_constant)) if log_constant < _LARGEST_EXPONENT else float("inf")
-    return UniformBound(Prediction(name, constant, status, formula, reference, note), float(log_constant))
+    return UniformBound(Prediction.of(name, constant, status), float(log_constant))

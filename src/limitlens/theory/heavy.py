@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.outcome import Outcome
-from limitlens.theory.prediction import DERIVED, Prediction, Status
+from limitlens.theory.prediction import Prediction, Status
 
-NO_RATE = Prediction("rate", 0.0, Status.PROVED, "0", DERIVED, "there is nothing to converge to")
+NO_RATE = Prediction.of("rate", 0.0, Status.PROVED, "no limit")
 _scale = partial(check_number, "the scale", expected="a positive number", closed=False)
 
 
@@ -77,18 +77,13 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     ('limit with a central limit theorem', 'no limit')
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
-    stable = "docs/theory.md; stable laws of index 1/(bt)"
-    shares = "Pitman and Yor (1997), Poisson-Dirichlet law of index 1/(bt)"
     if product < 1:
-        existence, note = Existence.NORMAL if product < 0.5 else Existence.STABLE, "of the output at the tilt"
-        rate = Prediction("rate", min(0.5, 1 - product), Status.VERIFIED, "min(1/2, 1−bt)", stable, note)
-        none = Prediction("participation", 0.0, Status.PROVED, "0", shares, "no token keeps a share")
-        flat = Prediction("growth", 0.0, Status.PROVED, "0", DERIVED, "the output converges")
-        return HeavyLaw(existence, (rate, none, flat))
-    share = Prediction("participation", 1 - 1 / product, Status.VERIFIED, "1−1/(bt)", shares, "limit of E Σw²")
-    slope, formula = (float(scale), "b") if product > 1 else (float(scale) / 2, "b/2")
-    growth = Prediction("growth", slope, Status.VERIFIED, formula, DERIVED, "output per unit of ln n")
-    return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))
+        rate = Prediction.of("rate", min(0.5, 1 - product), Status.VERIFIED)
+        none = (Prediction.of(name, 0.0, Status.PROVED) for name in ("participation", "growth"))
+        return HeavyLaw(Existence.NORMAL if product < 0.5 else Existence.STABLE, (rate, *none))
+    share = Prediction.of("participation", 1 - 1 / product, Status.VERIFIED, "no limit")
+    slope, way = (float(scale), "no limit") if product > 1 else (float(scale) / 2, "at bt = 1")
+    return HeavyLaw(Existence.NONE, (NO_RATE, share, Prediction.of("growth", slope, Status.VERIFIED, way)))
 
 
 def student_law(degrees: float) -> HeavyLaw:
@@ -101,7 +96,6 @@ def student_law(degrees: float) -> HeavyLaw:
     'no limit'
     """
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
-    note = "limit of E Σw²: the largest token takes all"
-    share = Prediction("participation", 1.0, Status.VERIFIED, "1", DERIVED, note)
-    growth = Prediction("growth", 1.0 / freedom, Status.VERIFIED, "1/ν", DERIVED, "exponent of n in the output")
-    return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))
+    known = {"participation": 1.0, "growth": 1.0 / freedom}
+    found = [Prediction.of(name, value, Status.VERIFIED, "student") for name, value in known.items()]
+    return HeavyLaw(Existence.NONE, (NO_RATE, *found))

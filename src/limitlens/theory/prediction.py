@@ -1,9 +1,12 @@
 """A predicted number never travels without its standing: proved, verified, heuristic or only drawn."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from limitlens.outcome import Outcome
+from limitlens.report.words import read_words
+
+WORDS = read_words("theory/words.json")
 
 
 class Status(Outcome):
@@ -26,6 +29,12 @@ class Prediction:
     reference: str
     note: str = ""  # what a reader must know before using it
 
+    @classmethod
+    def of(cls, name: str, value: float, status: Status, way: str = "", **known: Any) -> Self:
+        """A number whose formula, reference and note are in words.json, under its name and in which way it is meant."""
+        formula, reference, note = WORDS["predictions"][f"{name}, {way}" if way else name]
+        return cls(name, value, status, formula, WORDS["references"][reference], note.format(**known))
+
     def as_dict(self) -> dict[str, Any]:
         """The prediction as a JSON-ready mapping, without its name."""
         standing = {"predicted": self.value, "status": self.status.value, "formula": self.formula}
@@ -33,7 +42,3 @@ class Prediction:
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value:.4g} ({self.status.value}: {self.formula})"
-
-
-BOHBOT = "Bohbot, Letrouit, Peyré, Vialard, Token Sample Complexity of Attention (arXiv 2512.10656)"
-DERIVED = "derived here; docs/theory.md"

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import log, sqrt
 
-import numpy as np
-
 from limitlens.errors import InputError, check_number
-from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
+from limitlens.theory.prediction import Prediction, Status
 from limitlens.theory.spectrum import Reach
 
 _nonnegative = partial(check_number, expected="a finite number that is zero or positive")
@@ -19,7 +17,6 @@ _nonnegative = partial(check_number, expected="a finite number that is zero or p
 
 VERIFIED_FROBENIUS = 1.0  # ‖B‖_F up to which the law of the mean error beyond d = 1 was held against simulations
 SLOPES_FROM = 1e6  # n from which local slopes were: at H = 1.5 and n = 1e4 the slope is .334 where the law says .291
-_REPEATED = 1e-6  # relative gap below which two singular values count as one that is repeated
 
 
 def rate_proved(coupling: float) -> float:
@@ -126,15 +123,6 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     return SharpLaw(exponent, log_power + (0.5 if moment == "covariance" else 0.0))
 
 
-def multiplicity_of(reach: Reach) -> int:
-    """How often the top singular value of B occurs.
-
-    >>> theory.multiplicity_of(theory.reach(np.eye(3), np.diag([1.5, 1.5, 0.5])))
-    2
-    """
-    return int(np.sum(reach.singular_values >= (1 - _REPEATED) * reach.horizon))
-
-
 def moments_verified(reach: Reach) -> bool:
     """Whether the laws of the moments of Gaussian tokens were held against simulations here: d = 1, or a small ‖B‖_F.
 
@@ -160,30 +148,19 @@ def predictions(
     >>> [(one.name, round(one.value, 4), one.status.value) for one in told][:2]
     [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]
     """
-    H, coupling = reach.horizon, reach.coupling
+    H, coupling, heuristic = reach.horizon, reach.coupling, Status.HEURISTIC
     known = coupling if proxy_coupling is None and gaussian else proxy_coupling
-    proved = Status.HEURISTIC if known is None else Status.PROVED
-    verified = Status.VERIFIED if gaussian else Status.HEURISTIC
-    moments = "error of the mean and covariance of the outputs, as E|·| over replicates"
-    why = f"{moments}; Ψ of the covariance, which need not be a variance proxy of these tokens"
-    if known is not None:
-        why = moments if known == coupling else f"{moments}; Ψ = {known:.4g} of a variance proxy of these tokens"
-    sharp = f"{moments}; verified in d = 1 and where ‖B‖_F ≤ {VERIFIED_FROBENIUS:g}, here it is {reach.frobenius:.3g}"
-    sharp_status = verified if moments_verified(reach) else Status.HEURISTIC
-    single = "output error, root mean square over the queries of one sample; not comparable with the moments"
-    whole = "output error, root mean square over queries and replicates"
-    again = "moments again, as root mean square over replicates instead of E|·|"
-    rms, rms_output = "min(1/2, (√(1+8/H²)−1)/4)", "min(1/2, (√(1+4/H²)−1)/4)"
-    table = [
-        ("rate_proved", rate_proved(coupling if known is None else known), proved, "1/(2(1+32Ψ))", BOHBOT, why),
-        ("rate_drawn_coupling", rate_drawn_coupling(coupling), Status.DRAWN, "1/(2(1+Ψ))", BOHBOT, moments),
-        ("rate_drawn", rate_drawn(H), Status.DRAWN, "1/(2(1+H²))", BOHBOT, moments),
-        ("rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", DERIVED, sharp if reach.dim > 1 else moments),
-        ("rate_sharp_output", rate_sharp_output(H), Status.HEURISTIC, "min(1/2, 1/(1+2H²))", DERIVED, single),
-        ("rate_rms_output", rate_rms_output(H), verified, rms_output, DERIVED, whole),
-        ("rate_rms", rate_rms(H), Status.HEURISTIC, rms, DERIVED, again),
+    verified = Status.VERIFIED if gaussian else heuristic
+    way = "" if known == coupling else "not proved" if known is None else "by a proxy"
+    of = partial(Prediction.of, proxy=known, verified=VERIFIED_FROBENIUS, frobenius=reach.frobenius)
+    proved, sharp = rate_proved(coupling if known is None else known), "beyond d = 1" if reach.dim > 1 else ""
+    found = [
+        of("rate_proved", proved, heuristic if known is None else Status.PROVED, way),
+        of("rate_drawn_coupling", rate_drawn_coupling(coupling), Status.DRAWN),
+        of("rate_drawn", rate_drawn(H), Status.DRAWN),
+        of("rate_sharp", rate_sharp(H), verified if moments_verified(reach) else heuristic, sharp),
+        of("rate_sharp_output", rate_sharp_output(H), heuristic),
+        of("rate_rms_output", rate_rms_output(H), verified),
+        of("rate_rms", rate_rms(H), heuristic),
     ]
-    if compact:
-        note = "bounded tokens: every error, once n is past the constant of the uniform bound"
-        table.append(("rate_compact", 0.5, Status.PROVED, "1/2", BOHBOT, note))
-    return [Prediction(*row) for row in table]
+    return [*found, of("rate_compact", 0.5, Status.PROVED)] if compact else found

@@ -6,11 +6,14 @@ included in A), everything the rates depend on is in B = Σ^{1/2} A Σ^{1/2}, th
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import log
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
+
+_REPEATED = 1e-6  # relative gap below which two singular values count as one that is repeated
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,19 @@ class Reach:
     trace: float  # tr B: the mean score of a token with itself
     dim: int  # d, of the tokens
     singular_values: Array = field(repr=False, compare=False)  # of B, (r,), decreasing; the d - r left out are zero
+
+    @property
+    def multiplicity(self) -> int:
+        """How often the top singular value of B occurs."""
+        return int(np.sum(self.singular_values >= (1 - _REPEATED) * self.horizon))
+
+    def is_pre_asymptotic(self, n: float) -> bool:
+        """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V]."""
+        return log(n) < self.frobenius**2
+
+    def self_dominates(self, n: float) -> bool:
+        """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V]."""
+        return self.trace > log(n) + self.frobenius**2 / 2
 
 
 def square_root(covariance: ArrayLike) -> Array:

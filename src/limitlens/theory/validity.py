@@ -8,6 +8,7 @@ from limitlens.errors import check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
 from limitlens.theory.clt import plug_in_degrees
+from limitlens.theory.prediction import WORDS
 from limitlens.theory.spectrum import Reach
 
 SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
@@ -51,36 +52,9 @@ def observed_validity(degrees: float) -> Validity:
     return Validity.VALID if degrees >= SAFE_DEGREES else Validity.DOUBTFUL
 
 
-def is_pre_asymptotic(reach: Reach, n: float) -> bool:
-    """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V].
-
-    >>> theory.is_pre_asymptotic(theory.reach(np.eye(16), np.eye(16)), 1000)
-    True
-    """
-    return log(n) < reach.frobenius**2
-
-
-def self_dominates(reach: Reach, n: float) -> bool:
-    """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V].
-
-    >>> theory.self_dominates(theory.reach(np.eye(32), np.eye(32)), 1000)
-    True
-    """
-    return reach.trace > log(n) + reach.frobenius**2 / 2
-
-
 def warnings(reach: Reach, n: float, *, mask_self: bool = False) -> list[str]:
     """One sentence per reason not to read the slopes at n tokens as rates; empty when there is none."""
-    messages = []
-    if self_dominates(reach, n) and not mask_self:
-        messages.append(
-            f"each token wins its own softmax at n = {n:.3g}, because its score with itself, about tr B = "
-            f"{reach.trace:.3g}, exceeds ln n + ‖B‖_F²/2 = {log(n) + reach.frobenius**2 / 2:.3g}; outputs copy their "
-            "queries and slopes mean nothing, so pass mask_self=True to leave the token out"
-        )
-    if is_pre_asymptotic(reach, n):
-        messages.append(
-            f"pre-asymptotic at n = {n:.3g}: ln n = {log(n):.3g} is below ‖B‖_F² = {reach.frobenius**2:.3g}, so the "
-            "local slope is not yet the exponent"
-        )
-    return messages
+    log_n, square = log(n), reach.frobenius**2
+    found = {"self": reach.self_dominates(n) and not mask_self, "early": reach.is_pre_asymptotic(n)}
+    known = {"of": reach, "n": n, "log_n": log_n, "square": square, "most": log_n + square / 2}
+    return [WORDS["warnings"][name].format(**known) for name, applies in found.items() if applies]
