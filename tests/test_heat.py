@@ -11,15 +11,8 @@ from scipy import special
 from limitlens.critical.heat import heat_flow, token_layer
 from limitlens.errors import InputError
 from limitlens.measures import GaussianMixture
-from limitlens.theory import (
-    ZonalFlow,
-    drift_to_noise,
-    gaussian_flow,
-    heat_growth,
-    mode_growth,
-    rms_slope,
-    visible_until,
-)
+from limitlens.theory import ZonalFlow, drift_to_noise, gaussian_flow, heat_growth, mode_growth, visible_until
+from limitlens.theory.scaling.heat import rms_slope
 
 
 def test_four_hundred_layers_on_the_circle() -> None:

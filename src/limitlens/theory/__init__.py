@@ -40,30 +40,29 @@ if TYPE_CHECKING:
 _MODULES = {
     "_summary": "Summary summary",
     "bounds": "UniformBound uniform_exponential uniform_gaussian uniform_supremum",
-    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance effective_sample_size ellipsoid interval "
-    "log_weight_cost plug_in plug_in_degrees",
+    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance effective_sample_size ellipsoid interval plug_in "
+    "plug_in_degrees",
     "constants": "covariance_error_variance_1d mean_error_covariance",
-    "curve": "averaged_error_1d expected_norm mean_error output_error query_error three_piece",
+    "curve": "averaged_error_1d mean_error output_error query_error three_piece",
     "exact": "PointwiseError pointwise_error",
     "finite": "TiltCost tilt_cost",
-    "hardmax": "expected_maximum finite_status hardmax_asymptotic hardmax_finite",
+    "hardmax": "hardmax_asymptotic hardmax_finite",
     "heavy": "Existence HeavyLaw laplace_K laplace_law laplace_limit student_law",
     "pilot_law": "PilotErrors pilot_errors",
     "prediction": "Prediction Status",
-    "proxy": "proxy_reach variance_proxy",
-    "rates": "SharpLaw moments_verified predictions rate_drawn rate_drawn_coupling rate_proved "
-    "rate_rms rate_rms_output rate_sharp rate_sharp_output sharp_law",
+    "proxy": "variance_proxy",
+    "rates": "SharpLaw predictions rate_drawn rate_drawn_coupling rate_proved rate_rms rate_rms_output rate_sharp "
+    "rate_sharp_output sharp_law",
     "scaling.control": "critical_beta critical_n regime theta",
-    "scaling.heat": "ZonalFlow drift_to_noise gaussian_flow heat_growth mode_growth rms_slope token_noise "
-    "visible_until",
+    "scaling.heat": "ZonalFlow drift_to_noise gaussian_flow heat_growth mode_growth visible_until",
     "scaling.laws": "GapLaw LocalPower PowerGap VonMisesFisherGap named_law subsphere uniform",
     "scaling.points": "KeyPoints Points PoissonPoints",
     "scaling.regimes": "Averaging averaging collapse_deficit keys_holding nearest_distance shrinkage_expansion",
     "scaling.top_weight": "mean_inverse_top mean_top top_cdf",
     "scaling.weights": "beta_sharing entropy gap_mean gap_variance output_law participation tangential_variance",
     "schedules": "ScheduleStep compare_schedules",
-    "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_per_head square_root whitened",
-    "token_influence": "expected_absolute_mean influence mean_error_1d variance_error_1d variance_influence_1d",
+    "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_per_head whitened",
+    "token_influence": "influence mean_error_1d variance_error_1d",
     "validity": "Validity interval_validity observed_validity",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

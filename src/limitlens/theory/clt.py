@@ -36,16 +36,19 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
     t = measure.check_tilts(tilts)
     shift = measure.grad_K(2 * t) - measure.grad_K(t)
     spread = measure.hess_K(2 * t) + shift[..., :, None] * shift[..., None, :]
-    return _carry(np.exp(log_weight_cost(measure, t))[..., None, None] * spread, V)
+    spread = np.exp(log_weight_cost(measure, t))[..., None, None] * spread
+    if V is None:
+        return spread
+    matrix = as_array("V", V, ndim=2)
+    if matrix.shape[1] != measure.dim:
+        raise InputError(f"V has shape {matrix.shape}; expected (d_out, {measure.dim})")
+    return np.asarray(matrix @ spread @ matrix.T)
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
     """K(2t) - 2K(t) = log(1 + χ²): by how much the tilt multiplies the variance, shape (...).
 
     χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the value is τ².
-
-    >>> float(theory.log_weight_cost(ll.Gaussian(0.0, 1.0), [2.0]))
-    4.0
     """
     t = measure.check_tilts(tilts)
     return np.asarray(measure.K(2 * t) - 2 * measure.K(t))
@@ -58,18 +61,6 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
     367.88
     """
     return np.asarray(n * np.exp(-log_weight_cost(measure, tilts)))
-
-
-def _contributions(weights: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-    """Γ_n (..., d_out) and the u_i = w_i (v_i - Γ_n) (..., n, d_out), the weights normalised."""
-    w, v = as_array("weights", weights), as_array("values", values, ndim=2)
-    if w.ndim == 0 or w.shape[-1] != v.shape[0]:
-        raise InputError(f"weights have shape {w.shape} and values {v.shape}; expected (..., n) and (n, d_out)")
-    if (w < 0).any() or (w.sum(-1) <= 0).any():
-        raise InputError("weights hold a negative number or sum to zero; expected attention weights")
-    w = w / w.sum(-1, keepdims=True)
-    output = w @ v
-    return output, w[..., None] * (v - output[..., None, :])
 
 
 @dataclass(frozen=True)
@@ -172,7 +163,14 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     >>> found.output.tolist(), found.degrees.round(3).tolist()
     ([0.5], [2.0])
     """
-    output, u = _contributions(weights, values)
+    w, v = as_array("weights", weights), as_array("values", values, ndim=2)
+    if w.ndim == 0 or w.shape[-1] != v.shape[0]:
+        raise InputError(f"weights have shape {w.shape} and values {v.shape}; expected (..., n) and (n, d_out)")
+    if (w < 0).any() or (w.sum(-1) <= 0).any():
+        raise InputError("weights hold a negative number or sum to zero; expected attention weights")
+    w = w / w.sum(-1, keepdims=True)
+    output = w @ v
+    u = w[..., None] * (v - output[..., None, :])
     covariance = np.asarray(np.swapaxes(u, -1, -2) @ u)
     square = np.diagonal(covariance, axis1=-2, axis2=-1)
     lengths = np.einsum("...ni,...ij,...nj->...n", u, np.linalg.pinv(covariance, hermitian=True), u, optimize=True)
@@ -216,12 +214,3 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     # e^{K(4t) - 4K(t)} over the square of e^{K(2t) - 2K(t)}, which is in S.
     kurtosis = np.exp(cost[1] + 2 * cost[0]) * moment / square**2
     return float(min(2 * n / max(float(kurtosis.max()) - 1, 1e-12), n - 1))
-
-
-def _carry(spread: Array, V: ArrayLike | None) -> Array:
-    if V is None:
-        return spread
-    matrix = as_array("V", V, ndim=2)
-    if matrix.shape[1] != spread.shape[-1]:
-        raise InputError(f"V has shape {matrix.shape}; expected (d_out, {spread.shape[-1]})")
-    return np.asarray(matrix @ spread @ matrix.T)

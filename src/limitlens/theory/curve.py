@@ -140,11 +140,7 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
 
 
 def expected_norm(covariance: ArrayLike) -> float:
-    """E|N(0, C)| = (2√π)^{-1} ∫ (1 - Π_i (1 + 2 s λ_i)^{-1/2}) s^{-3/2} ds over s > 0, λ the eigenvalues of C.
-
-    >>> round(theory.expected_norm(np.eye(2)), 4)  # √(π/2)
-    1.2533
-    """
+    """E|N(0, C)| = (2√π)^{-1} ∫ (1 - Π_i (1 + 2 s λ_i)^{-1/2}) s^{-3/2} ds over s > 0, λ the eigenvalues of C."""
     eigenvalues = np.clip(np.linalg.eigvalsh(as_array("covariance", covariance, ndim=2)), 0.0, None)
     total = float(eigenvalues.sum())
     if total == 0.0:
@@ -172,7 +168,9 @@ def _standard_queries(B: Array) -> tuple[Array, Array]:
     variances = [np.ones(len(B))]
     for tilt in _TILTS:
         if squares[0] > 1e-9 and squares.sum() < tilt**2:
-            share = brentq(_excess_tilt, 0.0, 1 - 1e-12, (squares, tilt))
+            share = brentq(
+                lambda x, goal: np.sum(squares / (1 - x * squares / squares[0])) - goal, 0, 1 - 1e-12, tilt**2
+            )
             variances.append(1 / (1 - share * squares / squares[0]))
     normal = _even_normal(len(B), QUERY_POINTS // len(variances))
     points = np.concatenate([normal * np.sqrt(variance) for variance in variances])
@@ -180,11 +178,6 @@ def _standard_queries(B: Array) -> tuple[Array, Array]:
     ratio = np.stack([points**2 @ (1 - 1 / variance) / 2 - np.log(variance).sum() / 2 for variance in variances])
     weight = np.exp(-np.logaddexp.reduce(ratio))
     return points @ axes, weight / weight.sum()
-
-
-def _excess_tilt(share: float, squares: Array, tilt: float) -> float:
-    """By how much Σ s²/(1 - share s²/s_max²), the mean square tilt of a wider law, exceeds the one wanted."""
-    return float(np.sum(squares / (1 - share * squares / squares[0]))) - tilt**2
 
 
 def _even_normal(dim: int, count: int) -> Array:

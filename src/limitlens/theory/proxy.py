@@ -42,10 +42,6 @@ def variance_proxy(law: Measure) -> Array | None:
 
 
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
-    """The reach of a head with a variance proxy of the tokens in the place of their covariance, where one is known.
-
-    >>> round(theory.proxy_reach(ll.Sphere(2), np.eye(2)).horizon, 4)
-    0.5
-    """
+    """The reach of a head with a variance proxy of the tokens in the place of their covariance, where one is known."""
     found = variance_proxy(law)
     return None if found is None else reach(found, A)

@@ -43,11 +43,7 @@ class Reach:
 
 
 def square_root(covariance: ArrayLike) -> Array:
-    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix.
-
-    >>> theory.square_root([[4.0, 0.0], [0.0, 9.0]]).tolist()
-    [[2.0, 0.0], [0.0, 3.0]]
-    """
+    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix."""
     symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     eigenvalues, vectors = np.linalg.eigh(symmetric)
     return np.asarray((vectors * np.sqrt(np.clip(eigenvalues, 0.0, None))) @ vectors.T)

@@ -40,9 +40,6 @@ def variance_influence_1d(horizon: float, tokens: ArrayLike) -> Array:
     """Influence of a whitened token on the variance of the outputs in d = 1, any shape [V].
 
     g(y) = H² (y² - 1) + 2 H²/(1+H²) Z(y) (y²/(1+H²) - 1): the token as a query, and its pull on all other outputs.
-
-    >>> theory.variance_influence_1d(0.5, [0.0, 1.0, 2.0]).round(4).tolist()
-    [-0.6078, -0.0791, 1.9242]
     """
     y, h2 = as_array("tokens", tokens), float(horizon) ** 2
     pull = np.exp(y**2 * h2 / (1 + h2) / 2) / np.sqrt(1 + h2)
@@ -78,9 +75,6 @@ def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) 
 
     E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw: needs no second
     moment, so it also serves laws whose average is far from normal.
-
-    >>> theory.expected_absolute_mean(np.array([-1.0, 1.0]), np.array([0.5, 0.5]), [1, 4]).round(2).tolist()
-    [1.0, 0.38]
     """
     n = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
     if not n.size or (n < 1).any():

@@ -132,11 +132,7 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²)).
-
-    >>> round(theory.rms_slope(0.5, dim=2), 4)
-    0.366
-    """
+    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²))."""
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
@@ -146,9 +142,6 @@ def token_noise(n: float, beta: float, dim: int) -> float:
 
     In full √(tangential variance)/A_d(β). It is the same for keys of a density f and tokens drawn from f: the noise at
     x is that of n f(x) uniform keys, and 1/f averages to one over f.
-
-    >>> round(theory.token_noise(10_000, beta=100.0, dim=2), 5)
-    0.00299
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean

@@ -111,17 +111,10 @@ class GapLaw(ABC):
 
     def log_laplace(self, beta: ArrayLike) -> Array:
         """log E e^{−βD} = K(β) − β, of any shape."""
-        return self._tilted(beta)[0]
+        return self.tilted(beta)[0]
 
-    def tilted_mean(self, beta: ArrayLike) -> Array:
-        """The mean of D under the law tilted by e^{−βD}; for uniform keys 1 − A_d(β)."""
-        return self._tilted(beta)[1]
-
-    def tilted_variance(self, beta: ArrayLike) -> Array:
-        """The variance of D under the law tilted by e^{−βD}; for uniform keys A_d'(β)."""
-        return self._tilted(beta)[2]
-
-    def _tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
+    def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
+        """The same, and mean and variance of D under the law tilted by e^{−βD}: 1 − A_d(β), A_d'(β) if uniform."""
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")

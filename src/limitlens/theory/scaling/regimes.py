@@ -33,9 +33,8 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
     (0.8111, 511.6)
     """
     check_keys(n)
-    tilts = np.array([check_beta(beta), 2 * beta])
-    (log_single, log_double), (mean, sharper) = law.log_laplace(tilts), law.tilted_mean(tilts)
-    spread = float(law.tilted_variance(2 * beta))
+    (log_single, log_double), (mean, sharper), (_, variance) = law.tilted(np.array([check_beta(beta), 2 * beta]))
+    spread = float(variance)
     size = n * math.exp(2 * log_single - log_double)
     across = None if law.tangent_dim is None else (2 * sharper - spread - sharper**2) / (law.tangent_dim * size)
     bias, variance = float(sharper - mean) / size, (spread + float(mean - sharper) ** 2) / size
