@@ -20,7 +20,7 @@ import limitlens as ll
 from bench import coverage, predict
 from bench.__main__ import RESULTS
 from limitlens.models import load
-from limitlens.theory.constants import covariance_error_variance_1d, mean_error_covariance
+from limitlens.theory.token_influence import covariance_error_variance_1d, mean_error_covariance
 
 LINE = ll.Gaussian(0.0, 1.0)
 

@@ -22,7 +22,7 @@ from limitlens.measures.named import NAMES, named_measure
 from limitlens.record import plain, read_run
 from limitlens.report.view import Figure, Table, Widget
 from limitlens.sampling.cells import Cells
-from limitlens.theory.constants import covariance_error_variance_1d, mean_error_covariance
+from limitlens.theory.token_influence import covariance_error_variance_1d, mean_error_covariance
 
 LINE = ll.Gaussian(0.0, 1.0)
 

@@ -9,7 +9,7 @@ from limitlens.experiments.study import study
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere
 from limitlens.statistics.tails import sorted_shape, tail_length
 from limitlens.theory import bounds, clt, finite, summary
-from limitlens.theory.validity import Validity, interval_validity, observed_validity
+from limitlens.theory.clt import Validity, interval_validity, observed_validity
 
 
 def attention(tokens, tilt):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from limitlens.errors import InputError
 from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere, VonMisesFisher, as_measure
-from limitlens.theory import constants, proxy, rates, summary, token_influence, validity
+from limitlens.theory import proxy, rates, summary, token_influence
 from limitlens.theory.prediction import Status
 from limitlens.theory.spectrum import horizon_from_covariances, mean_tilt, reach, reach_per_head
 
@@ -166,17 +166,17 @@ def test_constants_are_the_variances_of_the_influence_functions(horizon, sign):
     assert weight @ h == pytest.approx(0, abs=1e-12)
     assert weight @ g == pytest.approx(0, abs=1e-10)
     assert weight @ h**2 == pytest.approx(on_the_line(sign * horizon), rel=1e-6)
-    assert weight @ g**2 == pytest.approx(constants.covariance_error_variance_1d(horizon), rel=1e-6)
+    assert weight @ g**2 == pytest.approx(token_influence.covariance_error_variance_1d(horizon), rel=1e-6)
 
 
 def test_matrix_constant_agrees_with_its_trace_and_with_one_dimension():
     _, Wq, Wk = random_head(5)
     A = Wk.T @ Wq / 8
-    matrix = constants.mean_error_covariance(np.eye(12), A)
+    matrix = token_influence.mean_error_covariance(np.eye(12), A)
     assert np.trace(matrix) == pytest.approx(by_singular_values(reach(np.eye(12), A)))
     factored = reach_per_head(np.eye(12), [Wq], [Wk], head_dim=64)[0]
     assert np.trace(matrix) == pytest.approx(by_singular_values(factored))
-    line = constants.mean_error_covariance([[4.0]], [[-0.1]], V=[[3.0]])
+    line = token_influence.mean_error_covariance([[4.0]], [[-0.1]], V=[[3.0]])
     assert line[0, 0] == pytest.approx(36 * on_the_line(-0.4))
 
 
@@ -186,7 +186,7 @@ def test_matrix_constant_is_the_covariance_of_the_vector_influence():
     y = np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
     weight = np.exp(-np.sum(y**2, axis=1) / 2) * (grid[1] - grid[0]) ** 2 / (2 * np.pi)
     h = token_influence.influence(np.eye(2), A, y)
-    assert (weight * h.T) @ h == pytest.approx(constants.mean_error_covariance(np.eye(2), A), rel=1e-6)
+    assert (weight * h.T) @ h == pytest.approx(token_influence.mean_error_covariance(np.eye(2), A), rel=1e-6)
 
 
 @pytest.mark.parametrize(("horizon", "low", "high"), [(0.3, 0.94, 1.06), (0.5, 0.94, 1.06), (0.7, 0.92, 1.06)])
@@ -194,12 +194,12 @@ def test_constants_match_simulated_variances_at_1e5(horizon, low, high):
     # Measured over predicted is 0.98 to 1.005; 6000 replicates leave a standard error of 0.02.
     found = grid_errors(horizon, 10**5, 6000, seed=1)
     assert low < 1e5 * found.mean.var() / on_the_line(horizon) < high
-    assert low < 1e5 * found.variance.var() / constants.covariance_error_variance_1d(horizon) < high
+    assert low < 1e5 * found.variance.var() / token_influence.covariance_error_variance_1d(horizon) < high
 
 
 def test_constants_are_far_from_reached_near_one():
     found = grid_errors(0.9, 10**5, 2000, seed=2)
-    assert 1e5 * found.variance.var() / constants.covariance_error_variance_1d(0.9) < 0.75
+    assert 1e5 * found.variance.var() / token_influence.covariance_error_variance_1d(0.9) < 0.75
 
 
 @pytest.mark.parametrize(("horizon", "measured", "sizes"), [(1.5, 0.307, (10**7, 10**9)), (2.0, 0.209, (10**7, 10**9))])
@@ -356,16 +356,16 @@ def test_a_token_wins_its_own_softmax_exactly_when_predicted():
     assert not reach(np.eye(dim), 0.05 * np.eye(dim)).self_dominates(n)
     strong = reach(np.eye(dim), 0.3 * np.eye(dim))
     assert strong.self_dominates(n)
-    (message,) = validity.warnings(strong, n)
+    (message,) = strong.warnings(n)
     assert "mask_self=True" in message
-    assert validity.warnings(strong, n, mask_self=True) == []
+    assert strong.warnings(n, mask_self=True) == []
 
 
 def test_pre_asymptotic_slopes_are_not_the_exponent():
     # d = 64, flat spectrum with H = 0.9: ‖B‖_F² = 52 is far above ln n, and the slope is nowhere near 1/2.
     of = reach(np.eye(64), 0.9 * np.linalg.qr(np.random.default_rng(0).normal(size=(64, 64)))[0])
     assert of.is_pre_asymptotic(10**4)
-    assert "pre-asymptotic" in validity.warnings(of, 10**4)[0]
+    assert "pre-asymptotic" in of.warnings(10**4)[0]
     assert not reach([[1.0]], [[0.9]]).is_pre_asymptotic(10**4)
     from limitlens.theory.curve import output_error
 
@@ -385,8 +385,8 @@ def test_pre_asymptotic_slopes_are_not_the_exponent():
         lambda: reach([[1.0, 2.0], [0.0, 1.0]], np.eye(2)),
         lambda: reach_per_head(np.eye(3), [np.ones((2, 3))], [np.ones((2, 4))]),
         lambda: reach_per_head(np.eye(3), [np.ones((2, 3))], []),
-        lambda: constants.mean_error_covariance([[1.0]], [[1.0]]),
-        lambda: constants.mean_error_covariance([[1.0]], [[1.2]]),
+        lambda: token_influence.mean_error_covariance([[1.0]], [[1.0]]),
+        lambda: token_influence.mean_error_covariance([[1.0]], [[1.2]]),
         lambda: token_influence.mean_error_1d(5.0, [100]),
         lambda: token_influence.mean_error_1d(0.5, [0]),
         lambda: token_influence.influence(np.eye(2), np.eye(2), np.ones(3)),

@@ -30,7 +30,7 @@ from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
 from limitlens.curves.uniform import UniformErrors, uniform_errors
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.experiments.study_result import MOMENT, Curve, Later
+from limitlens.experiments.study_result import MOMENT, Curve
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
 from limitlens.measures.own import OwnMeasure, TokenLaw, as_measure
@@ -40,7 +40,7 @@ from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved, room
 from limitlens.sampling.streams import PAGE, generator_for
-from limitlens.theory import curve, rates, validity
+from limitlens.theory import curve, rates
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
@@ -158,7 +158,7 @@ def study(
             warnings.append(f"interrupted: {going.start} of {replicates} replicates were finished")
     job.keep(going.state())
     reached = reach(measure.covariance, head.A)
-    warnings += validity.warnings(reached, cells.sizes[-1], mask_self=mask_self)
+    warnings += reached.warnings(cells.sizes[-1], mask_self=mask_self)
     found = going.rows
     notes = [] if radius is None else [UniformErrors(found["errors.uniform"], found["missed"]).sentence()]
     errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
@@ -175,7 +175,7 @@ def study(
         measure=repr(measure),
         theory=_in_theory(reached, proxy_reach(measure, head.A)),
         asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
-        predicted=Later(partial(_predicted, measure, head, reached, cells.sizes, mask_self)),
+        foretell=partial(_predicted, measure, head, reached, cells.sizes, mask_self),
         mask_self=mask_self,
         queries=queries,
         seed=seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,26 +29,6 @@ AS_STORED = (
 )  # fmt: skip
 
 
-class Later(Mapping[str, Array]):
-    """Arrays by name that are computed when first looked at: on a GPU they would take longer than the study."""
-
-    def __init__(self, make: Callable[[], Mapping[str, Array]]) -> None:
-        self._make = make
-
-    @cached_property
-    def _made(self) -> Mapping[str, Array]:
-        return self._make()
-
-    def __getitem__(self, name: str) -> Array:
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Curve(Result):
     """Errors of attention over n tokens, for nested sizes n: what was measured, and what theory says of it."""
@@ -68,7 +48,7 @@ class Curve(Result):
     # typical sample `rate_sharp_output`.
     theory: Mapping[str, float]
     asymptotic: Mapping[str, float]  # rate each error tends to: the sharp one, or 1/2 (bounded tokens, uniform error)
-    predicted: Mapping[str, Array]  # error curves that theory predicts without sampling, for Gaussian tokens
+    foretell: Callable[[], Mapping[str, Array]]  # of `predicted`: on a GPU it would take longer than the study
     mask_self: bool
     queries: int  # per replicate
     seed: int
@@ -78,6 +58,11 @@ class Curve(Result):
     seconds: float = 0.0
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()  # what a reader should know beside the numbers
+
+    @cached_property
+    def predicted(self) -> Mapping[str, Array]:
+        """Error curves that theory predicts without sampling, for Gaussian tokens."""
+        return self.foretell()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -227,7 +212,7 @@ class Curve(Result):
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),
             scale=(document["scale"]["output"], document["scale"]["output_centred"]),
-            predicted={name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
+            foretell=lambda: {name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
             warnings=tuple(document["warnings"]),
             notes=tuple(document["notes"]),
             **{key: document[key] for key in AS_STORED},

@@ -1,8 +1,8 @@
 """Predictions as pure functions of NumPy arrays: rates, bounds, limit theorems. No sampling, no torch.
 
 `summary` gathers what is predicted for a law, a head and n. Behind it: `spectrum` (horizons, coupling), `rates`
-(exponents), `constants` and `token_influence` (moments of the outputs), `exact` and `curve` (error at finite n), `clt`
-and `validity` (confidence), `finite` and `bounds` (what holds at every n), `hardmax`, `heavy`, `scaling`, `schedules`.
+(exponents), `token_influence` (moments of the outputs), `exact` and `curve` (error at finite n), `clt` (confidence),
+`finite` and `bounds` (what holds at every n), `hardmax`, `heavy`, `scaling`, `schedules`.
 Their functions are offered here, and loaded when first used.
 """
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from limitlens.theory._summary import *  # noqa: F403
     from limitlens.theory.bounds import *  # noqa: F403
     from limitlens.theory.clt import *  # noqa: F403
-    from limitlens.theory.constants import *  # noqa: F403
     from limitlens.theory.curve import *  # noqa: F403
     from limitlens.theory.exact import *  # noqa: F403
     from limitlens.theory.finite import *  # noqa: F403
@@ -35,14 +34,12 @@ if TYPE_CHECKING:
     from limitlens.theory.schedules import *  # noqa: F403
     from limitlens.theory.spectrum import *  # noqa: F403
     from limitlens.theory.token_influence import *  # noqa: F403
-    from limitlens.theory.validity import *  # noqa: F403
 
 _MODULES = {
     "_summary": "Summary summary",
     "bounds": "UniformBound uniform_exponential uniform_gaussian uniform_supremum",
-    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance effective_sample_size ellipsoid interval plug_in "
-    "plug_in_degrees",
-    "constants": "covariance_error_variance_1d mean_error_covariance",
+    "clt": "Ellipsoid Interval PlugIn asymptotic_covariance effective_sample_size ellipsoid interval "
+    "Validity interval_validity observed_validity plug_in plug_in_degrees",
     "curve": "averaged_error_1d mean_error output_error query_error three_piece",
     "exact": "PointwiseError pointwise_error",
     "finite": "TiltCost tilt_cost",
@@ -62,8 +59,7 @@ _MODULES = {
     "scaling.weights": "beta_sharing entropy gap_mean gap_variance output_law participation tangential_variance",
     "schedules": "ScheduleStep compare_schedules",
     "spectrum": "Reach horizon_from_covariances mean_tilt reach reach_per_head whitened",
-    "token_influence": "influence mean_error_1d variance_error_1d",
-    "validity": "Validity interval_validity observed_validity",
+    "token_influence": "covariance_error_variance_1d influence mean_error_1d mean_error_covariance variance_error_1d",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -19,7 +19,7 @@ from limitlens.record import Run, plain
 from limitlens.report.view import SHADES, Cell, Figure, Section, Table, View, points
 from limitlens.report.words import falling, join, short, worded_figure
 from limitlens.results import Result
-from limitlens.theory import bounds, constants, curve, finite, hardmax, rates, token_influence, validity
+from limitlens.theory import bounds, clt, curve, finite, hardmax, rates, token_influence
 from limitlens.theory.prediction import WORDS
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
@@ -158,7 +158,7 @@ def summary(
     compact = bool(np.isfinite(law.radius))
     coupling = None if of.proxy is None else of.proxy.coupling
     listed = rates.predictions(of.reach, gaussian=of.gaussian, compact=compact, proxy_coupling=coupling)
-    warnings = validity.warnings(of.reach, n, mask_self=mask_self)
+    warnings = of.reach.warnings(n, mask_self=mask_self)
     if not of.gaussian:
         warnings.append(WORDS["warnings"]["not gaussian"])
     document: dict[str, Any] = {
@@ -261,10 +261,10 @@ class _Predictor:
         if self.reach.horizon >= 1:
             return None
         covariance = self.law.covariance
-        trace = float(np.trace(constants.mean_error_covariance(covariance, self.A, self.V)))
+        trace = float(np.trace(token_influence.mean_error_covariance(covariance, self.A, self.V)))
         found = {"mean": _number(trace, self.moments, formula="tr of n·Cov(mean output)")}
         if self.law.dim == 1:
-            value = constants.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
+            value = token_influence.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
             formula = "n·Var(variance of the outputs)"
             found["covariance"] = _number(self.gain**4 * value, "verified", formula=formula)
         return found
@@ -284,7 +284,7 @@ class _Predictor:
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
         tilt = A @ (law.mean + spread * root @ direction)
         cost = finite.tilt_cost(law, tilt, self.V)
-        flag = validity.interval_validity(law, tilt, n, self.V)
+        flag = clt.interval_validity(law, tilt, n, self.V)
         wanted = error * cost.limit
         squares = (cost.mean_square_asymptotic(n), cost.mean_square_bound(n))
         asymptotic, bound = map(float, np.sqrt(squares))

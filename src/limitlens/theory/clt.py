@@ -7,12 +7,13 @@ For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
 the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
 from one set of tokens. It is itself an average of few tokens where weights are uneven, so its regions are those of
 Student and Hotelling with the degrees of freedom of the plug-in, 2/(κ - 1/n), κ = Σu_i⁴/(Σu_i²)² (Satterthwaite): n
-for Gaussian values under equal weights, twice the number of tokens in the rare part where that decides. Whether the
-regions may be believed is the business of `limitlens.theory.validity`.
+for Gaussian values under equal weights, twice the number of tokens in the rare part where that decides. `Validity`
+says whether the regions may be believed.
 """
 
 from dataclasses import dataclass
 from functools import partial
+from math import log
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +21,12 @@ from scipy.special import chdtri, fdtri, ndtri, stdtrit
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
+from limitlens.outcome import Outcome
 
 check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
 DIRECTIONS = 8  # axes of V S Vᵀ along which a law's degrees of freedom are sought
+SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
+FEW_DEGREES = 4.0  # observed ones below which an interval has covered less than 0.9 (one-sided laws)
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
@@ -214,3 +218,40 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     # e^{K(4t) - 4K(t)} over the square of e^{K(2t) - 2K(t)}, which is in S.
     kurtosis = np.exp(cost[1] + 2 * cost[0]) * moment / square**2
     return float(min(2 * n / max(float(kurtosis.max()) - 1, 1e-12), n - 1))
+
+
+class Validity(Outcome):
+    """Whether a plug-in confidence interval may be believed."""
+
+    VALID = "valid"
+    DOUBTFUL = "doubtful"
+    MEANINGLESS = "meaningless"
+
+
+def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
+    """Judge the 95% intervals of `plug_in` at one tilt (d,) over n tokens of a law, by its worst direction [V].
+
+    Valid needs `SAFE_DEGREES` of freedom (`plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
+    2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
+    and Diaconis, 2018). For Gaussian tokens that is τ ≥ √(2 ln n)/2.
+
+    >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
+    ['valid', 'doubtful', 'meaningless']
+    """
+    t, count = measure.check_tilts(tilt), check_number("n", n, "more than one token", low=1, closed=False)
+    if log(count) <= float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t)):
+        return Validity.MEANINGLESS
+    return Validity.VALID if plug_in_degrees(measure, t, count, V) >= SAFE_DEGREES else Validity.DOUBTFUL
+
+
+def observed_validity(degrees: float) -> Validity:
+    """Judge one interval by the degrees of freedom that its own tokens show (`PlugIn.degrees`) [V].
+
+    It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
+
+    >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
+    ('valid', 'doubtful')
+    """
+    if not degrees >= FEW_DEGREES:
+        return Validity.MEANINGLESS
+    return Validity.VALID if degrees >= SAFE_DEGREES else Validity.DOUBTFUL

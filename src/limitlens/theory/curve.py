@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, ndtri
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.theory.constants import mean_error_covariance
 from limitlens.theory.exact import pointwise_error
 from limitlens.theory.spectrum import square_root, whitened
-from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
+from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d, mean_error_covariance
 
 VERIFIED_HORIZON = 3.0  # the largest at which the three-piece law has been held against simulations
 QUERY_POINTS = 1024  # that stand for the law of queries in d > 1

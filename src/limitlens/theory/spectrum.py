@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
+from limitlens.theory.prediction import WORDS
 
 _REPEATED = 1e-6  # relative gap below which two singular values count as one that is repeated
 
@@ -40,6 +41,13 @@ class Reach:
     def self_dominates(self, n: float) -> bool:
         """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V]."""
         return self.trace > log(n) + self.frobenius**2 / 2
+
+    def warnings(self, n: float, *, mask_self: bool = False) -> list[str]:
+        """One sentence per reason not to read the slopes at n tokens as rates; empty when there is none."""
+        log_n, square = log(n), self.frobenius**2
+        found = {"self": self.self_dominates(n) and not mask_self, "early": self.is_pre_asymptotic(n)}
+        known = {"of": self, "n": n, "log_n": log_n, "square": square, "most": log_n + square / 2}
+        return [WORDS["warnings"][name].format(**known) for name, applies in found.items() if applies]
 
 
 def square_root(covariance: ArrayLike) -> Array:
