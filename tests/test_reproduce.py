@@ -18,7 +18,7 @@ from limitlens.curves.reference import LawReference, sampled_moments
 from limitlens.models import LoadedModel
 from limitlens.published.catalogue import Claim, Number, catalogue
 from limitlens.published.protocol import error_rows, moments, output, slopes
-from limitlens.published.reproduce import HOME
+from limitlens.published.reproduction import HOME
 from limitlens.theory.sphere_limit import limit_covariance
 from tiny_models import TINY, tiny_tokenizer
 

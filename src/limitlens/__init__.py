@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from limitlens.measures import *  # noqa: F403
     from limitlens.models.intervene import intervene as intervene
     from limitlens.probing.probe import probe as probe
-    from limitlens.published.reproduce import reproduce as reproduce
+    from limitlens.published.reproduction import reproduce as reproduce
     from limitlens.sampling.checkpoint import Checkpoint as Checkpoint
 
     __version__: str
@@ -81,7 +81,7 @@ _ROOMS = {
     "loading": "load",
     "measures": "Ball Cube Discrete Gaussian GaussianMixture Measure Sample Sphere VonMisesFisher",
     "models.intervene": "intervene",
-    "published.reproduce": "reproduce",
+    "published.reproduction": "reproduce",
     "sampling.checkpoint": "Checkpoint",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

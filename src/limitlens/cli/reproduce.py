@@ -29,8 +29,8 @@ def reproduce(
     """
     from limitlens.errors import InputError
     from limitlens.published.catalogue import catalogue
-    from limitlens.published.reproduce import reproduce as run
     from limitlens.published.reproduction import listing
+    from limitlens.published.reproduction import reproduce as run
     from limitlens.report import terminal
 
     if listed:

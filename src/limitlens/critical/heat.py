@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.critical.quantity import Quantity
-from limitlens.errors import Array, InputError
+from limitlens.critical.quantity import Quantity, verified
+from limitlens.errors import Array, check_number
 from limitlens.lazily import pd
 from limitlens.report.view import Block, Row, Table, View, line, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
@@ -117,26 +117,26 @@ def heat_flow(
     seed: int = 0,
 ) -> HeatFlow:
     """The density through its layers, and tokens through one: at β, and well inside where drift beats noise."""
-    if not 0 < amplitude <= 1:
-        raise InputError(f"amplitude is {amplitude:g}; expected a density 1 + amplitude · cos θ, so between 0 and 1")
-    if layers < 1:
-        raise InputError(f"layers is {layers}; expected at least 1")
+    check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9, below=1 + 1e-9)
+    check_number("layers", layers, "at least 1", low=1)
     modes = heat.ZonalFlow(dim, beta, degree).layers([amplitude], layers)
     rng, time, limit = np.random.default_rng(seed), layers / beta, heat.visible_until(n, dim, amplitude)
     growth = [
-        ModeGrowth(math.exp(by_heat / beta), Status.VERIFIED, exact=heat.mode_growth(mode, beta, dim), degree=mode)
+        ModeGrowth(predicted, Status.VERIFIED, exact=heat.mode_growth(mode, beta, dim), degree=mode)
         for mode in range(1, degree + 1)
-        for by_heat in [heat.heat_growth(mode, dim)]
+        for predicted in [math.exp(heat.heat_growth(mode, dim) / beta)]
     ]
     line_variance = float(heat.gaussian_flow(np.eye(1), beta, layers)[-1, 0, 0])
     return HeatFlow(
         inputs=dict(zip(INPUTS, (dim, beta, layers, amplitude, degree, n, seed), strict=True)),
         time=time,
-        mode_1=_verified(amplitude * math.exp(heat.heat_growth(1, dim) * time), float(modes[-1, 0]), 0.0),
+        mode_1=verified(
+            amplitude * math.exp(heat.heat_growth(1, dim) * time), measured=float(modes[-1, 0]), stderr=0.0
+        ),
         path=ModePath(tuple(range(layers + 1)), modes),
         growth_per_layer=tuple(growth),
-        gaussian_variance=_verified(max(0.0, 1 - 2 * time), line_variance, 0.0),
-        visible_until_beta=_verified(limit),
+        gaussian_variance=verified(max(0.0, 1 - 2 * time), measured=line_variance, stderr=0.0),
+        visible_until_beta=verified(limit),
         tokens=tuple(token_layer(dim, value, amplitude, n, rng) for value in (beta, limit / 8)),
     )
 
@@ -168,14 +168,10 @@ def token_layer(
     return TokenLayer(
         beta,
         applies=bool(averaging(n, beta, uniform(dim)).effective_sample_size >= control.AVERAGING_FROM),
-        drift_slope=_verified(1.0, slope, slope_stderr),
-        noise=_verified(heat.token_noise(n, beta, dim), noise, noise_stderr),
-        drift_to_noise=_verified(ratio, size / noise, size * noise_stderr / noise**2),
+        drift_slope=verified(1.0, measured=slope, stderr=slope_stderr),
+        noise=verified(heat.token_noise(n, beta, dim), measured=noise, stderr=noise_stderr),
+        drift_to_noise=verified(ratio, measured=size / noise, stderr=size * noise_stderr / noise**2),
     )
-
-
-def _verified(predicted: float, measured: float | None = None, stderr: float | None = None) -> Quantity:
-    return Quantity(predicted, Status.VERIFIED, measured=measured, stderr=stderr)
 
 
 def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) -> Array:

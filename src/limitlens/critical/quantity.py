@@ -1,6 +1,7 @@
 """One number: what theory says of it, and what was measured."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -37,3 +38,7 @@ class Quantity:
     def cell(self) -> Measured:
         """The measured number as a cell of a table."""
         return Measured(self.measured, self.stderr)
+
+
+verified = partial(Quantity, status=Status.VERIFIED)
+sampled = partial(Quantity.sampled, status=Status.VERIFIED)

@@ -68,8 +68,6 @@ def scaling(
         if keys is not None or schedules is not None:
             raise InputError("heat was given with another study; expected it alone, on uniform keys")
         dim, beta = 2 if dim is None else dim, 2000.0 if beta is None else beta
-        check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9)
-        check_number("layers", layers, "at least 1", low=1)
         admit("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
         return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed)
     if keys is not None or queries is not None:

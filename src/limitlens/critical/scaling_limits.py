@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
-from limitlens.critical.quantity import Quantity
+from limitlens.critical.quantity import Quantity, sampled, verified
 from limitlens.critical.regimes_picture import FEWEST_KEYS, regime_figures
 from limitlens.critical.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.errors import Array, InputError
@@ -37,8 +37,6 @@ _CURVE_POINTS = 25
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force before the nearest keys alone are drawn instead
 _COLLAPSED_TOP = 0.9  # of E w₁: the formulas of the collapse are its first order, good to some percent from here on
 _NEAR_LIMIT = 0.2  # in log E Σw²
-_verified = partial(Quantity, status=Status.VERIFIED)
-_sampled = partial(Quantity.sampled, status=Status.VERIFIED)
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ def scaling_limits(
     sub = {"sub": own} if name == "subsphere" else {}
     rest = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
     critical_beta, critical_n = control.critical_beta(n, law), control.critical_n(beta, law)
-    leak = _sampled(1 - found.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    leak = sampled(1 - found.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
     exact, expected = weights.participation(finite), weights.participation(poisson)
     warning = (
         f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
@@ -205,16 +203,16 @@ def scaling_limits(
         inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **rest},
         local={"exponent": law.exponent, "a": law.a, "c": law.c},
         control={
-            "theta": _verified(theta, asymptotic=control.theta(n, beta, law.local)),
-            "critical_beta": _verified(critical_beta, asymptotic=control.critical_beta(n, law.local)),
-            "critical_n": _verified(critical_n, asymptotic=control.critical_n(beta, law.local)),
+            "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),
+            "critical_beta": verified(critical_beta, asymptotic=control.critical_beta(n, law.local)),
+            "critical_n": verified(critical_n, asymptotic=control.critical_n(beta, law.local)),
         },
         regime=control.regime(exact),
         quantities=_quantities(law, finite, poisson, found, limit),
         averaging=_averaging(law, n, beta, found, control.regime(exact) == "averaging"),
         collapse=Collapse(
             mean_top(finite) > _COLLAPSED_TOP,
-            _sampled(np.sqrt(2 * found.nearest / beta), predicted=regimes.nearest_distance(n, law)),
+            sampled(np.sqrt(2 * found.nearest / beta), predicted=regimes.nearest_distance(n, law)),
             leak,
         ),
         laws=_laws(law, n, beta, found, limit),
@@ -229,8 +227,8 @@ def ambient(law: GapLaw, dim: int, n: int, replicates: int = 2000, seed: int = 0
     """What keys of low exponent get at the critical β of the sphere they lie in: mass spread thin, since α < d − 1."""
     beta = control.critical_beta(n, uniform(dim))
     found, _ = measure_weights(law, n, beta, replicates, np.random.default_rng(seed))
-    shared = _sampled(found.participation, predicted=weights.participation(KeyPoints(law, n, beta)))
-    return Ambient(beta, _verified(control.theta(n, beta, law)), shared)
+    shared = sampled(found.participation, predicted=weights.participation(KeyPoints(law, n, beta)))
+    return Ambient(beta, verified(control.theta(n, beta, law)), shared)
 
 
 def measure_weights(
@@ -260,9 +258,9 @@ def _quantities(
         expected["output_tangential_variance"] = (across, np.square(found.tangential))
     drawn, sharing = Quantity.sampled(limit.keys90), regimes.keys_holding(finite)
     return {
-        name: _sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()
+        name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()
     } | {
-        "keys_holding_90": _sampled(
+        "keys_holding_90": sampled(
             found.keys90, predicted=drawn.measured, predicted_stderr=drawn.stderr, averaging=sharing
         )
     }
@@ -275,17 +273,17 @@ def _averaging(law: GapLaw, n: int, beta: float, found: WeightSample, applies: b
     across = limit.tangential_variance
     return Averaging(
         applies,
-        mean=_sampled(radial, predicted=limit.mean + limit.bias),
-        shrinkage=_verified(limit.shrinkage, expansion=expansion),
-        bias=_sampled(radial - limit.mean, predicted=limit.bias),
-        radial_variance=_sampled(_squared(radial), predicted=limit.radial_variance),
+        mean=sampled(radial, predicted=limit.mean + limit.bias),
+        shrinkage=verified(limit.shrinkage, expansion=expansion),
+        bias=sampled(radial - limit.mean, predicted=limit.bias),
+        radial_variance=sampled(_squared(radial), predicted=limit.radial_variance),
         effective_sample_size=Quantity(
             limit.effective_sample_size,
             Status.PROVED,
             measured=float(1 / share),
             stderr=float(found.participation.std(ddof=1) / share**2 / np.sqrt(found.top.size)),
         ),
-        tangential_variance=None if across is None else _sampled(np.square(found.tangential) / beta, predicted=across),
+        tangential_variance=None if across is None else sampled(np.square(found.tangential) / beta, predicted=across),
     )
 
 

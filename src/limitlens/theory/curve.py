@@ -164,13 +164,12 @@ def _standard_queries(B: Array) -> tuple[Array, Array]:
 
     _, values, axes = np.linalg.svd(B)
     squares = values**2
+    relative = squares / max(float(squares[0]), 1e-300)
     variances = [np.ones(len(B))]
     for tilt in _TILTS:
         if squares[0] > 1e-9 and squares.sum() < tilt**2:
-            share = brentq(
-                lambda x, goal: np.sum(squares / (1 - x * squares / squares[0])) - goal, 0, 1 - 1e-12, tilt**2
-            )
-            variances.append(1 / (1 - share * squares / squares[0]))
+            share = brentq(lambda x, goal: np.sum(squares / (1 - x * relative)) - goal, 0, 1 - 1e-12, (tilt**2,))
+            variances.append(1 / (1 - share * relative))
     normal = _even_normal(len(B), QUERY_POINTS // len(variances))
     points = np.concatenate([normal * np.sqrt(variance) for variance in variances])
     # the logarithm of each law's density over that of N(0, I)

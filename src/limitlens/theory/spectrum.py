@@ -101,8 +101,17 @@ def reach_per_head(
     queries, keys = list(Wq), list(Wk)
     if len(queries) != len(keys):
         raise InputError(f"there are {len(queries)} Wq and {len(keys)} Wk; expected one Wk per query head")
-    pairs = [(as_array("Wq", q, ndim=2), as_array("Wk", k, ndim=2)) for q, k in zip(queries, keys, strict=True)]
-    return [_reach_of_head(symmetric, covariance_norm, q, k, head_dim) for q, k in pairs]
+    dim, found = len(symmetric), []
+    for q, k in ((as_array("Wq", q, ndim=2), as_array("Wk", k, ndim=2)) for q, k in zip(queries, keys, strict=True)):
+        if q.shape != k.shape or q.shape[1] != dim:
+            raise InputError(f"Wq has shape {q.shape} and Wk {k.shape}; expected both to be (head_dim, {dim})")
+        rows = len(q) if head_dim is None else head_dim
+        scale = check_number("head_dim", rows, "a positive integer", low=1) ** -0.5
+        smoothed, root_k = q @ symmetric, square_root(k @ symmetric @ k.T)
+        values = scale * np.linalg.svd(root_k @ square_root(smoothed @ q.T), compute_uv=False)
+        one_sided = scale * float(np.linalg.norm(root_k @ square_root(q @ q.T), 2))
+        found.append(_reach(values, one_sided, covariance_norm, scale * float(np.sum(smoothed * k)), dim))
+    return found
 
 
 def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -> float:
@@ -132,19 +141,6 @@ def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
     if mean.shape[0] != root.shape[0]:
         raise InputError(f"mean_q has length {mean.shape[0]} and cov_k shape {root.shape}; expected (k,) and (k, k)")
     return abs(float(scale)) * float(np.linalg.norm(root @ mean))
-
-
-def _reach_of_head(covariance: Array, covariance_norm: float, q: Array, k: Array, head_dim: int | None) -> Reach:
-    dim = len(covariance)
-    if q.shape != k.shape or q.shape[1] != dim:
-        raise InputError(f"Wq has shape {q.shape} and Wk {k.shape}; expected both to be (head_dim, {dim})")
-    rows = len(q) if head_dim is None else head_dim
-    scale = check_number("head_dim", rows, "a positive integer", low=1) ** -0.5
-    smoothed = q @ covariance
-    root_k = square_root(k @ covariance @ k.T)
-    singular_values = scale * np.linalg.svd(root_k @ square_root(smoothed @ q.T), compute_uv=False)
-    one_sided = scale * float(np.linalg.norm(root_k @ square_root(q @ q.T), 2))
-    return _reach(singular_values, one_sided, covariance_norm, scale * float(np.sum(smoothed * k)), dim)
 
 
 def _reach(singular_values: Array, one_sided: float, covariance_norm: float, trace: float, dim: int) -> Reach:

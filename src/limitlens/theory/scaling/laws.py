@@ -47,15 +47,10 @@ class LocalPower:
 class GapLaw(ABC):
     """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
 
-    @property
-    @abstractmethod
-    def a(self) -> float:
-        """Half the local exponent α."""
-
-    @property
-    @abstractmethod
-    def log_c(self) -> float:
-        """The logarithm of the constant c in P(D ≤ s) ~ c s^a."""
+    name: str  # what people call it
+    a: float  # half the local exponent α
+    log_c: float
+    tangent_dim: int | None  # the dimension of the directions around the query when keys are uniform over them
 
     @property
     def local(self) -> LocalPower:
@@ -63,19 +58,9 @@ class GapLaw(ABC):
         return LocalPower(self.a, self.log_c)
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """What people call the law."""
-
-    @property
     def parameters(self) -> dict[str, float]:
         """What the law was made of, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    @property
-    @abstractmethod
-    def tangent_dim(self) -> int | None:
-        """The dimension of the directions around the query when the keys are uniform over them, else None."""
 
     @abstractmethod
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
@@ -173,36 +158,20 @@ class PowerGap(GapLaw):
                 f"power is {self.power:g} in dimension {self.dim}; expected an exponent d − 1 + power from "
                 f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT:g}: power {_SMALLEST_EXPONENT + 1 - self.dim:g} or more"
             )
-
-    @property
-    def name(self) -> str:
-        """uniform, or power when the density vanishes or blows up at the query."""
-        return "power" if self.power else "uniform"
-
-    @property
-    def a(self) -> float:
-        """Half the local exponent: (d − 1 + γ)/2."""
-        return (self.dim - 1 + self.power) / 2
-
-    @property
-    def log_c(self) -> float:
-        """log of 1/(a B(a, b) 2^a): for γ = 0, c = 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))."""
-        return -float(special.betaln(self.a, self.tangent_dim / 2)) - self.a * math.log(2) - math.log(self.a)
-
-    @property
-    def tangent_dim(self) -> int:
-        """The dimension d − 1 of the directions around the query."""
-        return self.dim - 1
+        name, tangent_dim, a = "power" if self.power else "uniform", self.dim - 1, (self.dim - 1 + self.power) / 2
+        # c = 1/(a B(a, b) 2^a): for γ = 0 that is 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))
+        log_c = -float(special.betaln(a, tangent_dim / 2)) - a * math.log(2) - math.log(a)
+        vars(self).update(name=name, a=a, log_c=log_c, tangent_dim=tangent_dim)  # follow from the frozen fields
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
         """(a−1) log D + (b−1) log(2−D) − log B(a, b) − (a+b−1) log 2."""
-        a, b = self.a, self.tangent_dim / 2
+        a, b = self.a, (self.dim - 1) / 2
         norm = float(special.betaln(a, b)) + (a + b - 1) * math.log(2)
         return np.asarray(special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm, dtype=np.float64)
 
     def cdf(self, gap: ArrayLike) -> Array:
         """P(D ≤ s), the regularised incomplete beta function of s/2."""
-        return np.asarray(special.betainc(self.a, self.tangent_dim / 2, np.clip(as_array("gap", gap), 0, 2) / 2))
+        return np.asarray(special.betainc(self.a, (self.dim - 1) / 2, np.clip(as_array("gap", gap), 0, 2) / 2))
 
 
 @dataclass(frozen=True)
@@ -227,22 +196,9 @@ class VonMisesFisherGap(GapLaw):
         check_number("concentration", self.concentration, "a concentration of at least 0")
         if not -1 <= self.cosine <= 1:
             raise InputError(f"cosine is {self.cosine:g}; expected <mean direction, query> between -1 and 1")
-
-    @property
-    def a(self) -> float:
-        """(d − 1)/2, that of the uniform law: the density is positive and smooth at the query."""
-        return (self.dim - 1) / 2
-
-    @property
-    def log_c(self) -> float:
-        """The uniform one plus the log-density κ cosφ − K_d(κ) at the query."""
-        along = self.concentration * self.cosine
-        return PowerGap(self.dim).log_c + along - float(radial_K(self.concentration, self.dim))
-
-    @property
-    def tangent_dim(self) -> int | None:
-        """d − 1 when the mean direction lies on the axis of the query, else None."""
-        return self.dim - 1 if abs(self.cosine) == 1 or self.concentration == 0 else None
+        even, on_axis = PowerGap(self.dim), abs(self.cosine) == 1 or self.concentration == 0
+        log_c = even.log_c + self.concentration * self.cosine - float(radial_K(self.concentration, self.dim))
+        vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
         """The uniform log-density plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
