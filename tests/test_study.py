@@ -300,14 +300,14 @@ def test_the_ascent_finds_what_many_random_starts_find(monkeypatch):
 
 def test_the_constant_of_the_uniform_error_grows_exponentially_and_that_of_the_moments_like_a_power():
     mu = ll.Cube(8)
-    sweep = ll.radius_sweep(mu, ll.Head(np.eye(8)), [1, 2, 3, 3.5], [4096], replicates=12, queries=128)
+    sweep = ll.sweep(mu, head=ll.Head(np.eye(8)), radii=[1, 2, 3, 3.5], sizes=[4096], replicates=12, queries=128)
     assert sweep.growth("uniform").law == "exponential"
     assert sweep.growth("mean").law == "polynomial"
     assert sweep.growth("covariance").law == "polynomial"
     with pytest.raises(ll.InputError, match="unbounded support"):
-        ll.radius_sweep(LINE, ll.Head(1.0), [1, 2, 3], [100])
+        ll.sweep(LINE, head=ll.Head(1.0), radii=[1, 2, 3], sizes=[100])
     with pytest.raises(ll.InputError, match="at least 3"):
-        ll.radius_sweep(mu, ll.Head(np.eye(8)), [1, 2], [100])
+        ll.sweep(mu, head=ll.Head(np.eye(8)), radii=[1, 2], sizes=[100])
 
 
 def test_interrupts_keep_the_replicates_finished(monkeypatch):
@@ -477,7 +477,7 @@ def test_a_sweep_is_its_studies_and_hands_every_option_on(monkeypatch):
     assert all(curve.mask_self for curve in masked.curves)
     assert not np.allclose(masked.curves[2].error("output"), plainly.curves[2].error("output"))
     head = ll.designed_head(cube.covariance, 1.0, seed=3)
-    assert ll.radius_sweep(cube, head, [1, 2, 3], **common).document()["growth"] == plainly.document()["growth"]
+    assert ll.sweep(cube, head=head, radii=[1, 2, 3], **common).document()["growth"] == plainly.document()["growth"]
     for swept in ({"horizons": [1.0]}, {"radii": [1, 2, 3]}):
         with pytest.raises(ll.InputError, match="expected auto, cpu or cuda"):
             sweep(cube, device="tpu", **swept, **common)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from limitlens.experiments.heavy_tails import tails as tails
     from limitlens.experiments.study import study as study
     from limitlens.experiments.study_result import Curve as Curve
-    from limitlens.experiments.sweeps import radius_sweep as radius_sweep
     from limitlens.experiments.sweeps import sweep as sweep
     from limitlens.foresight.predict import predict as predict
     from limitlens.foresight.prediction import Predictions as Predictions
@@ -65,7 +64,7 @@ _ROOMS = {
     "experiments.heavy_tails": "tails",
     "experiments.study": "study",
     "experiments.study_result": "Curve",
-    "experiments.sweeps": "radius_sweep sweep",
+    "experiments.sweeps": "sweep",
     "foresight.predict": "predict",
     "foresight.prediction": "Predictions",
     "probing.probe": "probe",

@@ -34,8 +34,10 @@ def regime_figures(law: GapLaw, n: float, seed: int = 0) -> list[Figure]:
     """
     if n < FEWEST_KEYS:
         return []
-    rng = np.random.default_rng(seed)
-    (places, count, angle), maps, ordered = _keys_around(law, n, rng), [], []
+    rng, maps, ordered = np.random.default_rng(seed), [], []
+    count = np.cumsum(rng.standard_exponential(int(min(n, 40 * _MAP_KEYS))))  # keys nearer than each of the nearest,
+    places = [KeyPoints(law, n, beta_sharing(n, law, min(keys, n / 4))) for keys in SHARING]
+    angle = rng.uniform(0, 2 * np.pi, count.size)  # and where it lies around the query
     for keys, (verb, _, colour) in zip(places, SHOWN, strict=True):
         across, up, weight, window = _around(keys, count, angle)
         seen = np.maximum(np.abs(across), np.abs(up)) < window
@@ -57,13 +59,6 @@ def regime_figures(law: GapLaw, n: float, seed: int = 0) -> list[Figure]:
     return [*maps, weights, Figure("The keys that share the mass", across_theta, up_theta, shared)]
 
 
-def _keys_around(law: GapLaw, n: float, rng: np.random.Generator) -> tuple[list[KeyPoints], Array, Array]:
-    """The keys at the three temperatures, and how many are nearer than each of the nearest, with its angle."""
-    count = np.cumsum(rng.standard_exponential(int(min(n, 40 * _MAP_KEYS))))
-    places = [KeyPoints(law, n, beta_sharing(n, law, min(keys, n / 4))) for keys in SHARING]
-    return places, count, rng.uniform(0, 2 * np.pi, count.size)
-
-
 def _around(points: KeyPoints, count: Array, angle: Array) -> tuple[Array, Array, Array, float]:
     """Where the keys of ordered `count` lie around the query, their weights, and the half width of a map of them."""
     x = points.reach(np.minimum(count, points.total))
@@ -72,15 +67,13 @@ def _around(points: KeyPoints, count: Array, angle: Array) -> tuple[Array, Array
     return distance * np.cos(angle), distance * np.sin(angle), weight / weight.sum(), window
 
 
-def _ordered(
-    points: KeyPoints, rng: np.random.Generator, replicates: int = _REPLICATES
-) -> tuple[NDArray[Any], Array, Array]:
+def _ordered(points: KeyPoints, rng: np.random.Generator) -> tuple[NDArray[Any], Array, Array]:
     """Some ranks, the mean ordered weights of the scaling limit at every rank, and samples of n keys at those ranks."""
     most = int(min(_RANKS, points.n))
     ranks = np.unique(np.geomspace(1, most, 12).round().astype(int))
     poisson = PoissonPoints(theta(points.n, points.beta, points.law), points.a)
-    limit = sample_ordered(poisson, most, 4 * replicates, rng).mean(axis=0)
-    return ranks, limit, sample_ordered(points, most, replicates, rng)[:, ranks - 1]
+    limit = sample_ordered(poisson, most, 4 * _REPLICATES, rng).mean(axis=0)
+    return ranks, limit, sample_ordered(points, most, _REPLICATES, rng)[:, ranks - 1]
 
 
 def _along_theta(law: GapLaw, n: float, span: tuple[float, float], rng: np.random.Generator) -> Iterator[Series]:

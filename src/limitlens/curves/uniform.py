@@ -10,7 +10,7 @@ candidates are two halves that know nothing of each other, so what one half miss
 expected maximum is concave in the number of starts, twice as many would add at most twice that.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,20 +29,18 @@ CANDIDATES, STARTS, STEPS = 192, 8, 32  # of each half: points looked at, of whi
 AIMED = 1 / 3  # of the candidates, at the farthest tokens
 
 
-@dataclass(frozen=True)
-class UniformErrors:
+class UniformErrors(NamedTuple):
     """The largest errors found, and how far short of them one half of the starts falls; each (replicates, sizes)."""
 
     largest: Array
     missed: Array  # relative: 1 − (mean of the halves' largest)/largest
 
-    def sentence(self) -> str:
-        """What the search may have missed, at the largest size, with its standard error over replicates."""
-        last = 100 * self.missed[:, -1]
-        return (
-            "The uniform error is the largest found, a lower bound: with half of the starts it would be "
-            f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}% lower."
-        )
+
+def told_of(missed: Array) -> str:
+    """What the search may have missed, at the largest size, with its standard error over replicates."""
+    last = 100 * missed[:, -1]
+    less = f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}%"
+    return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
 
 
 def uniform_errors(

@@ -28,7 +28,7 @@ from limitlens.attention.state import State
 from limitlens.cost import admit
 from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.curves.reference import Reference, reference_for
-from limitlens.curves.uniform import UniformErrors, uniform_errors
+from limitlens.curves.uniform import told_of, uniform_errors
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments.study_result import MOMENT, Curve
 from limitlens.measures import Gaussian
@@ -160,7 +160,7 @@ def study(
     reached = reach(measure.covariance, head.A)
     warnings += reached.warnings(cells.sizes[-1], mask_self=mask_self)
     found = going.rows
-    notes = [] if radius is None else [UniformErrors(found["errors.uniform"], found["missed"]).sentence()]
+    notes = [] if radius is None else [told_of(found["missed"])]
     errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
     scale = float(reference.covariance.trace().clamp_min(0))
     return Curve(

@@ -161,15 +161,18 @@ class RadiusSweep(_Swept):
 
 def sweep(
     measure: TokenLaw, *, horizons: Sequence[float] | None = None, radii: Sequence[float] | None = None,
-    horizon: float = 1.0, spectrum: str | Sequence[float] = "flat", sizes: str | Sequence[int] = "1000:30000:12",
-    replicates: int = 200, queries: int | None = None, radius: float | None = None, seed: int = 0, yes: bool = False,
-    progress: Progress | None = None, **options: Any,
+    horizon: float = 1.0, head: Head | None = None, spectrum: str | Sequence[float] = "flat",
+    sizes: str | Sequence[int] = "1000:30000:12", replicates: int = 200, queries: int | None = None,
+    radius: float | None = None, yes: bool = False, progress: Progress | None = None, seed: int = 0, **options: Any,
 ) -> HorizonSweep | RadiusSweep:  # fmt: skip
     """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
 
-    Exactly one of `horizons` and `radii` is given. With radii, `horizon` is that of the head over the law as given;
-    with horizons, `radius` asks for the uniform error over the ball of this radius too. `spectrum` is that of the head
-    (`designed_head`); the others are those of `study`, such as `mask_self`, `device` or `checkpoint`.
+    Exactly one of `horizons` and `radii` is given. `spectrum` is that of a designed head; with horizons
+    `radius` asks for the uniform error over the ball of this radius too. With radii R the `head`, or a designed one of
+    this `horizon` over the law as given, stays the same, so scores grow like R², and the uniform error over |x| ≤ R is
+    measured beside the moments'. Its bound grows exponentially with them, since the ball holds queries that few tokens
+    answer; the moments average over queries that are tokens, and grow like a power of R. In low dimension even the
+    uniform error ends up growing like a power, once tilted laws are small caps. The others are those of `study`.
 
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
@@ -180,43 +183,25 @@ def sweep(
         raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
     if radii is not None and radius is not None:
         raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
-    values = [float(value) for value in horizons or ()]
+    if radii is None and head is not None:
+        raise InputError("both head and horizons were given; expected a head with radii alone: horizons make their own")
+    values, law = [float(value) for value in (horizons if radii is None else radii) or ()], as_measure(measure)
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
-    heads = [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in values or [horizon]]
+    designed = [horizon] if radii is not None else values
+    heads = [head] if head else [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in designed]
     seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
-    count = len(values or radii or ())
-    admit("the sweep", count * seconds, count * memory, yes=yes)
+    admit("the sweep", len(values) * seconds, len(values) * memory, yes=yes)
     options |= {"sizes": sizes, "replicates": replicates, "queries": queries, "seed": seed}
-    if radii is not None:
-        return radius_sweep(measure, heads[0], radii, progress=progress, **options)
-    studies = [partial(study, measure, head, radius=radius, yes=True, **options) for head in heads]
-    return HorizonSweep(*_each(values, studies, progress, options.get("ray")))
-
-
-def radius_sweep(
-    measure: TokenLaw, head: Head, radii: Sequence[float], sizes: str | Sequence[int], *, replicates: int = 100,
-    progress: Progress | None = None, **options: Any,
-) -> RadiusSweep:  # fmt: skip
-    """Scale compactly supported tokens to each radius R and measure the uniform error over |x| ≤ R beside the moments'.
-
-    The head stays the same, so scores grow like R². The bound on the uniform error grows exponentially with them, since
-    the ball holds queries that few tokens answer; the moments average over queries that are tokens, and grow like a
-    power of R. In low dimension even the uniform error ends up growing like a power, once tilted laws are small caps.
-    The others are those of `study`.
-
-    >>> head = ll.Head(0.3 * np.eye(2))
-    >>> made = ll.radius_sweep(ll.Cube(2), head, [1.0, 1.5, 2.0], [50, 200], replicates=4, queries=16)
-    >>> len(made.radii)
-    3
-    """
-    law = as_measure(measure)
+    one = partial(study, yes=True, **options)
+    if radii is None:
+        studies = [partial(one, law, head, radius=radius) for head in heads]
+        return HorizonSweep(*_each(values, studies, progress, options.get("ray")))
     if not np.isfinite(law.radius):
         raise InputError(f"{measure!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
-    if len(radii) < FEWEST_RADII:
-        raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
-    common, values = partial(study, sizes=sizes, replicates=replicates, yes=True, **options), [*map(float, radii)]
-    studies = [partial(common, law.scaled(R / law.radius), head, radius=R) for R in values]
+    if len(values) < FEWEST_RADII:
+        raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
+    studies = [partial(one, law.scaled(R / law.radius), heads[0], radius=R) for R in values]
     return RadiusSweep(*_each(values, studies, progress, options.get("ray")))
 
 
