@@ -26,7 +26,6 @@ from limitlens.theory.scaling.laws import uniform
 from limitlens.theory.scaling.regimes import averaging
 
 WORDS = read_words("critical/words.json")["heat"]
-INPUTS = ("dim", "beta", "layers", "amplitude", "degree", "n", "seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +125,10 @@ def heat_flow(
         for mode in range(1, degree + 1)
         for predicted in [math.exp(heat.heat_growth(mode, dim) / beta)]
     ]
+    about = {"dim": dim, "beta": beta, "layers": layers, "amplitude": amplitude, "degree": degree}
     line_variance = float(heat.gaussian_flow(np.eye(1), beta, layers)[-1, 0, 0])
     return HeatFlow(
-        inputs=dict(zip(INPUTS, (dim, beta, layers, amplitude, degree, n, seed), strict=True)),
+        inputs={**about, "n": n, "seed": seed},
         time=time,
         mode_1=verified(
             amplitude * math.exp(heat.heat_growth(1, dim) * time), measured=float(modes[-1, 0]), stderr=0.0

@@ -194,10 +194,7 @@ def scaling_limits(
     critical_beta, critical_n = control.critical_beta(n, law), control.critical_n(beta, law)
     leak = sampled(1 - found.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
     exact, expected = weights.participation(finite), weights.participation(poisson)
-    warning = (
-        f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
-        f"the limit says {expected:.3g}; trust the exact values"
-    )
+    far = WORDS["far"].format(n=n, exponent=law.exponent, exact=exact, expected=expected)
     return ScalingLimits(
         law,
         inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **rest},
@@ -216,7 +213,7 @@ def scaling_limits(
             leak,
         ),
         laws=_laws(law, n, beta, found, limit),
-        warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (warning,),
+        warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
         method=method,
         replaced_mass=float(found.remainder.max()),
         ambient=ambient(law, dim, n, replicates, seed) if law.exponent < dim - 1 else None,

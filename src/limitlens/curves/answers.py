@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
+
+import numpy as np
 
 from limitlens.curves.error_curve import TokensFor
 
@@ -21,14 +24,8 @@ def answers(
     `n`, `low`, `high` and `mark` are lists by curve, error and context: the number and the ends of its 95% interval,
     None where there is none, and where it comes from, counted in `MARKS`.
     """
-    found = [
-        [[one(error, math.inf if context is None else context) for context in contexts] for error in errors]
-        for one in ask
-    ]
-    parts: dict[str, Callable[[TokensFor], int | None]] = {
-        "n": lambda answer: answer.n,
-        "low": lambda answer: answer.interval[0],
-        "high": lambda answer: answer.interval[1],
-        "mark": lambda answer: MARKS.index(answer.mark),
-    }
-    return {name: [[[*map(part, row)] for row in rows] for rows in found] for name, part in parts.items()}
+    ends = [math.inf if context is None else context for context in contexts]
+    found = [one(error, end) for one, error, end in product(ask, errors, ends)]
+    told = np.array([(answer.n, *answer.interval, MARKS.index(answer.mark)) for answer in found], dtype=object)
+    parts = told.reshape(len(ask), len(errors), len(ends), 4)
+    return {name: parts[..., place].tolist() for place, name in enumerate(("n", "low", "high", "mark"))}

@@ -90,7 +90,7 @@ class Discrete(_Finite):
         self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
         support = self.weights > 0  # a point of weight zero must not set the largest score
         self._points, self._weights = self.points[support], self.weights[support]
-        self.radius = _check_length("points", _largest_length(self._points))
+        self.radius = _largest_length("points", self._points)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw points independently, with their weights."""
@@ -125,7 +125,7 @@ class Sample(_Finite):
             if not finite.all():
                 row = seen + int(np.argmin(finite))
                 raise InputError(f"tokens hold NaN or infinity in row {row}; expected finite numbers: drop such rows")
-            self.radius, seen = max(self.radius, _check_length("tokens", _largest_length(block))), seen + len(block)
+            self.radius, seen = max(self.radius, _largest_length("tokens", block)), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Draw with replacement, so that the tokens are independent."""
@@ -157,11 +157,8 @@ def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
         raise InputError(f"{name} have shape {array.shape}; expected (n, dim) with at least one row and one column")
 
 
-def _largest_length(points: Array) -> float:
+def _largest_length(name: str, points: Array) -> float:
     with np.errstate(over="ignore"):
-        return float(np.sqrt(np.einsum("ij,ij->i", points, points).max()))
-
-
-def _check_length(name: str, length: float) -> float:
+        length = float(np.sqrt(np.einsum("ij,ij->i", points, points).max()))
     expected = f"lengths up to {LONGEST:g}, since kernels compute in float32, so divide them by a constant"
     return check_number(f"the largest length of {name}", length, expected, below=LONGEST)

@@ -124,12 +124,11 @@ class TailReport(Result):
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON-ready mapping."""
-        verdict, norm = self.verdict, {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr}
-        curves = {"tilts": self.tilts, "excess": self.excess, "stderr": self.stderr}
-        told = {"verdict": verdict.value, "meaning": verdict.meaning, "remedy": verdict.remedy}
-        numbers = {"variance_proxy": self.variance_proxy, "pareto_norm": norm, "hill_norm": self.hill_norm}
-        numbers |= {"kurtosis": self.kurtosis, "needed": self.needed}
-        return {**told, **numbers, "log_moment": curves}
+        told = {"meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
+        told |= {name: getattr(self, name) for name in ("verdict", "variance_proxy", "hill_norm", "kurtosis", "needed")}
+        curves = {name: getattr(self, name) for name in ("tilts", "excess", "stderr")}
+        norm = {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr}
+        return {**told, "pareto_norm": norm, "log_moment": curves}
 
     @classmethod
     def load(cls, run: Run) -> Self:

@@ -212,9 +212,9 @@ def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
     return head.A, head.value_map
 
 
-def _number(predicted: Any, status: str, **more: Any) -> dict[str, Any]:
-    """A predicted number with its standing."""
-    return {"predicted": predicted, "status": status, **more}
+def _number(predicted: Any, status: str, told: str = "", **more: Any) -> dict[str, Any]:
+    """A predicted number with its standing, and what is told of it in words.json."""
+    return {"predicted": predicted, "status": status, **WORDS["told"].get(told, {}), **more}
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,8 @@ class _Predictor:
         """The slope of the sharp law of a moment at n, its logarithms included."""
         seen = self.reach.dim == 1 and self.n >= rates.SLOPES_FROM
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
-        status, formula = "verified" if seen else "heuristic", "n^(−exponent) (ln n)^log_power"
-        note = f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
-        return _number(law.local_rate(self.n), status, **plain(law), formula=formula, note=note)
+        known = {**plain(law), "note": f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"}
+        return _number(law.local_rate(self.n), "verified" if seen else "heuristic", "local rate", **known)
 
     def constants(self) -> dict[str, Any] | None:
         """n · Cov of the moments while H < 1; None from 1 on, where there is no such constant."""
@@ -262,11 +261,10 @@ class _Predictor:
             return None
         covariance = self.law.covariance
         trace = float(np.trace(token_influence.mean_error_covariance(covariance, self.A, self.V)))
-        found = {"mean": _number(trace, self.moments, formula="tr of n·Cov(mean output)")}
+        found = {"mean": _number(trace, self.moments, "constant of the mean")}
         if self.law.dim == 1:
             value = token_influence.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
-            formula = "n·Var(variance of the outputs)"
-            found["covariance"] = _number(self.gain**4 * value, "verified", formula=formula)
+            found["covariance"] = _number(self.gain**4 * value, "verified", "constant of the covariance")
         return found
 
     def uniform(self, radius: float) -> dict[str, Any]:
@@ -286,16 +284,15 @@ class _Predictor:
         cost = finite.tilt_cost(law, tilt, self.V)
         flag = clt.interval_validity(law, tilt, n, self.V)
         wanted = error * cost.limit
-        squares = (cost.mean_square_asymptotic(n), cost.mean_square_bound(n))
-        asymptotic, bound = map(float, np.sqrt(squares))
+        asymptotic, bound = map(float, np.sqrt((cost.mean_square_asymptotic(n), cost.mean_square_bound(n))))
         useful = cost.mean_square_useful_from()
         found: dict[str, Any] = {
             "deviations": spread,
             "tilt": float(np.linalg.norm(root @ tilt)),
             "limit": cost.limit,
             "effective_sample_size": _number(float(n * np.exp(-cost.log_cost)), "proved"),
-            "rms_error": _number(asymptotic, "proved", note="as n → ∞, by the central limit theorem"),
-            "rms_error_bound": _number(bound, "proved", note="at every n, bounded laws only", useful_from=useful),
+            "rms_error": _number(asymptotic, "proved", "rms error"),
+            "rms_error_bound": _number(bound, "proved", "rms error, bound", useful_from=useful),
             "quadratic_error_95": _number(cost.quadratic_error_quantile(n), "proved"),
             "deviation": {
                 "error": wanted,
@@ -308,8 +305,7 @@ class _Predictor:
         if self.gaussian:
             at = spread * direction[None]
             square = curve.query_error(law.covariance, A, at, n, V=self.V, mean=law.mean)[0, 0]
-            note = "at this n, exactly, Gaussian tokens"
-            found["rms_error_exact"] = _number(float(np.sqrt(square)), "verified", note=note)
+            found["rms_error_exact"] = _number(float(np.sqrt(square)), "verified", "rms error, exact")
         return found
 
     def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
@@ -320,7 +316,7 @@ class _Predictor:
         at_query, at_mean = value @ covariance @ self.A, value @ (covariance @ self.A + identity) @ mean
         scale = float(np.sqrt(np.sum((at_query @ square_root(covariance)) ** 2) + np.sum(at_mean**2)))
         output = curve.output_error(covariance, self.A, sizes, V=V, mean=mean, mask_self=mask_self)
-        found = {"n": sizes, "output": _number(output, "verified", note="root mean square over queries and samples")}
+        found = {"n": sizes, "output": _number(output, "verified", "output")}
         found["relative_output"] = _number(output / scale if scale > 0 else None, "verified")
         if mean.any():
             return found
@@ -328,14 +324,13 @@ class _Predictor:
         if of_mean is not None:
             # In d = 1 the finite-n law, held against simulations to H = 1; beyond d = 1 its limit, where it is near.
             status = self.moments if np.linalg.norm(B, 2) <= 1 else "heuristic"
-            found["mean"] = _number(of_mean, status, note="E|error of the mean output|")
+            found["mean"] = _number(of_mean, status, "mean")
         if len(B) > 1:
             return found
         horizon, variance = float(B[0, 0]), float(covariance[0, 0])
         if of_mean is not None:
             error = self.gain**2 * variance * token_influence.variance_error_1d(horizon, sizes)
-            found["covariance"] = _number(error, "heuristic", note="E|error of the variance of the outputs|")
+            found["covariance"] = _number(error, "heuristic", "covariance")
         averaged = self.gain * float(np.sqrt(variance)) * curve.averaged_error_1d(horizon, sizes)
         status = "verified" if abs(horizon) <= curve.VERIFIED_HORIZON else "heuristic"
-        note = "E|Γ_n − Γ| averaged over queries, by the three-piece law"
-        return {**found, "averaged": _number(averaged, status, note=note)}
+        return {**found, "averaged": _number(averaged, status, "averaged")}

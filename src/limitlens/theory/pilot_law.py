@@ -92,8 +92,6 @@ def pilot_errors(
     and at worst 2e-3 where one token holds everything: less than the nodes do. Most of the work is products of matrices
     and sums of rows, which `matmul` and `bags` may do elsewhere.
 
-    Examples
-    --------
     >>> rng = np.random.default_rng(0)
     >>> (told,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
     >>> told.error.shape, bool(told.error[0, 0] > told.error[0, 1])
