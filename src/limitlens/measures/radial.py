@@ -25,6 +25,7 @@ from numpy.polynomial import Polynomial
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.measures._shared import by_blocks
 
 _LOWEST_DEBYE_ORDER = 24.0
 _DEBYE_TERMS = 11
@@ -72,11 +73,8 @@ def _blockwise(function: Callable[[Array, float], Array], r: ArrayLike, dim: flo
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
-    flat, order = radii.reshape(-1), check_number("dim", dim, "a dimension of at least 1", low=1) / 2 - 1
-    out = np.empty_like(flat)
-    for start in range(0, flat.size, _BLOCK):
-        out[start : start + _BLOCK] = function(flat[start : start + _BLOCK], order)
-    return out.reshape(radii.shape)
+    order = check_number("dim", dim, "a dimension of at least 1", low=1) / 2 - 1
+    return by_blocks(lambda rows: function(rows[:, 0], order), radii[..., None], _BLOCK)
 
 
 def _K(r: Array, order: float) -> Array:

@@ -94,9 +94,8 @@ def _laplace_averages(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Nodes log s in steps of `step`, and log(1-q), s a₁, s² a₂, s² b₂ there; wide enough for n in [smallest, largest].
 
-    All are averages over z of functions of u = log s + τ z that are negligible below -`depth` and trivial above 4:
-    short correlations where the grids of log s and τ z align, which they do unless τ is so small that z needs a finer
-    step.
+    All are averages over z of functions of u = log s + τ z that are negligible below -`depth`: correlations where the
+    grids of log s and τ z align, which they do unless τ is so small that z needs a finer step.
     """
     aligned = tau * _WIDEST >= step
     depth = np.log(largest) + 40.0
@@ -110,8 +109,11 @@ def _laplace_averages(
     density = np.exp(-(z**2) / 2) * ((z[1] - z[0]) / np.sqrt(2 * np.pi))
     gap = z - tau
     weights = np.stack((density, density * gap, density * gap**2, density))
-    if aligned:
-        q, a1, a2, b2 = _correlations(weights, log_s[0] + tau * z[0], step, len(log_s), depth)
+    if aligned:  # u takes as many values as there are nodes and tokens
+        sw = np.exp(np.minimum(log_s[0] + tau * z[0] + step * np.arange(len(log_s) + len(z) - 1), 700.0))
+        once = sw * np.exp(-sw)
+        kernels = (-np.expm1(-sw), once, sw * once, sw * once)
+        q, a1, a2, b2 = (np.correlate(kernel, row, "valid") for kernel, row in zip(kernels, weights, strict=True))
     else:
         sw = np.exp(np.minimum(log_s[:, None] + tau * z, 700.0))
         once = sw * np.exp(-sw)
@@ -128,22 +130,3 @@ def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, fl
         return low, float(np.sqrt(extreme**2 + _TAIL**2))
     # W² is collected at 2τ, or at 1.155 L where one token balances all others, with Gaussian tails around.
     return low, float(min(2 * tau, 1.16 * extreme)) + _TAIL
-
-
-def _correlations(weights: Array, start: float, step: float, nodes: int, depth: float) -> tuple[Array, ...]:
-    """Averages q, s a₁, s² a₂, s² b₂ at `nodes` values of log s; u is `start` at the first token and the first node."""
-    tokens = weights.shape[1]
-    offset = int(np.floor((-depth - start) / step))
-    length = int(np.ceil((depth + 4.0) / step)) + 1
-    sw = np.exp(start + step * (offset + np.arange(length)))
-    once = sw * np.exp(-sw)
-    kernels = (-np.expm1(-sw), once, sw * once, sw * once)
-    # Node i meets kernel entry k at token offset + k - i, which may lie outside the tokens: pad with zeros.
-    first = offset - nodes + 1
-    before, after = max(0, -first), max(0, offset + length - tokens)
-    padded = np.pad(weights, ((0, 0), (before, after)))
-    window = slice(first + before, offset + before + length)
-    averages = [np.correlate(row[window], kernel, "valid")[::-1] for row, kernel in zip(padded, kernels, strict=True)]
-    above = np.append(np.cumsum(padded[0][::-1])[::-1], 0.0)  # tokens beyond the kernel have e^{-sW} = 0
-    averages[0] = averages[0] + above[np.arange(offset + before + length, first + before + length - 1, -1)]
-    return tuple(averages)
