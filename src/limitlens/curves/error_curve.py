@@ -1,9 +1,8 @@
 """The error of attention over n tokens against its limit, for nested sizes n: the one curve of this program.
 
-A study, a probe and a plan all read the same things off it: the error at each size with its standard error, the rate at
-which it falls and by which law, and n(ε), how many tokens an error takes. Whatever is uncertain is uncertain over whole
-replicates, because their sizes are nested, and over clusters of queries, which all replicates share: every interval
-comes from resampling both (`Scatter`).
+A study, a probe and a plan all read off it the error at each size, the rate at which it falls and by which law, and
+n(ε), how many tokens an error takes. Intervals come from resampling whole replicates, because their sizes are nested,
+and clusters of queries, which all replicates share (`Scatter`).
 """
 
 import math

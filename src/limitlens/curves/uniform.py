@@ -5,9 +5,9 @@ The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, 
 more evaluations of δ give it, so the ascent needs nothing but attention, streams its tokens, and works for every law.
 
 Climbs begin where the error is largest among many candidates, of which the useful ones aim at tokens far out: the query
-x = R Aᵀ(X − m)/|Aᵀ(X − m)| is the one that sees the token X best. What is found is a lower bound of the supremum. The
-candidates are two halves that know nothing of each other, so what one half misses of both is measured; since the
-expected maximum is concave in the number of starts, twice as many would add at most twice that.
+x = R Aᵀ(X − m)/|Aᵀ(X − m)| sees the token X best. What is found is a lower bound of the supremum. What one half of the
+candidates misses of both is measured; as the expected maximum is concave in their number, twice as many would add at
+most twice that.
 """
 
 from typing import NamedTuple

@@ -8,9 +8,8 @@ independent exponential numbers of rate α (Hill; Levina and Bickel). With S the
 The constant follows from r_k alone, C = k/(n r_k^α), hence the critical inverse temperature of the head. Each key must
 be an independent draw: the uncertainty does not know about repeated or correlated keys.
 
-A query that lies outside the keys' support has no local exponent: distances then start at some r₀ > 0, the logarithms
-shrink, and α̂ may exceed the dimension. Queries of real heads are such: they are made by another matrix than the keys.
-So the query's r_k is ranked among those of keys to their own neighbours (`support`).
+A query outside the keys' support, as those of real heads are, has no local exponent: distances then start at some
+r₀ > 0, and α̂ may exceed the dimension. So its r_k is ranked among those of keys to their own neighbours (`support`).
 """
 
 import math

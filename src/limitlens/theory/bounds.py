@@ -39,8 +39,7 @@ class UniformBound:
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
     """The exponential part e^{τ²}, τ = R ‖Σ^{1/2}A‖₂, of the constant for tokens with variance proxy Σ: no bound [H].
 
-    It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}. What
-    multiplies it is polynomial in R and in the dimension, and 1 here: the error itself may be several times larger.
+    It is the square root of the most a tilt can cost: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}.
 
     >>> round(theory.uniform_exponential(radius=2.0, horizon_one_sided=0.5).prediction.value, 3)
     2.718

@@ -5,10 +5,8 @@ For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    [P],
 
 the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
-from one set of tokens. It is itself an average of few tokens where weights are uneven, so its regions are those of
-Student and Hotelling with the degrees of freedom of the plug-in, 2/(κ - 1/n), κ = Σu_i⁴/(Σu_i²)² (Satterthwaite): n
-for Gaussian values under equal weights, twice the number of tokens in the rare part where that decides. `Validity`
-says whether the regions may be believed.
+from one set of tokens, few where weights are uneven: so its regions are those of Student and Hotelling with its degrees
+of freedom 2/(κ - 1/n), κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether they may be believed.
 """
 
 from dataclasses import dataclass

@@ -121,8 +121,7 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
     """E|error of the mean output| over n Gaussian tokens: shape (sizes,), or None where no prediction is good.
 
     In d = 1 the law of the influence function at finite n, for H ≤ 2 [V to H = 1]; in higher dimensions its Gaussian
-    limit, which exists while H < 1 [V where ‖B‖_F ≤ 1: within 10% from n = 300 on]. Beyond it is approached slowly and
-    overpredicts [H]: at d = 16, H = 0.69 about twofold for n = 300 to 10,000.
+    limit, while H < 1 [V where ‖B‖_F ≤ 1: within 10% from n = 300 on; H beyond, where it overpredicts].
 
     >>> theory.mean_error(np.eye(2), 0.3 * np.eye(2), [100, 10_000]).round(4).tolist()
     [0.1637, 0.0164]

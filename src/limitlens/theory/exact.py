@@ -11,9 +11,8 @@ where z is the standard normal coordinate of a whitened token along the tilt, W 
     E[Σ w²]                    = ∫ s n b₂ (1-q)^{n-1} ds.
 
 Across the tilt the whitened coordinates are independent of the weights, so each has mean square error E Σ w². By
-Stein's identity the mean output of centred tokens is shrunk by the same number, E Γ_n(x) = (1 - E Σ w²) Γ(x), exactly
-and for every n; with a mean m it is shrunk towards m, E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m). The averages do not depend
-on n. On logarithmic scales both integrals converge geometrically in the trapezoid step.
+Stein's identity the mean output is shrunk towards the mean m by as much, E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m), exactly
+and for every n. On logarithmic scales both integrals converge geometrically in the trapezoid step.
 """
 
 from dataclasses import dataclass
@@ -34,14 +33,10 @@ _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 
 @dataclass(frozen=True)
 class PointwiseError:
-    """Exact second moments of attention at whitened tilts over n Gaussian tokens; arrays of shape (tilts, sizes).
-
-    `across`, E[Σ w²] over the tokens other than the query's own, is the mean square error of each coordinate across the
-    tilt; without an own token, also the share by which the mean output falls short of the limit, seen from the mean.
-    """
+    """Exact second moments of attention at whitened tilts over n Gaussian tokens; arrays of shape (tilts, sizes)."""
 
     along: Array  # E[(error along the tilt)²]
-    across: Array
+    across: Array  # E[Σ w²] over the tokens other than the query's own: that of each coordinate across the tilt
     own: Array  # E[w²] of the query's own token; zero where it has none
     own_along: Array  # E[w · error along the tilt] for the same token
 

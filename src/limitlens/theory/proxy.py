@@ -1,8 +1,7 @@
 """Variance proxies: the matrix that the theorems on sub-Gaussian tokens ask for, which the covariance seldom is.
 
-S is a variance proxy of X when K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t. The covariance is one for Gaussian laws and
-for those called strictly sub-Gaussian; for others it can be far too small: .99 N(0, .5) + .01 N(0, 50) has the variance
-0.995 and needs 50.
+S is a variance proxy of X when K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t. The covariance can be far too small:
+.99 N(0, .5) + .01 N(0, 50) has the variance 0.995 and needs 50.
 """
 
 import numpy as np

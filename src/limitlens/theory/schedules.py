@@ -5,9 +5,8 @@
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-Along each, the effective number of keys θ, the number 1/EΣw² of keys that share the mass, and the entropy are given:
-exact at every n for a known law of the keys, those of the scaling limit when only the local power law is known, as for
-a real head.
+Along each, θ, the number 1/EΣw² of keys that share the mass, and the entropy are given: exact at every n for a known
+law of the keys, those of the scaling limit where only the local power law is known, as for a real head.
 """
 
 import math

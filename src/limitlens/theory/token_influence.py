@@ -5,10 +5,9 @@ influences h(X_i), with whitened tokens y, B = Σ^{1/2} A Σ^{1/2}, P = BBᵀ (I
 
     h(y) = B y + Z(y) (I - P) y,    Z(y) = det(I + BBᵀ)^{-1/2} e^{yᵀPy/2}.
 
-The first part is the token as a query, the second its pull on all other outputs. E|h| is finite for every H, and the
-error decays with the sharp exponent. Its variance is finite exactly when every singular value of B is below 1: then the
-moments have constants of an n^{-1/2} law [V]. Convergence to them is slow near 1 (at H = 0.9 and n = 1e5 the measured
-variance is still 0.87 (mean) and 0.56 (covariance) of the constant) and beyond d = 1 where ‖B‖_F is large.
+The first part is the token as a query, the second its pull on all other outputs. E|h| is finite for every H. Its
+variance is finite exactly when H < 1: then the moments have constants of an n^{-1/2} law [V], reached slowly near 1 (at
+H = 0.9 and n = 1e5 the variance is still 0.87 (mean) and 0.56 (covariance) of it) and where ‖B‖_F is large.
 """
 
 from functools import partial
@@ -82,9 +81,8 @@ def covariance_error_variance_1d(horizon: float) -> float:
 def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
     """E|error of the mean output| over n Gaussian tokens in d = 1, from the influence function [V].
 
-    Predicted over measured from n = 1e3 on, both signs of A: 0.99 to 1.01 up to H = 0.7, 1.02 to 1.05 at 0.9, at H = 1
-    1.08 at n = 1e3 and 1.05 to 1.07 at 1e5, beyond more (1.2 to 1.3 at 1.5, 1.4 at 2). `signed_horizon`
-    is H with the sign of A; the result (sizes,) is in standard deviations of the tokens.
+    Predicted over measured from n = 1e3 on: 0.99 to 1.01 to H = 0.7, 1.02 to 1.08 to H = 1, beyond more (1.2 to 1.3 at
+    1.5, 1.4 at 2). `signed_horizon` has the sign of A; the result (sizes,) is in standard deviations of the tokens.
 
     >>> theory.mean_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.122, 0.0122]

@@ -1,8 +1,7 @@
 """Quadrature that does not mind a power singularity at either end of the interval.
 
-The tanh-sinh rule: v = 1 / (1 + exp(−π sinh t)) maps the line to (0, 1) and crowds its nodes double exponentially
-towards both ends, so that the trapezoidal rule in t converges at a near-exponential speed for analytic integrands times
-v^p, p > −1.
+The tanh-sinh rule: v = 1 / (1 + exp(−π sinh t)) crowds its nodes towards both ends of (0, 1), so that the trapezoidal
+rule in t converges at a near-exponential speed for analytic integrands times v^p, p > −1.
 """
 
 from functools import lru_cache

@@ -53,8 +53,8 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 class ZonalFlow:
     """The exact map of densities Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by one layer of attention at β.
 
-    Modes above `degree` are dropped after each layer. This is no mere convenience: the backward heat equation amplifies
-    the mode l by e^{l²t}, rounding errors included, so only a band-limited problem has an answer.
+    Modes above `degree` are dropped after each layer: the backward heat equation amplifies the mode l by e^{l²t},
+    rounding errors included, so only a band-limited problem has an answer.
     """
 
     dim: int
@@ -140,8 +140,8 @@ def rms_slope(amplitude: float, dim: int) -> float:
 def token_noise(n: float, beta: float, dim: int) -> float:
     """Standard deviation, along one direction, of where a layer sends a token that attends to n keys: √(1/(2β n_eff)).
 
-    In full √(tangential variance)/A_d(β). It is the same for keys of a density f and tokens drawn from f: the noise at
-    x is that of n f(x) uniform keys, and 1/f averages to one over f.
+    In full √(tangential variance)/A_d(β), for keys and tokens of any density f: the noise at x is that of n f(x) keys,
+    and 1/f averages to one over f.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean

@@ -1,10 +1,8 @@
 """Laws of the keys as the query sees them: the law of the gap D = 1 − <q, k> between a unit query and a unit key.
 
-Attention from a fixed query depends on the keys through their gaps, and at large β only through the smallest ones:
+At large β only the smallest gaps matter:
 
     P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
-
-From its density on [0, 2] follow E e^{−βD} = e^{K(β)−β}, the moments of D under that tilt, and the quantiles.
 """
 
 import math
@@ -73,7 +71,7 @@ class GapLaw(ABC):
 
     @property
     def c(self) -> float:
-        """The constant of P(D ≤ s) ~ c s^a; in terms of distances, P(|q − k| ≤ r) ~ c 2^{−a} r^{2a}."""
+        """The constant of P(D ≤ s) ~ c s^a."""
         return math.exp(self.log_c)
 
     def cdf(self, gap: ArrayLike) -> Array:

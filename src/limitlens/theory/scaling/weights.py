@@ -1,8 +1,7 @@
 """Expected properties of the ordered weights and of the output, for the limit and for finite n alike.
 
-Every function takes a point process (`points.py`): `PoissonPoints(theta, a)` gives the scaling limit,
-`KeyPoints(law, n, beta)` the exact value at finite n. The output is described in the scale of the critical regime: its
-gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
+Of `PoissonPoints(theta, a)` they are the scaling limit, of `KeyPoints(law, n, beta)` exact at finite n. The output is
+described by its gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
 """
 
 import math
@@ -80,7 +79,7 @@ def gap_variance(points: Points) -> float:
 def tangential_variance(points: Points, tangent_dim: int) -> float:
     """β Var of a coordinate of the output across the query, keys uniform around it: E Σ w² ρ² / tangent_dim.
 
-    Directions do not depend on the gaps and average to zero, so single keys alone count; ρ is the distance to the axis.
+    Directions average to zero, so single keys alone count; ρ is the distance to the axis.
 
     >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
     0.1386
