@@ -8,7 +8,7 @@ fluctuation of the right covariance. `WeightSample.remainder` says how large tha
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -45,10 +45,15 @@ def sample_weights(
 
     `tangent_dim` is the dimension of the directions around the query, for laws that are uniform over them.
     """
-    drawn = _keys_to_draw(points)
-    parts = [_summarise(points, count, drawn, rng, tangent_dim) for count in _chunks(replicates, drawn)]
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(WeightSample))
-    return WeightSample(*map(np.concatenate, columns))
+    drawn, parts = _keys_to_draw(points), []
+    for count in _chunks(replicates, drawn):
+        x, weight, rest, _ = _draw(points, count, drawn, rng)
+        across, noise = np.full((count, 1), np.nan), np.zeros(count)
+        if tangent_dim is not None:
+            across = np.sqrt(points.tangent_square(x)) * _coordinate(x.shape, tangent_dim, rng)
+            noise = np.sqrt(rest[3] / tangent_dim) * rng.standard_normal(count)
+        parts.append(_summary(x, weight, rest, across, noise))
+    return WeightSample(*np.concatenate(parts, axis=1))
 
 
 def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.Generator) -> Array:
@@ -66,24 +71,17 @@ def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random
     check_keys(n)
     check_beta(beta)
     check_replicates(replicates)
-    rows = np.empty((len(fields(WeightSample)), replicates))
-    for replicate in range(replicates):
+    parts, nothing = [], np.zeros((5, 1))
+    for _ in range(replicates):
         keys = rng.standard_normal((n, dim))
         keys /= np.sqrt(np.einsum("ij,ij->i", keys, keys))[:, None]
         keys[:, 0] -= 1
         x = beta / 2 * np.einsum("ij,ij->i", keys, keys)  # β|q − k|²/2, free of the cancellation in 1 − <q, k>
-        nearest = x.min()
-        felt = x < nearest + _UNFELT
-        x, across = x[felt], keys[felt, 1]
-        weight = np.exp(nearest - x)
-        total = weight.sum()
-        weight /= total
-        gap = weight @ x
-        entropy = math.log(total) + gap - nearest
-        keys90 = 1 + np.searchsorted(np.cumsum(np.sort(weight)[::-1]), 0.9)
-        tangential = math.sqrt(beta) * (weight @ across)
-        rows[:, replicate] = 1 / total, weight @ weight, entropy, keys90, gap, tangential, nearest, 0
-    return WeightSample(*rows)
+        felt = np.flatnonzero(x < x.min() + _UNFELT)
+        felt = felt[np.argsort(x[felt])][None]
+        x, across = x[felt], math.sqrt(beta) * keys[felt, 1]
+        parts.append(_summary(x, np.exp(x[:, :1] - x), nothing, across, np.zeros(1)))
+    return WeightSample(*np.concatenate(parts, axis=1))
 
 
 def _chunks(replicates: int, drawn: int) -> list[int]:
@@ -114,28 +112,17 @@ def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator)
     return x, weight, rest, weight.sum(axis=1) + rest[0]
 
 
-def _summarise(
-    points: Points, replicates: int, drawn: int, rng: np.random.Generator, tangent_dim: int | None
-) -> WeightSample:
-    x, weight, (_, moment, square, across_square, deviation), total = _draw(points, replicates, drawn, rng)
+def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) -> Array:
+    """The fields of `WeightSample` (8, replicates), of keys drawn (replicates, drawn) and what is left of others."""
+    mass, moment, square, _, deviation = rest
+    total = weight.sum(axis=1) + mass
     keys90 = 1.0 + np.sum(np.cumsum(weight, axis=1) < 0.9 * total[:, None], axis=1)
-    keys90[keys90 > drawn] = np.nan
+    keys90[keys90 > x.shape[1]] = np.nan
     gap = (np.einsum("ij,ij->i", weight, x) + moment) / total
-    tangential = np.full(replicates, np.nan)
-    if tangent_dim is not None:
-        across = np.sqrt(points.tangent_square(x)) * _coordinate(x.shape, tangent_dim, rng)
-        noise = np.sqrt(across_square / tangent_dim) * rng.standard_normal(replicates)
-        tangential = (np.einsum("ij,ij->i", weight, across) + noise) / total
-    return WeightSample(
-        top=1 / total,
-        participation=(np.einsum("ij,ij->i", weight, weight) + square) / np.square(total),
-        entropy=np.log(total) + gap - x[:, 0],
-        keys90=keys90,
-        gap=gap,
-        tangential=tangential,
-        nearest=x[:, 0],
-        remainder=deviation / total,
-    )
+    participation = (np.einsum("ij,ij->i", weight, weight) + square) / np.square(total)
+    tangential, nearest = ((weight * across).sum(axis=1) + noise) / total, x[:, 0]
+    entropy = np.log(total) + gap - nearest
+    return np.stack((1 / total, participation, entropy, keys90, gap, tangential, nearest, deviation / total))
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:

@@ -25,7 +25,7 @@ from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
-from limitlens.record import Run, plain, typed
+from limitlens.record import Run, typed
 from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -63,25 +63,21 @@ class HardmaxCurve:
     errors: ErrorCurve
     predicted: Mapping[str, PredictedCurve] = field(default_factory=dict)
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What was measured, by name."""
+        found = self.errors
+        return {"label": self.label, "n": list(found.sizes), "measured": found.error, "stderr": found.stderr}
+
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
-        found, rate = self.errors, self.errors.rate
-        return {
-            "label": self.label,
-            "n": list(found.sizes),
-            "measured": found.error,
-            "stderr": found.stderr,
-            "predicted": plain(self.predicted),
-            "rate": None if rate is None else rate.document(),
-            "replicates": found.replicates,
-        }
+        rate = self.errors.rate and self.errors.rate.document()
+        return self.measured | {"predicted": self.predicted, "rate": rate, "replicates": self.errors.replicates}
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per size: label, n, measured, stderr and the predictions."""
-        found = {"n": self.errors.sizes, "measured": self.errors.error, "stderr": self.errors.stderr}
-        predicted = {name: line.value for name, line in self.predicted.items()}
-        return pd.DataFrame({"label": self.label, **found, **predicted})
+        return pd.DataFrame(self.measured | {name: line.value for name, line in self.predicted.items()})
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,9 +19,6 @@ _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it sta
 class GaussianMixture(Measure):
     """Σ_c w_c N(m_c, Σ_c): K = log Σ_c w_c exp K_c, ∇K = Σ_c p_c ∇K_c with p = softmax(log w + K_1, …, K_C at t).
 
-    The Hessian is the covariance within components plus that between their tilted means:
-    ∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ].
-
     Weights (c,) are probabilities, means (c, d), covariances one variance for all, one per component (c,), one matrix
     for all (d, d), or one matrix per component (c, d, d).
 
@@ -58,7 +55,7 @@ class GaussianMixture(Measure):
         return self._by_blocks(lambda rows: _average(*self._tilted(rows)[1:]), tilts)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]."""
+        """Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: the covariance within components plus that between their means."""
         return self._by_blocks(self._hessian, tilts)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
