@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from limitlens.curves.crossing import BEYOND, LINE_SIZES, between, crossing, power_law, whole
 from limitlens.curves.fit import Rate, fit_rate, local_slopes
 from limitlens.curves.foresight import DRAWS, WIDEST, Foresight
-from limitlens.curves.scatter import LEVEL, Scatter
+from limitlens.curves.scatter import ENDS, Scatter
 from limitlens.errors import Array, InputError
 
 FLOOR_MARGIN = 10  # an error closer to the numerical floor than this is neither fitted nor crossed
@@ -223,7 +223,7 @@ class ErrorCurve:
         needed = crossing(x, y, math.log(error), math.log(context), reach)
         found, measured = float(needed[0]), np.asarray(self.sizes)[self.usable]
         resampled = needed[1:] if len(needed) > 1 else needed
-        low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
+        low, high = np.quantile(resampled, ENDS, method="nearest")
         return TokensFor(
             n=whole(found, context),
             interval=(whole(float(low), context), whole(float(high), context)),
@@ -243,7 +243,7 @@ class ErrorCurve:
         else:
             slope, level = power_law(x, y, slice(-LINE_SIZES, None) if at > x[-1] else slice(0, LINE_SIZES))
             found = level + slope * at
-        low, high = np.quantile(found[1:] if len(found) > 1 else found, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        low, high = np.quantile(found[1:] if len(found) > 1 else found, ENDS)
         return math.exp(found[0]), math.exp(low), math.exp(high)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.curves.crossing import between, crossing
-from limitlens.curves.scatter import LEVEL, student
+from limitlens.curves.scatter import ENDS, student
 from limitlens.errors import Array
 from limitlens.theory.pilot_law import BY_QUARTERS, PilotErrors
 
@@ -101,16 +101,14 @@ class Foresight:
     def error(self, n: Any) -> Array:
         """The error at sizes n with the ends of its 95% interval: (3, len(n))."""
         logs = self.at(n)
-        return np.asarray(
-            np.exp(np.vstack((logs[0], *np.quantile(logs[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0))))
-        )
+        return np.asarray(np.exp(np.vstack((logs[0], *np.quantile(logs[1:], ENDS, axis=0)))))
 
     def slope(self, n: Any) -> tuple[float, float, float]:
         """The rate through the errors at sizes n, by least squares, with the ends of its 95% interval."""
         x = np.log(np.asarray(n, dtype=float))
         x = x - x.mean()
         slopes = -(self.at(n) @ x) / (x @ x)
-        low, high = np.quantile(slopes[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        low, high = np.quantile(slopes[1:], ENDS)
         return float(slopes[0]), float(low), float(high)
 
     def crossed(self, error: float, context: float = math.inf) -> Array:

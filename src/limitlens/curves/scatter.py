@@ -26,6 +26,7 @@ BOOTSTRAP = 2000
 AT_ONCE = 50  # resamples drawn at a time; a divisor of their number
 MOST_KEPT = 2000  # rows up to which their resamples are kept for the next curve: 32 MB
 LEVEL = 0.95
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # of its interval
 LEAST = 0.25  # of the two sources that is left without what they share: an estimate of little may come out negative
 _TINY = np.finfo(float).tiny
 

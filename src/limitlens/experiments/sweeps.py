@@ -23,6 +23,7 @@ from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
+from limitlens.sampling.checkpoint import under
 from limitlens.sampling.cluster import connected
 
 FEWEST_RADII = 3  # a growth has two parameters
@@ -53,12 +54,9 @@ class _Swept(Result):
     @classmethod
     def load(cls, run: Run) -> Self:
         """The sweep of a run folder."""
-        books: list[dict[str, Array]] = [{} for _ in run.document["studies"]]
-        for key, array in run.arrays().items():
-            place, name = key.split(".", 1)
-            books[int(place)][name] = array
-        curves = tuple(map(Curve.stored, run.document["studies"], books))
-        return cls(tuple(run.document[cls.kind]), curves, run.document["interrupted"])
+        arrays = run.arrays()
+        curves = [Curve.stored(study, under(f"{k}.", arrays)) for k, study in enumerate(run.document["studies"])]
+        return cls(tuple(run.document[cls.kind]), tuple(curves), run.document["interrupted"])
 
 
 class HorizonSweep(_Swept):

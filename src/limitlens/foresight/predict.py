@@ -15,7 +15,7 @@ from torch import Tensor
 from limitlens.curves.crossing import whole
 from limitlens.curves.error_curve import TokensFor
 from limitlens.curves.foresight import Foresight
-from limitlens.curves.scatter import LEVEL
+from limitlens.curves.scatter import ENDS
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.foresight.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
 from limitlens.heads.record import ERRORS
@@ -169,6 +169,6 @@ def _curve(told: Foresight, n: Sequence[int]) -> PredictedCurve:
 def _tokens_for(told: Foresight, error: float, n: Sequence[int]) -> TokensFor | None:
     """n(ε) with its 95% interval; None where no foretold size is enough."""
     needed = told.crossed(error)
-    ends = np.quantile(needed[1:], ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="nearest")
+    ends = np.quantile(needed[1:], ENDS, method="nearest")
     middle, low, high = (whole(float(number)) for number in (needed[0], *ends))
     return None if middle is None else TokensFor(middle, (low, high), extrapolated=not n[0] <= middle <= n[-1])

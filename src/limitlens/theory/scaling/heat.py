@@ -165,7 +165,7 @@ def visible_until(n: float, dim: int, amplitude: float) -> float:
     131.7
     """
     law = uniform(dim)
-    log_scale = math.log(check_keys(n)) + law.log_c + math.lgamma(law.a + 1)
+    log_scale = math.log(check_keys(n)) + law.local.log_laplace(1.0)
     return math.exp((2 * math.log(rms_slope(amplitude, dim)) + (law.a + 1) * math.log(2) + log_scale) / (law.a + 1))
 
 

@@ -33,15 +33,6 @@ _SATURATED = 4.0  # e^{−e^4} = 2e-24: keys with z beyond it count fully
 _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing to double precision
 
 
-@dataclass(frozen=True)
-class _Grid:
-    weight: Array  # (rows,) of the integral over y
-    x: Array  # (rows, nodes)
-    z: Array  # (rows, nodes)
-    mass: Array  # (rows, nodes)
-    expected: Array  # (rows,)
-
-
 class Points(ABC):
     """A point process of rescaled gaps x with mean measure Λ."""
 
@@ -70,23 +61,21 @@ class Points(ABC):
     def tangent_square(self, x: Array) -> Array:
         """β times the squared distance of a key to the axis of the query."""
 
-    def mean_over(self, kernel: Callable[[Array, Array], Array]) -> float:
-        """∫ dy V(Φ(y)) ∫ kernel(x, z) dΛ(x) with z = y − x; `kernel` must decay like e^{z − e^z}."""
-        return float(self._grid.weight @ (self._inner(kernel) * self.void(self._grid.expected)))
+    def mean_over(self, kernel: Callable[[Array, Array], Array], chosen: int = 1) -> float:
+        """∫ dy V(Φ(y)) [∫ kernel(x, z) dΛ(x)]^chosen, z = y − x: over keys, or over ordered pairs of different ones.
 
-    def mean_over_pairs(self, kernel: Callable[[Array, Array], Array]) -> float:
-        """∫ dy V₂(Φ(y)) [∫ kernel(x, z) dΛ(x)]²: the same for ordered pairs of different keys."""
-        return float(self._grid.weight @ (np.square(self._inner(kernel)) * self.void(self._grid.expected, chosen=2)))
-
-    def _inner(self, kernel: Callable[[Array, Array], Array]) -> Array:
-        """∫ kernel(x, z) dΛ(x) at each y."""
-        return np.asarray(np.einsum("ij,ij->i", kernel(self._grid.x, self._grid.z), self._grid.mass))
+        `kernel` must decay like e^{z − e^z}.
+        """
+        weight, x, z, mass, expected = self._grid
+        inner = np.einsum("ij,ij->i", kernel(x, z), mass)
+        return float(weight @ (inner**chosen * self.void(expected, chosen)))
 
     @cached_property
-    def _grid(self) -> _Grid:
+    def _grid(self) -> tuple[Array, Array, Array, Array, Array]:
+        """Weights (rows,) of the integral over y, then x, z and masses (rows, nodes) at each, and Φ(y) (rows,)."""
         y, weight = panels(self._panel_edges())
         x, mass, expected = self._rows(y)
-        return _Grid(weight, x, y[:, None] - x, mass, expected)
+        return weight, x, y[:, None] - x, mass, expected
 
     def _rows(self, y: Array) -> tuple[Array, Array, Array]:
         """Per y (rows): nodes x, their masses under Λ, both (rows, nodes), and Φ(y), (rows,)."""

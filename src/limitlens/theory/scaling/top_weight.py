@@ -10,7 +10,6 @@ whence E w₁ = ∫ e^{−λ} ψ(λ) dλ and, by inverting the Laplace transform
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,9 +32,8 @@ def mean_inverse_top(points: Points) -> float:
     >>> round(theory.mean_inverse_top(theory.PoissonPoints(1.0, 1.0)), 4)  # 1 + θ in dimension 3
     2.0
     """
-    grid = _grid(points, 1.0)
-    inner = np.einsum("ij,ij->i", grid.ratio, grid.rest)
-    return 1 + float(grid.mass @ (points.void(grid.within, chosen=2) * inner))
+    mass, within, ratio, rest = _grid(points, 1.0)
+    return 1 + float(mass @ (points.void(within, chosen=2) * np.einsum("ij,ij->i", ratio, rest)))
 
 
 def mean_top(points: Points) -> float:
@@ -46,12 +44,11 @@ def mean_top(points: Points) -> float:
     """
     lowest, highest = -math.log(mean_inverse_top(points)) - 37, 4.0
     log_lambda = np.arange(lowest, highest, _STEP)
-    grid = _grid(points, math.exp(highest))
+    mass, within, ratio, rest = _grid(points, math.exp(highest))
 
     def transform(lam: float) -> float:
         """ψ(λ)."""
-        expected = grid.within + np.einsum("ij,ij->i", -np.expm1(-lam * grid.ratio), grid.rest)
-        return float(grid.mass @ points.void(expected))
+        return float(mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)))
 
     return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ [transform(math.exp(value)) for value in log_lambda])
 
@@ -75,27 +72,21 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     return np.clip(1 - below.reshape(t.shape), 0, 1)
 
 
-class _Grid(NamedTuple):
-    """Nodes x for the nearest key (rows) and u for the keys beyond it (rows, nodes)."""
-
-    mass: Array  # dΛ at x, (rows,)
-    within: Array  # Λ([0, x]), (rows,)
-    ratio: Array  # e^{x−u}, (rows, nodes)
-    rest: Array  # dΛ at u, (rows, nodes)
-
-
 def _nearest(points: Points) -> tuple[Array, Array]:
     """Nodes for the nearest key and their masses under Λ, both (rows,)."""
     x, mass = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     return x[0], mass[0]
 
 
-def _grid(points: Points, largest: float) -> _Grid:
-    """The nodes for every |λ| up to `largest`: u ends where λ e^{x−u} has become negligible."""
+def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
+    """dΛ and Λ([0, x]) at nodes x for the nearest key, (rows,), e^{x−u} and dΛ at nodes u beyond it, (rows, nodes).
+
+    They serve every |λ| up to `largest`: u ends where λ e^{x−u} has become negligible.
+    """
     x, mass = _nearest(points)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
-    return _Grid(mass, points.cumulative(x), np.exp(x[:, None] - u), rest)
+    return mass, points.cumulative(x), np.exp(x[:, None] - u), rest
 
 
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:

@@ -73,7 +73,7 @@ def gap_variance(points: Points) -> float:
     """
     mean = gap_mean(points)
     single = points.mean_over(lambda x, z: np.square(x - mean) * _softened(z, 2))
-    return single + points.mean_over_pairs(lambda x, z: (x - mean) * _softened(z, 1))
+    return single + points.mean_over(lambda x, z: (x - mean) * _softened(z, 1), chosen=2)
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
