@@ -3,13 +3,9 @@
 Write D = Γ_n - Γ at one tilt, W = e^{<t,X> - K(t)} for the weight of a token (mean 1), Z for its average over the n
 tokens and N for the average of W (v - Γ). Then D = N/Z exactly, E|N|² = tr S/n exactly, Var Z = χ²/n exactly, with
 χ² = e^{K(2t)-2K(t)} - 1 the chi-squared divergence of the tilted law, and P(Z ≤ 1-δ) ≤ exp(-n δ² / (2 (1+χ²))) because
-W ≥ 0. From these:
-
-- bounded values |v - Γ| ≤ R: E|D|² ≤ (√(tr S) + R χ)²/n, because D = N + D(1-Z) and |D| ≤ R;
-- any law: P(|D| > ε) ≤ tr S / (n ε² (1-δ)²) + exp(-n δ² / (2 (1+χ²))) for every δ in (0, 1).
-
-Asymptotically n|D|² is a weighted sum of chi-squared variables with weights the eigenvalues of S, which concentrates:
-P(n|D|² > tr S + 2‖S‖_F √x + 2‖S‖₂ x) ≤ e^{-x} (Laurent and Massart, 2000).
+W ≥ 0. From these follow `mean_square_bound`, because D = N + D(1-Z) and |D| ≤ R for bounded values |v - Γ| ≤ R, and
+`deviation_bound`, since either |N| > ε(1-δ) or Z ≤ 1-δ. Asymptotically n|D|² is a weighted sum of chi-squared variables
+with weights the eigenvalues of S, which concentrates (`quadratic_error_quantile`; Laurent and Massart, 2000).
 """
 
 from dataclasses import dataclass
