@@ -256,12 +256,8 @@ def _probe(run: ProbeRun) -> Column:
         low, high = known.interval
         spread = None if low is None or high is None else (high - low) / (2 * 1.96)
         found[where, TOKENS] = Value() if known.document() is None else Value(known.n, spread)
-        for name, word in {
-            "top_weight": f"largest weight{last}",
-            "entropy": f"entropy{last}",
-            **WORDS["quantities"],
-        }.items():
-            found[where, word] = Value(plain(getattr(head, name)))
+        for name, word in WORDS["quantities"].items():
+            found[where, word.format(last=last)] = Value(plain(getattr(head, name)))
     return found
 
 

@@ -55,17 +55,10 @@ class HeavyCurve:
 
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
-        return {
-            "law": self.law,
-            "tilt": self.tilt,
-            "existence": self.theory.existence.value,
-            "meaning": self.theory.existence.meaning,
-            "limit": self.limit,
-            "n": list(self.sizes),
-            "measured": self.summary(),
-            "predicted": {prediction.name: prediction.as_dict() for prediction in self.theory.predictions},
-            "replicates": len(self.output),
-        }
+        existence, predictions = self.theory.existence, self.theory.predictions
+        found = {"limit": self.limit, "n": list(self.sizes), "measured": self.summary(), "replicates": len(self.output)}
+        told = {"law": self.law, "tilt": self.tilt, "existence": existence.value, "meaning": existence.meaning}
+        return told | found | {"predicted": {prediction.name: prediction.as_dict() for prediction in predictions}}
 
     @property
     def table(self) -> pd.DataFrame:

@@ -140,15 +140,9 @@ class TailReport(Result):
     @property
     def table(self) -> pd.DataFrame:
         """One row per direction and length of the tilt."""
-        directions, lengths = self.excess.shape
-        return pd.DataFrame(
-            {
-                "direction": np.repeat(np.arange(directions), lengths),
-                "tilt": np.tile(self.tilts, directions),
-                "excess": self.excess.ravel(),
-                "stderr": self.stderr.ravel(),
-            }
-        )
+        columns = np.broadcast_arrays(np.arange(len(self.excess))[:, None], self.tilts, self.excess, self.stderr)
+        names = ("direction", "tilt", "excess", "stderr")
+        return pd.DataFrame({name: column.ravel() for name, column in zip(names, columns, strict=True)})
 
     def view(self) -> View:
         """The verdict, then the log-moment curves, the farthest above the Gaussian one first."""
