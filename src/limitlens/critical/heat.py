@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from limitlens.cost import admit
 from limitlens.critical.quantity import Quantity, verified
 from limitlens.errors import Array, check_number
 from limitlens.lazily import pd
@@ -26,6 +27,7 @@ from limitlens.theory.scaling.laws import uniform
 from limitlens.theory.scaling.regimes import averaging
 
 WORDS = read_words("critical/words.json")["heat"]
+A_TOKEN, A_LAYER = 5e-4, 2e-3  # seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +116,12 @@ def heat_flow(
     degree: int = 6,
     n: int = 10_000,
     seed: int = 0,
+    yes: bool = False,
 ) -> HeatFlow:
     """The density through its layers, and tokens through one: at β, and well inside where drift beats noise."""
     check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9, below=1 + 1e-9)
     check_number("layers", layers, "at least 1", low=1)
+    admit("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
     modes = heat.ZonalFlow(dim, beta, degree).layers([amplitude], layers)
     rng, time, limit = np.random.default_rng(seed), layers / beta, heat.visible_until(n, dim, amplitude)
     growth = [

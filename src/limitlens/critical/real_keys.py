@@ -1,8 +1,8 @@
 """Where a sample of real keys puts attention: the local exponent at a query, the critical β, and the weights it gives.
 
 Keys and queries lie on the unit sphere. The scaling limit with the local exponent of the nearest keys says what weights
-to expect at any β, beside what softmax over the sample does. The β at which five keys share the mass needs
-no law: it is all there is for a query outside the keys' support, which has no local exponent.
+to expect at any β, beside what softmax over the sample does. The β at which five keys share the mass needs no law: it
+is all there is for a query outside the keys' support, which has no local exponent.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from limitlens.errors import InputError, as_array, check_number, check_seed
 from limitlens.measures.named import sample_from_file
 from limitlens.theory.scaling.laws import named_law
 
-# Seconds for a key that is drawn, a real query, its distance to a key, a token of a flow and a layer.
-A_KEY, A_QUERY, A_PAIR, A_TOKEN, A_LAYER = 1e-6, 0.3, 1e-6, 5e-4, 2e-3
+A_KEY, A_QUERY, A_PAIR = 1e-6, 0.3, 1e-6  # seconds for a key that is drawn, a real query, its distance to a key
 
 MOST_DIM = 400  # beyond, the weights of a sphere of keys are no numbers in float64
 
@@ -68,8 +67,7 @@ def scaling(
         if keys is not None or schedules is not None:
             raise InputError("heat was given with another study; expected it alone, on uniform keys")
         dim, beta = 2 if dim is None else dim, 2000.0 if beta is None else beta
-        admit("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
-        return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed)
+        return heat_flow(dim, beta, layers, amplitude, n=_count(n), seed=seed, yes=yes)
     if keys is not None or queries is not None:
         if keys is None or queries is None:
             raise InputError("one of keys and queries was given; expected both, to look at and to look from")
