@@ -25,7 +25,7 @@ from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
-from limitlens.record import Run, typed
+from limitlens.record import Run, plain, typed
 from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -72,7 +72,7 @@ class HardmaxCurve:
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
         rate = self.errors.rate and self.errors.rate.document()
-        return self.measured | {"predicted": self.predicted, "rate": rate, "replicates": self.errors.replicates}
+        return self.measured | {"predicted": plain(self.predicted), "rate": rate, "replicates": self.errors.replicates}
 
     @property
     def table(self) -> pd.DataFrame:

@@ -124,8 +124,8 @@ class TailReport(Result):
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON-ready mapping."""
-        told = {"meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
-        told |= {name: getattr(self, name) for name in ("verdict", "variance_proxy", "hill_norm", "kurtosis", "needed")}
+        told = {"verdict": self.verdict.value, "meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
+        told |= {name: getattr(self, name) for name in ("variance_proxy", "hill_norm", "kurtosis", "needed")}
         curves = {name: getattr(self, name) for name in ("tilts", "excess", "stderr")}
         norm = {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr}
         return {**told, "pareto_norm": norm, "log_moment": curves}
