@@ -375,20 +375,23 @@ def test_an_encoders_sink_mass_is_that_of_its_special_tokens(text: str) -> None:
 def test_many_windows_share_clusters_and_no_window_is_in_two(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny("bert")
     apart = run_tiny(loaded, text)
-    seen = len({window for window, _ in apart.states["query_places"].tolist()})
-    assert seen > 4
+    windows, counts = apart.states["query_places"][:, 0].unique(return_counts=True)
+    assert counts.max() - counts.min() <= 1  # as many queries from every window, or one more
+    seen = len(windows)
+    assert seen > 8
     assert apart.records[0].curve.powers.shape[0] == seen
-    monkeypatch.setattr(pilot_module, "MOST_CLUSTERS", 4)
+    few = max(1, round(seen / 4))
+    monkeypatch.setattr(pilot_module, "CLUSTERS", 4)
     pilots = []
     monkeypatch.setattr(
         probe_module, "run_pilot", lambda *given, **known: pilots.append(run_pilot(*given, **known)) or pilots[0]
     )
     together = run_tiny(loaded, text)
-    assert together.records[0].curve.powers.shape[0] == 4
+    assert together.records[0].curve.powers.shape[0] == -(-seen // few)
     np.testing.assert_allclose(together.records[0].curve.error, apart.records[0].curve.error, rtol=1e-12)
     pairs = set(zip(pilots[0].queries[:, 0].tolist(), pilots[0].layers[0].clusters.tolist(), strict=True))
     assert len(pairs) == seen
-    assert {cluster for _, cluster in pairs} == {0, 1, 2, 3}
+    assert {cluster for _, cluster in pairs} == set(range(-(-seen // few)))
 
 
 def test_the_model_runs_once_over_the_corpus(text: str) -> None:

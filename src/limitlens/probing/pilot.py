@@ -26,7 +26,7 @@ from limitlens.models.catalog import LoadedModel
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-MOST_CLUSTERS = 32  # of queries: what is kept of them grows with their number, and more would tell little more
+CLUSTERS = 32  # of queries, or near: of as many windows each, and what is kept grows with their number
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,17 +199,21 @@ class _Gather:
         return Pilot(layers, bool(self.causal), positions, chosen, self.sizes)
 
     def _choose(self, causal: bool) -> None:
-        """Draw the queries among the last positions of a causal model's windows, among all of an encoder's."""
+        """Draw the queries among the last positions of a causal model's windows, among all of an encoder's.
+
+        As many from every window, or one more: what differs between windows then adds least to their mean.
+        """
         self.causal, count = causal, len(self.indices)
         if causal:
             self.tail = min(-(-self.queries // count), max(1, self.length // LARGEST_TAIL))
             if self.length - self.tail < 2:
                 short = f"windows of {self.length} tokens are too short for a causal model"
                 raise InputError(f"{short}; expected 8 or more")
-        number = min(self.queries, count * self.tail)
+        turn, place = divmod(np.arange(min(self.queries, count * self.tail)), count)
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
-        place = np.sort(generator.choice(count * self.tail, number, replace=False))
-        self.chosen = np.stack((place // self.tail, self.length - self.tail + place % self.tail), axis=1)
+        window, orders = generator.permutation(count)[place], generator.random((count, self.tail)).argsort(1)
+        found = np.sort(window * self.tail + orders[window, turn])
+        self.chosen = np.stack((found // self.tail, self.length - self.tail + found % self.tail), axis=1)
 
     def _traits(self, captured: Captured) -> Traits:
         made, note = self.projections(captured.layer)
@@ -236,8 +240,8 @@ class _Gather:
             learned = learned_sink(traits.sinks, query, values.shape[-1])
             atom = learned if atom is None else atom.merge(learned)
         rank = np.unique(self.chosen[:, 0], return_inverse=True)[1]
-        count = int(rank.max()) + 1
-        return Layer(index, query, atom, first, rank * min(count, MOST_CLUSTERS) // count, traits, self.precision)
+        together = max(1, round((int(rank.max()) + 1) / CLUSTERS))  # windows in a cluster
+        return Layer(index, query, atom, first, rank // together, traits, self.precision)
 
 
 def learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:
