@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import get_ident
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from limitlens.comparison import compare
@@ -23,7 +25,7 @@ from limitlens.probing.pilot import run_pilot
 from limitlens.probing.probe import probe
 from limitlens.record import read_run
 from limitlens.sampling import placement as deck_module
-from limitlens.sampling.cells import Cells
+from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.placement import Deck
 from limitlens.sampling.workers import one_after_another, workers_for
 from tiny_models import GROUPED, LAYERS, TINY, _of, letters, tiny_tokenizer
@@ -598,3 +600,36 @@ def test_a_factor_multiplies_scores_and_leaves_the_forward_alone(text: str) -> N
         scaled.plan(trial=False)
     with pytest.raises(InputError, match="factor is 0"):
         run_tiny(tiny("bert"), text, factor=0.0)
+
+
+MINILM = transformers.BertConfig(
+    hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
+)
+SMOLLM2 = transformers.LlamaConfig(
+    hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536,
+    vocab_size=49152,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "sizes", "took"), [(MINILM, 100_000, "64:4096:7", 41.0), (SMOLLM2, 6_000, "32:128:3", 44.0)]
+)
+def test_what_a_probe_costs_is_told_within_a_factor_of_two(
+    config: Any, tokens: int, sizes: str, took: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`took` are seconds of processor time on one thread; embeddings, half of minilm's weights, cost nothing."""
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    asked: Any = SimpleNamespace(model=model), SimpleNamespace(length=256, tokens=tokens), Cells(parse_sizes(sizes))
+    monkeypatch.setattr(model.__class__, "device", torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    seconds, memory = probe_module._cost(*asked, 24, 256)
+    layers, width = config.num_hidden_layers, config.num_hidden_layers * config.hidden_size
+    embedded = sum(part.numel() for name, part in model.named_parameters() if "embeddings" in name or "embed_" in name)
+    weights = model.num_parameters() - embedded
+    expected = tokens * ((2 * weights + 1024 * width) / 5e10 + 1024 * width / 2.5e10)
+    assert seconds == pytest.approx(expected + 0.08 * layers * config.num_attention_heads, rel=1e-3)
+    assert took / 2 < seconds < 2 * took
+    assert memory > 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert probe_module._cost(*asked, 24, 256) == (seconds / 2, memory)

@@ -1,7 +1,7 @@
 """What work costs, said before it begins: seconds and bytes from counts alone.
 
-Rates were read off single runs on two busy cores, or guessed: a time is right to a factor of several
-(`docs/reliability.md`). They are there to tell a minute from a month, and nothing else is decided by them.
+Rates were read off single runs on two busy cores, or guessed: a time is right to a factor of several, a probe's to one
+of two (`docs/reliability.md`). They are there to tell a minute from a month, and nothing else is decided by them.
 """
 
 import os

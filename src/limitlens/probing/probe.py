@@ -52,7 +52,9 @@ PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checki
 # Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
 # where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
 QUERY_WINDOWS = 64
-OPERATIONS, FASTER = 2e10, 100  # a second on two cores, and how many times as many a device does, at least
+# Operations a second of one thread, in the model and over queries, and its seconds for all else of a head: measured for
+# two models (docs/reliability.md). A device does as much as so many threads, at least.
+FORWARDS, ATTENDING, A_HEAD, THREADS = 5e10, 2.5e10, 0.08, 40
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
@@ -135,12 +137,19 @@ def probe(
 
 
 def _cost(loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int) -> tuple[float, float]:
-    """Seconds and bytes, from counts alone: 2 operations a weight and token, 4 a query, token and number of a key."""
-    config = loaded.model.config.get_text_config()
-    width = float(getattr(config, "hidden_size", 1) * getattr(config, "num_hidden_layers", 1))
-    weights = sum(part.numel() for part in loaded.model.parameters())
-    faster = 1 if loaded.model.device.type == "cpu" else FASTER
-    seconds = windows.tokens * (2 * weights + 4 * queries * width) / OPERATIONS / faster
+    """Seconds and bytes, from counts alone.
+
+    A token takes 2 operations for each weight, but for embeddings, which are looked up, and 4 for each number of its
+    keys and each token of its window, or in attention each query.
+    """
+    of, config = loaded.model, loaded.model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 1)
+    width = float(getattr(config, "hidden_size", 1) * layers)
+    tables = (part for part in of.modules() if isinstance(part, torch.nn.Embedding))
+    weights = sum(part.numel() for part in of.parameters()) - sum(table.weight.numel() for table in tables)
+    threads = torch.get_num_threads() if of.device.type == "cpu" else THREADS
+    a_token = (2 * weights + 4 * windows.length * width) / FORWARDS + 4 * queries * width / ATTENDING
+    seconds = (windows.tokens * a_token + A_HEAD * layers * getattr(config, "num_attention_heads", 1)) / threads
     kept = sum(step for step in cells.steps if step <= KEPT_STEP)  # tokens whose keys and values are kept
     states = 1 + replicates * sum(step > KEPT_STEP for step in cells.steps)
     return seconds, 8 * width * (queries * states + replicates * kept)
