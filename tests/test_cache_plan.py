@@ -57,14 +57,11 @@ def test_curves_are_dense_attention_over_what_was_kept() -> None:
                 assert curves.full[row, layer] == pytest.approx(whole.square().sum(-1).mean(0).numpy(), rel=1e-4)
 
 
-def test_all_keys_make_no_error_and_errors_have_errors() -> None:
+def test_all_keys_make_no_error() -> None:
     curves = measured()[0].part(slice(4))
     assert (curves.wrong[..., -1] == 0).all()
     assert curves.sizes[0] == 0
-    assert curves.error().shape == curves.stderr().shape == (len(CHOICES), 3, 4, len(curves.sizes))
-    squares = [np.sqrt(np.delete(curves.wrong, row, 0).mean(0) / np.delete(curves.full, row, 0).mean(0)[..., None])
-               for row in range(4)]  # fmt: skip
-    assert curves.stderr() == pytest.approx(np.sqrt(np.var(squares, axis=0) * 3), abs=1e-12)
+    assert curves.error().shape == (len(CHOICES), 3, 4, len(curves.sizes))
     # With no keys left all choices are the same; with some the oracle is the best of those that do not sample.
     assert np.ptp(curves.error()[..., 0], axis=0) == pytest.approx(0, abs=1e-6)
     middle = curves.error()[..., 4].mean((1, 2))

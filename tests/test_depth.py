@@ -16,10 +16,11 @@ import limitlens as ll
 from cache_cases import language_model, text
 from limitlens.live.by_document import over_documents
 from limitlens.live.depth_result import DepthRun
-from limitlens.live.draws import Draws, generator_of
+from limitlens.live.draws import Draws
 from limitlens.live.together import add_up, projected
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.intervene import attend
+from limitlens.sampling.streams import generator_for
 from test_capture import LENGTH, captures, run, token_ids
 from test_cli import run as command
 from tiny_models import LAYERS, TINY, dense_outputs, letters, tiny_tokenizer
@@ -100,7 +101,7 @@ def test_errors_are_those_of_a_run_by_hand() -> None:
     windows = Windows(loaded, open_corpus(text()), length=64, tokens=64 * 4)
     (ids,) = windows.batches(1, [0])
     full = loaded.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    with ll.intervene(loaded.model, keys=Draws(4, generator_of(0, 0))):
+    with ll.intervene(loaded.model, keys=Draws(4, generator_for(0, 0))):
         cut = loaded.model(input_ids=ids, output_hidden_states=True, use_cache=False)
     states, others = full.hidden_states[-1][0, 1:].double(), cut.hidden_states[-1][0, 1:].double()
     spread = np.cov(states.numpy().T, bias=True)

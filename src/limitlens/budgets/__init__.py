@@ -1,1 +1,1 @@
-"""KV budgets from a run: `plan` says what each head needs for an error, `trial` tries it, `export` hands it on."""
+"""KV budgets from a run: `plan` says what each head needs for an error, `trial` tries it."""

@@ -28,24 +28,24 @@ def equal_error(curves: Array, sizes: Sequence[int], total: int) -> NDArray[np.i
 
 
 def least_cost(costs: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
-    """Keys n_h that minimise Σ c_h(n_h) under Σ n_h = `total`, for costs (heads, sizes) made convex.
+    """Keys n_h that minimise Σ c_h(n_h) under Σ n_h = `total`, for costs (..., sizes) made convex.
 
     Equal marginals are optimal for convex costs alone, so each curve is replaced by its lower convex hull, whose
     stretches are bought in the order of what a key saves. The last one is cut where the keys run out.
     """
     stretches = []
-    for head, cost in enumerate(costs):
+    for head, cost in enumerate(costs.reshape(-1, len(sizes))):
         corners = _hull(sizes, cost)
         for left, right in pairwise(corners):
             width = sizes[right] - sizes[left]
             stretches.append(((cost[left] - cost[right]) / width, head, width))
-    given = np.full(len(costs), sizes[0], dtype=np.intp)
+    given = np.full(costs.shape[:-1], sizes[0], dtype=np.intp)
     left_over = total - int(given.sum())
     for gain, head, width in sorted(stretches, key=lambda stretch: -stretch[0]):
         taken = min(width, left_over)
         if gain <= 0 or taken <= 0:
             break
-        given[head] += taken
+        given.flat[head] += taken
         left_over -= taken
     return given
 

@@ -204,36 +204,32 @@ def make_plan(
     costs = fit.by_key_value_head(fit.wrong.mean(0) * gains[..., None]).sum(-2)
     free = [i for i, name in enumerate(curves.choices) if not CHOICES[name].sees_queries]
     mine = free if keep == BEST else [curves.choices.index(keep)]
+    wanted, everything = fit.keys_for(error), curves.context * shape[0] * shape[1]
     if total is None:
-        wanted = fit.keys_for(error)
         keys, picked = wanted[mine].min(0), np.asarray(mine)[wanted[mine].argmin(0)]
     else:
-        budget = round(total * curves.context * shape[0] * shape[1])
-        keys = _least(costs[mine].min(0), curves.sizes, budget)
+        keys = allocate.least_cost(costs[mine].min(0), curves.sizes, round(total * everything))
         picked = np.asarray(mine)[_at(costs[mine], curves.sizes, keys).argmin(0)]
     budget = int(keys.sum())
     budgets = {
         name: {
             "uniform": allocate.uniform(shape, budget),
             "equal error": allocate.equal_error(worst[i], curves.sizes, budget),
-            "least cost": _least(costs[i], curves.sizes, budget),
+            "least cost": allocate.least_cost(costs[i], curves.sizes, budget),
         }
         for i, name in enumerate(curves.choices)
     }
-    rows = [(name, np.full(shape, i), fit.keys_for(error)[i] if total is None else budgets[name]["least cost"])
+    asked = error if total is None else None
+    rows = [(name, np.full(shape, i), budgets[name]["least cost"] if asked is None else wanted[i])
             for i, name in enumerate(curves.choices)]  # fmt: skip
-    totals = tuple(_total(check, *row, error if total is None else None) for row in [(BEST, picked, keys), *rows])
+    totals = tuple(_total(check, *row, asked) for row in [(BEST, picked, keys), *rows])
     named_choices = tuple(tuple(curves.choices[i] for i in row) for row in picked)
     return CachePlan(
-        model, corpus, special, curves.context, keep, error if total is None else None,
-        budget / (curves.context * shape[0] * shape[1]), fitted, len(check.full), seed, named_choices,
-        _whole(keys), totals if keep == BEST else totals[1:],
-        {name: {way: _whole(found) for way, found in ways.items()} for name, ways in budgets.items()},
+        model, corpus, special, curves.context, keep, asked, budget / everything, fitted, len(check.full), seed,
+        named_choices,
+        tuple(map(tuple, keys.tolist())), totals if keep == BEST else totals[1:],
+        {name: {way: tuple(map(tuple, n.tolist())) for way, n in ways.items()} for name, ways in budgets.items()},
     )  # fmt: skip
-
-
-def _least(costs: Array, sizes: Sequence[int], budget: int) -> Any:
-    return allocate.least_cost(costs.reshape(-1, len(sizes)), sizes, budget).reshape(costs.shape[:-1])
 
 
 def _at(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
@@ -254,14 +250,7 @@ def _total(check: CutCurves, name: str, picked: Any, keys: Any, error: float | N
     errors, count = seen(check), len(check.full)
     left = [check.part(np.arange(count) != row) for row in range(count)]
     without = [np.median(seen(curves)) for curves in left] if count > 1 else [np.nan]
-    stderr = float(np.sqrt(np.var(without) * (count - 1)))
-    high = float(np.quantile(errors, 0.9))
+    stderr, share = float(np.sqrt(np.var(without) * (count - 1))), float(keys.mean() / check.context)
+    middle, high = np.quantile(errors, (0.5, 0.9)).tolist()
     holding = None if error is None else float((errors <= error).mean())
-    oracle = name != BEST and CHOICES[name].sees_queries
-    return ChoiceTotal(
-        name, oracle, float(keys.mean() / check.context), float(np.median(errors)), stderr, high, holding
-    )
-
-
-def _whole(keys: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(n) for n in row) for row in keys)
+    return ChoiceTotal(name, name != BEST and CHOICES[name].sees_queries, share, middle, stderr, high, holding)

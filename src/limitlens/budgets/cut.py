@@ -5,8 +5,6 @@ when they have been read; queries among the T tokens behind them see the keys th
 on. This is what eviction does in use, so the error of a head at n is the error a cache of n keys makes, not a law's:
 
     wrong(n) = mean over queries and draws of |output(n) − output|²,   error(n) = √(wrong(n) / mean |output|²).
-
-Windows are independent witnesses; standard errors leave out one of them at a time.
 """
 
 from collections.abc import Sequence
@@ -22,7 +20,9 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import named
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.choosing import sight_of
+from limitlens.probing.pilot import scores_of
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.streams import generator_for
 
 BEHIND = 128  # tokens behind the cut
 QUERIES = 16  # of them, evenly spaced, whose outputs are compared
@@ -54,16 +54,6 @@ class CutCurves:
         """Relative output errors, (choices, layers, heads, sizes)."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.sqrt(self.wrong.mean(0) / self.full.mean(0)[..., None]))
-
-    def stderr(self) -> Array:
-        """Their standard errors by the jackknife over windows, like `error`."""
-        count = len(self.full)
-        if count < 2:
-            return np.full(self.wrong.shape[1:], np.nan)
-        with np.errstate(invalid="ignore"):
-            wrong, full = (part.sum(0) - part for part in (self.wrong, self.full[:, None, ..., None]))
-            without = np.sqrt(wrong / full)
-        return np.asarray(np.sqrt(without.var(0) * (count - 1)))
 
     def by_key_value_head(self, per_head: Array) -> Array:
         """(..., heads, sizes) in groups that share their keys: (..., key/value heads, query heads of each, sizes)."""
@@ -129,10 +119,7 @@ def _layer(
     blind, oracle = (sight_of(call, context, end, past=past, served=served) for served in (None, asked))
     query = asked[0].float().reshape(shared, -1, asked.shape[-1]) * call.scale
     key, value = call.key[0].float(), call.value[0].float()
-    scores = query @ key.mT
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    seen = call.seen()
+    scores, seen = scores_of(query, key, call.softcap), call.seen()
     if seen is not None:
         seen = seen.reshape(-1, *seen.shape[-2:])[0][rows].repeat(heads // shared, 1)
         scores = scores.masked_fill(~seen, float("-inf"))
@@ -153,8 +140,7 @@ def _layer(
     for i, name in enumerate(choices):
         choice = named(name)
         sight = oracle if choice.sees_queries else blind
-        draw = np.random.SeedSequence([*entropy, i]).generate_state(1, np.uint64)[0]
-        priority = choice.priority(sight, DRAWS, torch.Generator().manual_seed(int(draw >> 1)))
+        priority = choice.priority(sight, DRAWS, generator_for(*entropy, i))
         for j, size in enumerate(sizes):
             found = choice.kept(sight, priority, size)
             squares = torch.zeros(shared, heads // shared, QUERIES, device=device)

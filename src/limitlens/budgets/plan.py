@@ -6,9 +6,9 @@ and the windows that the probe reserved check it (`trial`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import numpy as np
 
 from limitlens.attention.device import choose_device
 from limitlens.budgets.cache_plan import BEST, CachePlan, plan_cache
-from limitlens.budgets.export import budget_files
 from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_plans
 from limitlens.budgets.trial import WAYS, HeadTrial, run_trial
 from limitlens.errors import InputError, Progress
@@ -26,7 +25,7 @@ from limitlens.heads.regimes import Regime
 from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
-from limitlens.record import Run, plain, read_run, to_json, typed
+from limitlens.record import Run, plain, read_run, text_writer, to_json, typed
 from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, look, points
 from limitlens.report.words import plural, read_words, sentence
 from limitlens.results import Result
@@ -168,7 +167,25 @@ class Plan(Result):
         kept = "" if share is None else f", {share:.1%} of KV entries kept"
         return f"<Plan for {self.model}: error {self.error:g} in {where}, {len(self.heads)} heads{kept}>"
 
-    files = budget_files
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """For other programs kv_budgets.csv, one row per key/value head, and the same as kv_budgets.json.
+
+        There `budgets[layer][kv_head]` are the integers that per-head eviction methods index, `ratios` and `marks` have
+        the same shape, and `compression_ratios[layer]`, which per-layer methods take, is the share of a layer's entries
+        that is dropped; a layer without heads, and a number that is not known, is null.
+        """
+        heads, layers = self.key_value_heads, range(self.key_value_heads[-1].layer + 1)
+        rows = [[one for one in heads if one.layer == layer] for layer in layers]
+        dropped = {layer["layer"]: None if layer["ratio"] is None else 1 - layer["ratio"] for layer in self.layers}
+        document = {"format": "limitlens-kv-budgets", "version": 1}
+        document |= {name: getattr(self, name) for name in ("model", "error", "context")}
+        for name, part in (("budgets", "keys"), ("ratios", "ratio"), ("marks", "mark")):
+            document[name] = [[getattr(one, part) for one in row] or None for row in rows]
+        document["compression_ratios"] = [dropped.get(layer) for layer in layers]
+        table = pd.DataFrame([one.document() for one in heads]).rename(columns={"keys": "budget"})
+        table.insert(4, "compression_ratio", 1 - table["ratio"].astype(float))
+        csv = partial(table.astype({"budget": "Int64"}).to_csv, index=False)
+        return {"kv_budgets.json": text_writer(to_json(document)), "kv_budgets.csv": csv}
 
 
 def plan(

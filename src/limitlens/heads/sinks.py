@@ -8,8 +8,6 @@ the law of large numbers put in place of the sum: good where the effective numbe
 a pool of N tokens as e^{lse}/N, and everything is computed from logarithms.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit

@@ -16,7 +16,7 @@ the lower end of that of its overlap is at least `trust`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,8 +29,8 @@ from limitlens.errors import Array, InputError, Progress, check_number, check_se
 from limitlens.lazily import pd
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
+from limitlens.models.intervene import attend
 from limitlens.probing.opening import open_some
-from limitlens.probing.pilot import scores_of
 from limitlens.report.view import Measured, Table, View, head_map
 from limitlens.report.words import read_words, worded_view
 from limitlens.results import Result
@@ -123,18 +123,11 @@ def attributions(
 
 
 def _weights(captured: Captured, queries: int) -> Tensor:
-    """Softmax weights (B, Hq, m, N) of the last queries."""
-    length, groups = captured.query.shape[2], captured.query.shape[1] // captured.key.shape[1]
-    query = captured.query[:, :, -queries:].float() * captured.scale
-    scores = scores_of(query, captured.key.float().repeat_interleave(groups, 1), captured.softcap)
-    if captured.bias is not None:
-        scores = scores + captured.bias[..., -queries:, :]
-    seen = captured.seen(length - queries, length)
-    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
-    lse = scores.logsumexp(-1, keepdim=True)
-    if captured.sinks is not None:
-        lse = torch.logaddexp(lse, captured.sinks.float().view(-1, 1, 1))
-    return torch.exp(scores - lse)
+    """Softmax weights (B, Hq, m, N) of the last queries: what attention makes of unit vectors."""
+    every = {name: getattr(captured, name) for name in ("query", "mask", "bias")}
+    last = {name: part[..., -queries:, :] for name, part in every.items() if part is not None}
+    unit = torch.eye(captured.key.shape[2]).to(captured.value).expand(*captured.key.shape[:2], -1, -1)
+    return attend(replace(captured, value=unit, **last))
 
 
 def _stability(weights: Tensor, top: int) -> Array:

@@ -10,6 +10,7 @@ from limitlens.errors import Array
 from limitlens.lazily import Tensor
 from limitlens.live.planting import Planted, plant
 from limitlens.live.reader import Reader
+from limitlens.report.view import Measured
 
 PARTS = 3  # of the positions beyond the trained window
 
@@ -35,7 +36,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Measured):
     """A mean over documents and its standard error; NaN from a single document."""
 
     value: float
@@ -49,22 +50,10 @@ def mean(values: Array, base: Array | None = None) -> Estimate:
     return Estimate(float(found.mean()), stderr)
 
 
-@dataclass(frozen=True, eq=False)
-class Material:
-    """A plain document and the same with planted passages and facts."""
-
-    ids: Tensor
-    planted: Planted
-
-
-def material(documents: Sequence[Tensor], reader: Reader, trained: int, seed: int = 0) -> list[Material]:
+def material(documents: Sequence[Tensor], reader: Reader, trained: int, seed: int = 0) -> list[Planted]:
     """Documents with passages of the next one planted."""
-    following = [*documents[1:], documents[0]]
-    tokenizer = reader.loaded.tokenizer
-    return [
-        Material(ids, plant(ids, other, tokenizer, trained, seed + i))
-        for i, (ids, other) in enumerate(zip(documents, following, strict=True))
-    ]
+    pairs = enumerate(zip(documents, [*documents[1:], documents[0]], strict=True))
+    return [plant(ids, other, reader.loaded.tokenizer, trained, seed + i) for i, (ids, other) in pairs]
 
 
 def edges(trained: int, to: int) -> list[int]:
@@ -72,17 +61,18 @@ def edges(trained: int, to: int) -> list[int]:
     return [1, *(round(edge) for edge in np.linspace(trained, to, PARTS + 1))]
 
 
-def read(reader: Reader, document: Material, trained: int, *, truncated: bool = False) -> Axes:
+def read(reader: Reader, document: Planted, trained: int, *, truncated: bool = False) -> Axes:
     """Both axes of one document, under whatever schedule and stretch are in force."""
     cost = (lambda ids: reader.truncated(ids, trained)) if truncated else reader.nll
-    plain, ends = cost(document.ids), edges(trained, len(document.ids))
+    plain, ends = cost(document.plain), edges(trained, len(document.ids))
     parts = [float(plain[a - 1 : b - 1].mean()) for a, b in pairwise(ends)]
-    planted = document.planted.means(cost(document.planted.ids))
-    away = [again[0] - first[0] for first, again in zip(document.planted.first, document.planted.again, strict=True)]
+    planted = document.means(cost(document.ids))
+    away = [again[0] - first[0] for first, again in zip(document.first, document.again, strict=True)]
     found = {name: np.array([planted[name]]) for name in ("first", "again", "fact")}
     return Axes(plain=np.array([parts]), **found, distance=np.array([away], float))
 
 
-def joined(found: Sequence[Axes]) -> Axes:
-    """The axes of several documents."""
-    return Axes(*(np.concatenate([getattr(axes, part.name) for axes in found]) for part in fields(Axes)))
+def joined(before: Axes | None, more: Axes) -> Axes:
+    """The axes of the documents before, where there are some, and of more."""
+    every = [more] if before is None else [before, more]
+    return Axes(*(np.concatenate([getattr(axes, part.name) for axes in every]) for part in fields(Axes)))

@@ -6,8 +6,6 @@ the window over nested random samples of the keys that they see, the first token
 the slope of ln β_n in ln n, the median over rows. A heuristic: real keys are not of one local power law.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +14,7 @@ from limitlens.errors import Array
 from limitlens.lazily import Tensor, torch
 from limitlens.live.reader import Reader
 from limitlens.models import Captured, capture
+from limitlens.probing.pilot import scores_of
 from limitlens.statistics.gap_counting import critical_inverse_temperature
 
 QUERIES = 12  # of a document
@@ -32,13 +31,9 @@ def critical_exponents(reader: Reader, documents: Sequence[Tensor], trained: int
     slopes: dict[int, list[Array]] = {}
 
     def look(call: Captured) -> None:
-        groups = call.query.shape[1] // call.key.shape[1]
-        asked = call.query[0][:, torch.as_tensor(position, device=call.query.device)].float()
-        keys = call.key[0].float().repeat_interleave(groups, 0)
-        scores = call.scale * (asked @ keys.mT)
-        if call.softcap is not None:
-            scores = call.softcap * torch.tanh(scores / call.softcap)
-        rows = scores.cpu().double().numpy()  # (heads, queries, keys)
+        asked = call.query[0][:, torch.as_tensor(position, device=call.query.device)].float() * call.scale
+        keys = call.key[0].float().repeat_interleave(len(asked) // call.key.shape[1], 0)
+        rows = scores_of(asked, keys, call.softcap).cpu().double().numpy()  # (heads, queries, keys)
         drawn = np.stack([rows[:, i, kept] for i, kept in enumerate(order)], 1)
         flat = drawn.reshape(-1, drawn.shape[-1])
         with np.errstate(divide="ignore", invalid="ignore"):

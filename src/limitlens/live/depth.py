@@ -16,11 +16,12 @@ from limitlens.attention.device import choose_device
 from limitlens.cost import admit
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.live.depth_result import BESIDE, ERRORS, PREDICTIONS, DepthRun
-from limitlens.live.draws import WAYS, WINDOW, Draws, generator_of, numbers_of_keys
+from limitlens.live.draws import WAYS, WINDOW, Draws, numbers_of_keys
 from limitlens.live.reader import Reader
 from limitlens.live.together import DRAWS, add_up
 from limitlens.models import LoadedModel, Windows, intervene, load, open_corpus
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.streams import generator_for
 
 A_PRODUCT = 2e-11  # seconds of one weight for one token
 
@@ -71,7 +72,7 @@ def depth(
 
     def document(index: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [index])
-        ids, generator = ids.to(loaded.model.device), generator_of(seed, index)
+        ids, generator = ids.to(loaded.model.device), generator_for(seed, index)
         squares, logits = np.zeros((*shape, layers, len(ERRORS))), np.zeros((*shape, first * len(PREDICTIONS)))
         with torch.inference_mode():
             truth = [(state, *_moments(state)) for state in read(ids)]

@@ -18,12 +18,13 @@ from limitlens.attention.device import choose_device
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.lazily import pd
 from limitlens.live.by_document import ByDocument, Statistic, curves, shown, tabled
-from limitlens.live.draws import WAYS, WINDOW, Draws, generator_of, numbers_of_keys
+from limitlens.live.draws import WAYS, WINDOW, Draws, numbers_of_keys
 from limitlens.live.labelled import fit_head, read_labelled, scores
 from limitlens.models import Captured, LoadedModel, capture, intervene, load
 from limitlens.report.view import Row, View
 from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.sampling.checkpoint import Checkpoint, digest
+from limitlens.sampling.streams import generator_for
 
 WORDS = read_words("live/words.json")["downstream"]
 OWN = "ForSequenceClassification"  # how the class of a model ends that is a classifier itself
@@ -136,7 +137,7 @@ def downstream(
 
     def document(place: int) -> dict[str, Any]:
         index, reaches = asked[place], list[float]()
-        label, generator = places[rows[index][1]], generator_of(seed, place)
+        label, generator = places[rows[index][1]], generator_for(seed, place)
         with capture(loaded.model, lambda call: reaches.extend(_reach(call))):
             whole, best = margin(read(index), label)
         outcomes = np.zeros((len(sizes), 7))

@@ -9,7 +9,6 @@ in `limitlens.keys.random`; where nothing is kept for certain this would change 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,9 +77,3 @@ def numbers_of_keys(keys: str | Sequence[int], length: int, causal: bool) -> tup
         given = f"keys are {', '.join(map(str, sizes))} for documents of {length} tokens"
         raise InputError(f"{given}; expected numbers from {least} to {length}")
     return sizes
-
-
-def generator_of(seed: int, index: int) -> torch.Generator:
-    """The random numbers of one document."""
-    entropy = np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(entropy >> 1))

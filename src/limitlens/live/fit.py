@@ -8,9 +8,8 @@ w the weight of far use. A step reads one document; every round of documents one
 exponents there are kept: fitting ends when some rounds in a row were no better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,20 +63,18 @@ def fit(
     optimiser = torch.optim.Adam(moved, lr=rate)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
     checked = _prepared(check, documents[0], trained, far, np.random.default_rng(seed))
-    taken: list[Step] = []
-    checks: list[Step] = []
+    taken, checks = list[Step](), list[Step]()
     best, kept, felt, stale = float("inf"), [part.detach().clone() for part in moved], torch.zeros(shape), 0
 
-    def applied() -> object:
-        wide = None if offset is None else offset.expand(full)
-        return reader.acting(powers(gamma.expand(full), wide, trained))
+    def applied() -> AbstractContextManager[None]:
+        return reader.acting(powers(gamma.expand(full), None if offset is None else offset.expand(full), trained))
 
     def look(number: int) -> None:
         nonlocal best, kept, stale
-        with torch.no_grad(), reader.precision(), applied():  # type: ignore[attr-defined]
-            _, found = _loss(reader, *checked, trained, far)
+        with torch.no_grad(), reader.precision(), applied():
+            loss, found = _loss(reader, *checked, trained, far)
         checks.append(Step(number, *found))
-        total = (1 - far) * found[0] + (far * found[1] if found[1] is not None else 0.0)
+        total = float(loss)
         stale = 0 if total < best else stale + 1
         if total < best:
             best, kept = total, [part.detach().clone() for part in moved]
@@ -94,7 +91,7 @@ def fit(
             for group in optimiser.param_groups:
                 group["lr"] = rate * (1 - number / steps)
             optimiser.zero_grad()
-            with applied():  # type: ignore[attr-defined]
+            with applied():
                 with reader.precision():
                     loss, found = _loss(reader, *given, trained, far)
                 loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again

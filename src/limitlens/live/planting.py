@@ -5,8 +5,6 @@ are the passages again, in an order of its own, and then the questions. Of a rep
 counted: a reader cannot know yet that it comes again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +23,8 @@ REPEATS = 8  # passages that a document repeats while exponents are fitted
 class Planted:
     """A document with planted passages and facts; spans (start, stop) of tokens, one for each depth."""
 
-    ids: Tensor  # (n,)
-    depth: tuple[int, ...]  # where the passages stand
+    plain: Tensor  # (n,): the document itself, and as it is with them
+    ids: Tensor
     first: tuple[tuple[int, int], ...]  # the counted tokens of a passage when it is read for the first time
     again: tuple[tuple[int, int], ...]  # and when it comes again
     answer: tuple[tuple[int, int], ...]  # of the questions at the end
@@ -74,7 +72,7 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
         answers[place] = (at + len(question), at + len(question) + len(answer))
         at += len(question) + len(answer)
     spans = [tuple(found[place] for place in range(len(depths))) for found in (again, answers)]
-    return Planted(planted, tuple(depths), tuple(first), spans[0], spans[1])
+    return Planted(ids, planted, tuple(first), spans[0], spans[1])
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:

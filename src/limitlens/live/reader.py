@@ -1,7 +1,5 @@
 """A language model as a reader: how many nats each token of a long text costs, with memory bounded throughout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

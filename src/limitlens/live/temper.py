@@ -3,8 +3,6 @@
 Documents are read one after another under all schedules, so a run that is cut short holds whole, paired rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +10,10 @@ from typing import Any
 
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.lazily import Tensor, torch
-from limitlens.live.axes import Axes, Material, edges, joined, material, read
+from limitlens.live.axes import Axes, edges, joined, material, read
 from limitlens.live.critical import critical_exponents
 from limitlens.live.fit import Step, fit
+from limitlens.live.planting import Planted
 from limitlens.live.reader import Reader
 from limitlens.live.schedules import schedules
 from limitlens.live.temper_result import Temper
@@ -138,7 +137,7 @@ def temper(
                 for schedule, own in axes.items():
                     end, again = own.last()[0], own.beyond(window)[0]
                     told(f"{made.texts[name]}, {schedule}: {end:.4f} nats at the end, {again:.4f} of far passages")
-            now = {name: _joined(made, name, axes) for name, axes in now.items()}
+                    axes[schedule] = joined(made.by_document.get(name, {}).get(schedule), own)
             made = known(by_document={**made.by_document, **now})
             took = 1.1 * (time.perf_counter() - began)
             progress(len(fits) + row + 1, len(fits) + rows)
@@ -158,7 +157,7 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
     return [ids for batch in windows.batches(1) for ids in batch]
 
 
-def _read(reader: Reader, made: Temper, document: Material, factors: dict[str, Factor]) -> dict[str, Axes]:
+def _read(reader: Reader, made: Temper, document: Planted, factors: dict[str, Factor]) -> dict[str, Axes]:
     """Both axes of one document under all schedules."""
     with reader.acting(None):
         found = {"truncated": read(reader, document, made.trained, truncated=True)}
@@ -167,9 +166,3 @@ def _read(reader: Reader, made: Temper, document: Material, factors: dict[str, F
             with reader.acting(factor):
                 found[name] = read(reader, document, made.trained)
     return found
-
-
-def _joined(made: Temper, text: str, now: dict[str, Axes]) -> dict[str, Axes]:
-    """The documents of a text that were read before, and one more."""
-    before = made.by_document.get(text, {})
-    return {name: joined([before[name], own]) if before else own for name, own in now.items()}

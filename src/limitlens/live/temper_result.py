@@ -17,7 +17,7 @@ from limitlens.live.axes import Axes, Estimate, mean
 from limitlens.live.fit import Fitted
 from limitlens.models.exponents import Exponents
 from limitlens.record import plain
-from limitlens.report.view import Block, Figure, Guide, Measured, Row, Table, View, head_map, look, points
+from limitlens.report.view import Block, Figure, Guide, Row, Table, View, head_map, look, points
 from limitlens.report.words import join, read_words, sentence, worded_figure, worded_view
 from limitlens.results import Result
 
@@ -210,8 +210,7 @@ class Temper(Result):
         rows, order = [], sorted(self.by_document[text], key=lambda name: self.estimate(text, name, "far").value)
         for name in order:
             own, against = ([self.estimate(text, name, axis, base) for axis in AXES] for base in (None, "yarn"))
-            (_, first), *cells = zip(*([Measured(**vars(one)) for one in each] for each in (own, against)), strict=True)
-            rows.append((label(name), math.exp(own[0].value), first, *cells[0], *cells[1]))
+            rows.append((label(name), math.exp(own[0].value), against[0], own[1], against[1], own[2], against[2]))
         marked = frozenset(index for index, name in enumerate(order) if name in self.winners)
         return Table(f"{WORDS['both']}: {self._where(text)}", WORDS["columns"], rows, marked)
 

@@ -4,8 +4,6 @@ s = p/n₀ with n₀ the trained window; below it s is 1. The file is JSON: γ a
 the positions that they were fitted with, what they were fitted on, and which model they belong to.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

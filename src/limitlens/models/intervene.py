@@ -6,8 +6,6 @@ does, the model's own attention is used, so nothing of size n × n is held; else
 `Captured` over the keys that are left, in blocks of queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace

@@ -8,8 +8,6 @@ yarn     pairs that turn more than 32 times within n₀ turn as ever, those that
          ramp lies between (Peng et al., arXiv 2309.00071). Its factor on the scores is not part of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
