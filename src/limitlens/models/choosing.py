@@ -10,6 +10,7 @@ from torch import Tensor
 from limitlens.errors import InputError
 from limitlens.keys import Kept, Sight, named
 from limitlens.models.relay import Captured
+from limitlens.sampling.streams import generator_for
 
 SCORES = 1 << 24  # priorities that are held at once
 
@@ -38,15 +39,6 @@ class Choosing:
         if call.position is None:
             raise InputError("the texts of a batch stand at different positions; run them one at a time or unpadded")
         return self._each(call) if self.cut is None else self._behind(call, self.cut)
-
-    def _counts(self, call: Captured) -> Tensor:
-        """Keys to keep, broadcastable to (B, Hkv[, G], m, n)."""
-        own = self.counts if self.counts.ndim == 0 else self.counts[call.layer]
-        return own.to(call.key.device).view(-1, *(1,) * (2 + self.choice.sees_queries))
-
-    def _generator(self, call: Captured, there: int) -> torch.Generator:
-        entropy = np.random.SeedSequence([self.seed, call.layer, there]).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(entropy >> 1))
 
     def _each(self, call: Captured) -> Captured:
         """Every query chooses among the keys it sees."""
@@ -79,18 +71,13 @@ class Choosing:
         if before <= 0 or (fresh == length and before > there):
             return call  # nothing of the context is left, or it has not been read yet
         served = slice(fresh, length)
-        if self.choice.sees_queries:
-            if fresh == length:
-                return call
-            kept = self._kept(call, before, None, torch.full((1,), before, device=position.device), served)
-        else:
-            if fresh or call.layer not in self.made:
-                end = torch.full((1,), before, device=position.device)
-                past = call.query[:, :, :fresh] if fresh else None
-                self.made[call.layer] = self._kept(call, before, None, end, None, past)
-            kept = self.made[call.layer]
+        end, past = torch.full((1,), before, device=position.device), call.query[:, :, :fresh] if fresh else None
+        if not self.choice.sees_queries and (fresh or call.layer not in self.made):
+            self.made[call.layer] = self._kept(call, before, None, end, None, past)
         if fresh == length:
             return call
+        oracle = self.choice.sees_queries
+        kept = self._kept(call, before, None, end, served) if oracle else self.made[call.layer]
         shape = (*call.query.shape[:2], length, there)
         mask = torch.ones(shape, dtype=torch.bool, device=call.key.device)
         mask[:, :, served, :before] = _per_query_head(kept.mask, (*shape[:2], length - fresh, before))
@@ -110,7 +97,9 @@ class Choosing:
             past = call.query  # an encoder's queries are all there
         asked = call.query[:, :, rows] if rows is not None and self.choice.sees_queries else None
         sight = sight_of(call, there, place, past=past, served=asked, seen=seen)
-        kept = self.choice.choose(sight, self._counts(call), 1, self._generator(call, there))
+        own = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
+        counts = own.view(-1, *(1,) * (2 + self.choice.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
+        kept = self.choice.choose(sight, counts, 1, generator_for(self.seed, call.layer, there))
         return Kept(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def open_corpus(name: str) -> Corpus:
     if name in BUILT_IN:
         return Corpus(name, _nonempty(name, BUILT_IN[name]))
     if os.path.isdir(name):
-        return Corpus(name, _nonempty(name, lambda: _read_folder(Path(name))))
+        return Corpus(name, _nonempty(name, lambda: _read_folder(Path(name), _is_text)))
     if os.path.isfile(name):
         return Corpus(name, _nonempty(name, lambda: _read_file(Path(name))))
     if _HUB_ID.fullmatch(name):
@@ -81,28 +81,19 @@ def _read_docs() -> Iterator[str]:
 
 
 def _read_code() -> Iterator[str]:
-    for path in _walk(Path(sysconfig.get_path("stdlib"))):
-        if path.suffix == ".py":
-            yield from _read_file(path)
+    return _read_folder(Path(sysconfig.get_path("stdlib")), lambda path: path.suffix == ".py", _NOT_CODE)
 
 
 BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "stdlib-code": _read_code}
 
 
-def _read_folder(folder: Path) -> Iterator[str]:
-    for path in _walk(folder, skip=frozenset()):
-        if _is_text(path):
-            yield from _read_file(path)
-
-
-def _walk(folder: Path, skip: frozenset[str] = _NOT_CODE) -> Iterator[Path]:
-    """Every visible file under a folder, in an order that no file system decides."""
+def _read_folder(folder: Path, wanted: Callable[[Path], bool], skip: Collection[str] = ()) -> Iterator[str]:
+    """Every visible file under a folder that is wanted, in an order that no file system decides."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
-        for name in sorted(files):
-            path = Path(root, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+        for path in (Path(root, name) for name in sorted(files) if not name.startswith(".")):
+            if path.is_file() and wanted(path):
+                yield from _read_file(path)
 
 
 def _is_text(path: Path) -> bool:

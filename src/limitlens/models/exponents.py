@@ -36,11 +36,8 @@ class Exponents:
 
     def factor(self) -> Factor:
         """The factors, as `intervene` takes them."""
-        return powers(
-            torch.as_tensor(self.exponents),
-            None if self.constants is None else torch.as_tensor(self.constants),
-            self.trained,
-        )
+        constants = None if self.constants is None else torch.as_tensor(self.constants)
+        return powers(torch.as_tensor(self.exponents), constants, self.trained)
 
     def write(self, path: Path) -> None:
         """Write the file."""
