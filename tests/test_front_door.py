@@ -8,6 +8,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -274,3 +275,11 @@ def test_an_object_that_is_no_law_is_told() -> None:
         ll.limit(1.0, ll.Head(1.0), [[1.0]])  # type: ignore[arg-type]
     with pytest.raises(ll.InputError, match="the class Gaussian; expected"):
         ll.limit(ll.Gaussian, ll.Head(1.0), [[1.0]])  # type: ignore[arg-type]
+
+
+def test_every_file_of_words_and_data_is_installed() -> None:
+    home, project = Path(ll.__file__).parent, Path(__file__).parents[1] / "pyproject.toml"
+    patterns = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"]["limitlens"]
+    installed = {path for pattern in patterns for path in home.glob(pattern)}
+    there = {path for path in home.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert there <= installed, sorted(there - installed)

@@ -31,19 +31,7 @@ else:
     pd, torch = Lazy("pandas"), Lazy("torch")
     Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
 
-__all__ = [
-    "Drawing",
-    "Lazy",
-    "PreTrainedModel",
-    "Tensor",
-    "beside",
-    "copied",
-    "library",
-    "native",
-    "pd",
-    "sent",
-    "torch",
-]
+__all__ = ["Drawing", "PreTrainedModel", "Tensor", "beside", "copied", "library", "native", "pd", "sent", "torch"]
 
 
 def library(x: Any) -> Any:

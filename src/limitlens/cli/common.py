@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from limitlens.sampling.checkpoint import Checkpoint
 
 Model = Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
-Corpus = Annotated[str, typer.Option("--corpus", help="stdlib-docs, stdlib-code, a file or a folder.")]
-Special = Annotated[str, typer.Option("--special", metavar="auto|none|bos", help="Tokens around each document.")]
+Corpus = Annotated[str, typer.Option("--corpus", help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")]
+Special = Annotated[str, typer.Option("--special", metavar="auto|none|bos", help="Tokens put around each text.")]
 Law = Annotated[str, typer.Option("--measure", help="gaussian, mixture, sphere, vmf, ball or cube.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Every random choice comes from it.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where kernels run.")]
@@ -54,17 +55,18 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that commands have in common, 
 
 
 def command(
-    title: str = "", unit: str = "steps", *, shares: str = "", kept: bool = False
-) -> Callable[[Callable[..., Result]], Callable[..., None]]:
+    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", kept: bool = False
+) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:
     """A function from options to a result as a command that saves, draws and prints it.
 
     Beside its own options it gets those every command has and those of `SHARED` that it `shares`, which it is given as
-    keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`.
+    keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`. Where
+    it `runs` a module's function of its own name, whose parameters its options are, it is their declaration alone.
     """
     passed = [name for name in shares.split() if name != "plot"]
     usual = ("out", "overwrite", "json", "quiet", *(KEPT if kept else ()), *shares.split())
 
-    def made(function: Callable[..., Result]) -> Callable[..., None]:
+    def made(function: Callable[..., Any]) -> Callable[..., None]:
         name = function.__name__
         known = {one.name: one for one in signature(function, eval_str=True).parameters.values()}
         own = [one for one in known.values() if one.kind is not one.VAR_KEYWORD and one.name != "context"]
@@ -84,7 +86,8 @@ def command(
             if kept:
                 asked["checkpoint"] = checkpoint
             with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
-                result = function(**asked, **({"progress": report} if title else {}))
+                work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
+                result = work(**asked, **({"progress": report} if title else {}))
             show(context, name, result, started, plot=name if given.get("plot") else None, checkpoint=checkpoint)
 
         first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

@@ -1,13 +1,13 @@
 """`limitlens downstream`: a task when each query sees n keys."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Result, command
+from limitlens.cli.common import command
 
 
-@command("reading documents", "documents", shares="seed device", kept=True)
+@command("reading documents", "documents", runs="live.downstream", shares="seed device", kept=True)
 def downstream(
     model: Annotated[str, typer.Argument(help="An encoder, or the folder of a classifier of your own.")],
     data: Annotated[str, typer.Option(help="Labelled documents: a folder of folders, .zip, .jsonl, .csv, .tsv.")],
@@ -16,12 +16,8 @@ def downstream(
     test: Annotated[int, typer.Option(min=6, help="Documents that are asked.")] = 500,
     train: Annotated[int | None, typer.Option(min=2, help="Documents that are learned; all others.")] = None,
     window: Annotated[int | None, typer.Option(min=2, help="Tokens that are read; up to 512 when left out.")] = None,
-    **shared: Any,
-) -> Result:
+) -> None:
     """Whether attention over n keys shows in a task: accuracy, agreement with the whole model, margins.
 
     Example: limitlens downstream minilm --data reviews --keys 16:256:5 --out runs/reviews
     """
-    from limitlens.live.downstream import downstream as run
-
-    return run(model, data, keys, way=way, test=test, train=train, window=window, **shared)

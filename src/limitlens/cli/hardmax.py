@@ -1,13 +1,13 @@
 """`limitlens hardmax`: the hardmax law, measured and predicted, and the way to it from softmax."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Law, Result, command
+from limitlens.cli.common import Law, command
 
 
-@command("attending", shares="plot seed yes", kept=True)
+@command("attending", runs="experiments.hardmax", shares="plot seed yes", kept=True)
 def hardmax(
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Numbers of tokens.")] = "100:1000000:9",
     measure: Law = "gaussian",
@@ -15,13 +15,8 @@ def hardmax(
     horizons: Annotated[str, typer.Option(metavar="LO:HI:K", help="Of softmax beside it (gaussian, dim 1).")] = "0.5",
     replicates: Annotated[int, typer.Option(help="Independent samples behind every point.")] = 400,
     queries: Annotated[int, typer.Option(help="Queries per sample, except for gaussian, dim 1.")] = 2048,
-    **shared: Any,
-) -> Result:
+) -> None:
     """E|mean output| with softmax replaced by argmax, and which law it follows: power or logarithm.
 
     Example: limitlens hardmax --sizes 100:1000000:9 --horizons 0.5:16:6 --plot
     """
-    from limitlens.experiments.hardmax import hardmax as run
-
-    options: dict[str, Any] = {"horizons": horizons, "replicates": replicates, "queries": queries}
-    return run(sizes, measure=measure, dim=dim, **options, **shared)

@@ -17,21 +17,13 @@ MEASURING = (
 def probe(
     context: typer.Context,
     model: common.Model,
-    corpus: Annotated[
-        str, typer.Option(help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")
-    ] = "stdlib-docs",
-    tokens: Annotated[
-        float | None, typer.Option(help="Tokens to read; 1e5 when left out, 3072 with --pilot-only.")
-    ] = None,
+    corpus: common.Corpus = "stdlib-docs",
+    tokens: Annotated[float | None, typer.Option(help="Tokens to read; 1e5, or 3072 with --pilot-only.")] = None,
     window: Annotated[int | None, typer.Option(help="Tokens a window; 256 when left out.")] = None,
-    special: Annotated[
-        str, typer.Option(metavar="auto|none|bos", help="Tokens around a window: as in training, none, the first.")
-    ] = "auto",
+    special: common.Special = "auto",
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Sample sizes n.")] = "64:4096:7",
     replicates: Annotated[int, typer.Option(help="Samples behind every point.")] = 24,
-    queries: Annotated[
-        int | None, typer.Option(help="Queries a head; 256 when left out, 48 with --pilot-only.")
-    ] = None,
+    queries: Annotated[int | None, typer.Option(help="Queries a head; 256, or 48 with --pilot-only.")] = None,
     mode: Annotated[
         str, typer.Option(metavar="pool|document|contiguous", help="Samples of all windows, or of single ones.")
     ] = "pool",
@@ -43,9 +35,7 @@ def probe(
     ] = False,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
-    averaging_growth: Annotated[
-        float, typer.Option(help="And their number grows at least like n to this power.")
-    ] = 0.75,
+    averaging_growth: Annotated[float, typer.Option(help="And their number grows at least like this.")] = 0.75,
     frozen_weight: Annotated[float, typer.Option(help="A frozen head gives one key this weight.")] = 0.5,
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
     **shared: Any,

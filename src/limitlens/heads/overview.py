@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.heads.record import HeadRecord
+from limitlens.curves.error_curve import ErrorCurve
+from limitlens.heads.record import OTHERS, HeadRecord
 from limitlens.record import plain
 from limitlens.statistics.tails import Verdict
 
@@ -26,20 +27,16 @@ class LayerRecord:
     pareto_norm: float
     pareto_norm_stderr: float
 
-    @property
-    def sub_gaussian(self) -> bool:
-        """Whether nothing was seen that exceeds a Gaussian, where it would have been seen."""
-        return self.verdict is Verdict.SUB_GAUSSIAN
-
-    def document(self) -> dict[str, Any]:
-        """The verdict in the document of its layer."""
-        told = {"sub_gaussian": self.sub_gaussian, "meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
-        return {name: value for name, value in plain(self).items() if name != "layer"} | told
-
 
 def layer_documents(heads: Iterable[HeadRecord], judged: Iterable[LayerRecord]) -> list[dict[str, Any]]:
     """Each layer: what its heads have in common, and the verdict on its tokens."""
-    tails = {layer.layer: layer.document() for layer in judged}
+
+    def verdict(layer: LayerRecord) -> dict[str, Any]:
+        told = {"meaning": layer.verdict.meaning, "remedy": layer.verdict.remedy}
+        sure = layer.verdict is Verdict.SUB_GAUSSIAN  # nothing exceeds a Gaussian where it would have been seen
+        return {name: value for name, value in plain(layer).items() if name != "layer"} | {"sub_gaussian": sure} | told
+
+    tails = {layer.layer: verdict(layer) for layer in judged}
     return [
         {"layer": layer, "tails": tails.get(layer), **summary(own := list(group))}
         | {name: getattr(own[0], name) for name in ("attention", "sliding_window")}
@@ -52,20 +49,17 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
     return {
         "heads": len(heads),
         "regimes": dict(Counter(head.regime.value for head in heads)),
-        "rate": _spread(head.curve.rate.slope for head in heads if head.curve.rate is not None),
-        "rate_mean": _rates(heads, "mean"),
-        "rate_covariance": _rates(heads, "covariance"),
-        "rate_hardmax": _rates(heads, "hardmax"),
+        "rate": _rates(head.curve for head in heads),
+        **{f"rate_{name}": _rates(head.others.get(name) for head in heads) for name in OTHERS},
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
         "critical_factor": _spread(head.critical.factor for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
 
 
-def _rates(heads: Sequence[HeadRecord], kind: str) -> dict[str, float] | None:
-    """The slopes of another curve than the output's."""
-    found = [head.others[kind].rate for head in heads if kind in head.others]
-    return _spread(rate.slope for rate in found if rate is not None)
+def _rates(curves: Iterable[ErrorCurve | None]) -> dict[str, float] | None:
+    """The slopes of those curves that have one."""
+    return _spread(curve.rate.slope for curve in curves if curve is not None and curve.rate is not None)
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:

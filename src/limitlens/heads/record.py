@@ -34,6 +34,7 @@ UNSETTLED = 0.5  # error of the pool over that at the largest n, from which on t
 CONSTANT_RATE = 0.5  # the baseline of every prediction
 # their documents look different
 APART = ("curve", "pooled", "centred", "pooled_centred", "ranks", "ordered_weights", "others")
+OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of its output
 MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # and their names in a document
 
 
@@ -175,7 +176,8 @@ class HeadRecord:
             found["pilot_error"] = self.foretold
         for name, curve in self.others.items():
             error = MOMENTS.get(name, f"{name}_error")
-            found |= {error: curve.error, f"{error}_stderr": curve.stderr, f"rate_{name}": _rate_document(curve)}
+            found |= {error: curve.error, f"{error}_stderr": curve.stderr}
+            found[f"rate_{name}"] = curve.rate and curve.rate.document()
         return plain(found | self.predicted_rates)  # type: ignore[no-any-return]
 
     @classmethod
@@ -197,17 +199,10 @@ class HeadRecord:
 
 def _curve_document(curve: ErrorCurve, centred: Array | None) -> dict[str, Any]:
     """An error curve in a head's document."""
-    return {
-        "relative_output_error": curve.error,
-        "relative_output_error_stderr": curve.stderr,
-        "relative_centred_error": centred,
-        "rate": _rate_document(curve),
-        "tokens_for": {str(error): curve.tokens_for(error).document() for error in ERRORS},
-    }
-
-
-def _rate_document(curve: ErrorCurve) -> dict[str, Any] | None:
-    return None if curve.rate is None else curve.rate.document()
+    needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
+    found = {"relative_output_error": curve.error, "relative_output_error_stderr": curve.stderr}
+    rate = curve.rate and curve.rate.document()
+    return {**found, "relative_centred_error": centred, "rate": rate, "tokens_for": needed}
 
 
 def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:

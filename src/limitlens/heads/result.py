@@ -17,7 +17,7 @@ from limitlens.errors import InputError, check_number, check_seed
 from limitlens.heads import figures, findings
 from limitlens.heads.overview import LayerRecord, layer_documents, summary
 from limitlens.heads.predictors import rate_skills
-from limitlens.heads.record import MOMENTS, HeadRecord
+from limitlens.heads.record import MOMENTS, OTHERS, HeadRecord
 from limitlens.heads.regimes import Regime, Thresholds
 from limitlens.heads.view import probe_view
 from limitlens.lazily import Drawing, Tensor, pd
@@ -27,7 +27,6 @@ from limitlens.sampling.cells import parse_sizes
 
 STATES = "states.safetensors"
 CURVE = ("powers", "outputs", "unseen", "floor", "text", "clear")  # of an error curve, as arrays
-OTHERS = ("mean", "covariance", "hardmax")  # curves of a head besides that of its output
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,23 +123,17 @@ class ProbeRun(Result):
             rows = [{name: arrays[f"{which}.{name}"][row] for name in kept} for row in range(len(entries))]
             told = arrays.get(f"{which}.foretold")
             ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
-            known: list[dict[str, Any]] = [
-                {"sizes": parse_sizes(entry["n"]), "seed": check_seed(document["seed"])} for entry in entries
-            ]
-            return [ErrorCurve(**own, **row, foresight=one) for own, row, one in zip(known, rows, ahead, strict=True)]
+            sizes, seed = [parse_sizes(entry["n"]) for entry in entries], check_seed(document["seed"])
+            told = zip(sizes, rows, ahead, strict=True)
+            return [ErrorCurve(sizes=own, seed=seed, **row, foresight=one) for own, row, one in told]
 
         heads, layers = document["heads"], document["layers"]
         others = {name: curves(name, heads) for name in OTHERS if f"{name}.powers" in arrays}
         bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
-        records = tuple(
-            HeadRecord.of(
-                head,
-                curve,
-                None if head["without_sink"] is None else next(bare),
-                {name: own[place] for name, own in others.items()},
-            )
-            for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True))
-        )
+        records = []
+        for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True)):
+            pooled = None if head["without_sink"] is None else next(bare)
+            records.append(HeadRecord.of(head, curve, pooled, {name: own[place] for name, own in others.items()}))
         judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
         found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
         return replace(found, reference=states)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # of the slowest heads, and of the fastest
 BEYOND = "beyond"  # in the place of a number that lies beyond ten times the largest size measured
+SKILL = ("status", "mean_absolute_miss", "rank_correlation")  # of a predictor of rates
 RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant", "law": "law"}  # of a head, of its `Rate`
 
 
@@ -197,11 +198,13 @@ def _rates(run: ProbeRun) -> list[Section]:
     if about["rate_mean"] and about["rate_covariance"]:
         said.append(words["moments"].format(mean=about["rate_mean"], covariance=about["rate_covariance"]))
     kinds = {"output": found} | {kind: skill["moments"][kind]["predictors"] for kind in MOMENTS}
-    tables = [
-        Table(words["table"].format(kind=kind), words["columns"], [(labels[n], *_skill(own[n])) for n in _ranked(own)])
-        for kind, own in kinds.items()
-        if own
-    ]
+    tables = []
+    for kind, own in kinds.items():
+        rows = [
+            (labels[name], *(own[name][part] for part in SKILL), f"{own[name]['at_least_as_fast']:.0%}")
+            for name in _ranked(own)
+        ]
+        tables += [Table(words["table"].format(kind=kind), words["columns"], rows)] if own else []
     argmax = [rate for head in run.records if "hardmax" in head.others and (rate := head.others["hardmax"].rate)]
     if argmax:
         laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
@@ -213,9 +216,3 @@ def _rates(run: ProbeRun) -> list[Section]:
 def _ranked(predictors: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Predictors by their miss, the best first."""
     return sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
-
-
-def _skill(found: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """A predictor's status, its miss, its rank correlation, and the share of heads at least as fast."""
-    at_least = f"{found['at_least_as_fast']:.0%}"
-    return found["status"], found["mean_absolute_miss"], found["rank_correlation"], at_least

