@@ -105,9 +105,7 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     return draw(figures, path)
 
 
-def plan(
-    run: ProbeRun, error: float = 0.05, context: int | None = None, **options: Any
-) -> Plan | CachePlan:  # fmt: skip
+def plan(run: ProbeRun, error: float = 0.05, context: int | None = None, **options: Any) -> Plan | CachePlan:
     """KV entries per head of a probe for an error, checked on the reserved windows; see `limitlens.plan`."""
     from limitlens.budgets.plan import plan as make  # heads know nothing of budgets, which read them
 

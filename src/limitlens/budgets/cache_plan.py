@@ -80,13 +80,9 @@ class CachePlan(Result):
     @property
     def table(self) -> pd.DataFrame:
         """One row per key/value head."""
-        return pd.DataFrame(
-            [
-                {"layer": layer, "kv_head": head, "choice": choice, "budget": keys, "ratio": keys / self.context}
-                for layer, row in enumerate(zip(self.choices, self.keys, strict=True))
-                for head, (choice, keys) in enumerate(zip(*row, strict=True))
-            ]
-        )
+        (layer, head), keys = np.indices(np.shape(self.keys)).reshape(2, -1), np.ravel(self.keys)
+        rows = {"layer": layer, "kv_head": head, "choice": np.ravel(self.choices), "budget": keys}
+        return pd.DataFrame(rows | {"ratio": keys / self.context})
 
     def document(self) -> dict[str, Any]:
         """The plan as JSON."""

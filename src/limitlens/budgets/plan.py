@@ -21,7 +21,7 @@ from limitlens.budgets.head_plan import HeadPlan, SharedPlan, plan_head, shared_
 from limitlens.budgets.trial import WAYS, HeadTrial, run_trial
 from limitlens.errors import InputError, Progress
 from limitlens.heads.figures import COLOURS
-from limitlens.heads.regimes import Regime
+from limitlens.heads.findings import counts
 from limitlens.heads.result import ProbeRun
 from limitlens.lazily import pd
 from limitlens.models import LoadedModel, Windows, found_again, load, open_corpus
@@ -143,12 +143,8 @@ class Plan(Result):
     def view(self) -> View:
         """Everything a plan has to show."""
         where = "an endless context" if self.context is None else f"a context of {self.context:,} tokens"
-        counted = {regime: sum(head.regime is regime for head in self.heads) for regime in Regime}
-        advice = [
-            f"{count} of {len(self.heads)} heads are {regime.value}: {regime.remedy}"
-            for regime, count in counted.items()
-            if count
-        ]
+        counted, all_of = counts(self.heads).items(), f"of {len(self.heads)} heads are"
+        advice = [f"{count} {all_of} {regime.value}: {regime.remedy}" for regime, count in counted]
         heads, percent = plural(len(self.heads), "head"), 100 * self.error
         read = WORDS["read"].format(heads=heads, model=self.model, percent=percent, where=where)
         meanings = Section("What the words mean", "", [Text(WORDS["meanings"], listed=True)], only="page")
@@ -249,15 +245,10 @@ def _try(
         windows = Windows(loaded, text, length=run.window, tokens=run.tokens_asked, special=special)
     except InputError as problem:
         raise InputError(f"the plan cannot be tried: {problem}; or plan without a trial") from None
-    for what, name, now, then in (
-        ("model", run.model, loaded.sha256, run.model_sha256),
-        ("corpus", run.corpus, windows.sha256, run.corpus_sha256),
-    ):
-        if now != then:
-            raise InputError(
-                f"the {what} {name!r} is not what was probed (its digest differs); "
-                "probe it again, or plan without a trial"
-            )
+    found = {"model": (loaded.sha256, run.model_sha256), "corpus": (windows.sha256, run.corpus_sha256)}
+    if (other := next((what for what, (now, then) in found.items() if now != then), None)) is not None:
+        told = "is not what was probed (its digest differs); probe it again, or plan without a trial"
+        raise InputError(f"the {other} {getattr(run, other)!r} {told}")
     reserved = np.asarray(run.windows["reserved"], dtype=np.intp)
     asked = {"job": "plan", "weights": loaded.digest, "text": windows.sha256, "error": made.error, "seed": seed}
     asked |= {"context": made.context, "heads": digest(to_json(made.heads)), "device": loaded.model.device}

@@ -109,9 +109,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.pilot, self.budgets, self.context, self.report = pilot, budgets, context, report
         self.generator = torch.Generator().manual_seed(seed)  # of pooled contexts
-        self.choosing = torch.Generator().manual_seed(
-            seed + 1
-        )  # of choices: another one leaves the contexts as they are
+        self.choosing = torch.Generator().manual_seed(seed + 1)  # of choices: without them contexts are as they are
         self.answering = torch.as_tensor(np.flatnonzero(~np.isin(chosen, asking)))
         row_of = {int(window): row for row, window in enumerate(chosen)}
         self.rows = np.array([row_of[int(window)] for window in pilot.queries[:, 0]])  # each query's own window

@@ -5,7 +5,8 @@ What things are called, and what is said of them, is in `words.json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,10 @@ def fastest(run: ProbeRun) -> list[HeadRecord]:
     return [head for head in reversed(slowest(run)) if head.curve.defined and not rises(head)]
 
 
-def counts(run: ProbeRun) -> dict[Regime, int]:
+def counts(heads: Iterable[Any]) -> dict[Regime, int]:
     """Heads of each regime that there are any of, averaging first."""
-    found = {regime: sum(head.regime is regime for head in run.records) for regime in Regime}
-    return {regime: count for regime, count in found.items() if count}
+    found = Counter(head.regime for head in heads)
+    return {regime: found[regime] for regime in Regime if regime in found}
 
 
 def context_of(run: ProbeRun) -> int:
@@ -82,7 +83,7 @@ def _known(run: ProbeRun) -> dict[str, Any]:
 
 
 def _found(run: ProbeRun) -> str:
-    parts = [f"Of the heads, {join([_say(regime.value, count) for regime, count in counts(run).items()])}"]
+    parts = [f"Of the heads, {join([_say(regime.value, count) for regime, count in counts(run.records).items()])}"]
     if errors := [head.curve.error[-1] for head in run.records if np.isfinite(head.curve.error[-1])]:
         parts.append(f"with {run.n[-1]:,} tokens the middle head is still {median(errors):.0%} away from its limit")
     if rated := [(head.curve.rate.slope, head) for head in run.records if head.curve.rate is not None]:
@@ -96,7 +97,7 @@ def _found(run: ProbeRun) -> str:
 
 
 def _do(run: ProbeRun) -> str:
-    context, found = context_of(run), counts(run)
+    context, found = context_of(run), counts(run.records)
     tight, loose = (kept_share(run.records, error, context) for error in (TIGHT, LOOSE))
     said = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {{}}, at {LOOSE:.0%} it keeps {loose:.0%}"
     if run.causal:
@@ -139,7 +140,7 @@ def advice(run: ProbeRun) -> list[str]:
     lines = [
         f"{count} of {len(heads)} heads {'is' if count == 1 else 'are'} {regime.value}: {regime.meaning}; "
         f"{regime.remedy}."
-        for regime, count in counts(run).items()
+        for regime, count in counts(heads).items()
     ]
     if parked := sum(head.sink is not None and head.sink.share_in_window > 0.5 for head in heads):
         lines.append(_say("parked", parked))

@@ -58,7 +58,7 @@ def _section(name: str, *blocks: Block, only: Literal["", "page"] = "") -> Secti
 
 def page_data(run: ProbeRun) -> dict[str, Any]:
     """What the widgets of a page read; heads are columns, one list for each quantity."""
-    rows, picked, found = [_row(head) for head in run.records], findings.notable(run), findings.counts(run)
+    rows, picked, found = [_row(head) for head in run.records], findings.notable(run), findings.counts(run.records)
     places = {head.place: index for index, head in enumerate(run.records)}
     known = [told for told in WORDS["quantities"] if any(row[told["key"]] is not None for row in rows)]
     return {

@@ -27,11 +27,12 @@ from torch import Tensor
 
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.lazily import pd
+from limitlens.live.by_document import shown
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.intervene import attend
 from limitlens.probing.opening import open_some
-from limitlens.report.view import Measured, Table, View, head_map
+from limitlens.report.view import View, head_map
 from limitlens.report.words import read_words, worded_view
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
@@ -67,13 +68,9 @@ class Attributions(Result):
 
     def view(self) -> View:
         """A map of the overlap, and the heads that lose most."""
-        rows = self.table.sort_values("overlap", kind="stable").to_dict("records")
-        cells = [
-            (f"{row['layer']}.{row['head']}", *(Measured(row[name], row[f"{name}_stderr"]) for name in MEASURES),
-             row["trusted"])
-            for row in rows
-        ]  # fmt: skip
-        table = Table("Least stable first", ("head", *MEASURES, "trusted"), cells, shown=12)
+        rows = self.table.sort_values("overlap", kind="stable")
+        rows["head"] = [f"{layer}.{head}" for layer, head in zip(rows.pop("layer"), rows["head"], strict=True)]
+        table = shown("Least stable first", {}, rows, 12)
         picture = head_map(WORDS["map"], "overlap", self.places, self.table["overlap"].tolist())
         known: dict[str, Any] = {name: float(self.table[name].median()) for name in MEASURES}
         known |= {"trusted": int(self.table["trusted"].sum()), "heads": len(rows), "documents": len(self.found)}

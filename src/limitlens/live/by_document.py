@@ -60,11 +60,11 @@ def curves(table: pd.DataFrame, x: str, y: str, *by: str, unit: str = "") -> lis
     return series
 
 
-def shown(title: str, columns: Mapping[str, str], table: pd.DataFrame) -> Table:
+def shown(title: str, columns: Mapping[str, str], table: pd.DataFrame, most: int = 24) -> Table:
     """A table for people: numbers beside their standard errors, columns in their own words where there are any."""
     names = [str(name) for name in table if not str(name).endswith("_stderr")]
     rows = [
         [Measured(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]
         for row in table.to_dict("records")
     ]
-    return Table(title, [columns.get(name, name) for name in names], rows, shown=24)
+    return Table(title, [columns.get(name, name) for name in names], rows, shown=most)

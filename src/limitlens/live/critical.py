@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from limitlens.errors import Array
+from limitlens.heads.critical_factor import critical_rows
 from limitlens.lazily import Tensor, torch
 from limitlens.live.reader import Reader
 from limitlens.models import Captured, capture
 from limitlens.probing.pilot import scores_of
-from limitlens.statistics.gap_counting import critical_inverse_temperature
 
 QUERIES = 12  # of a document
 SIZES = 4  # samples of each row, each half the next
@@ -35,12 +35,9 @@ def critical_exponents(reader: Reader, documents: Sequence[Tensor], trained: int
         keys = call.key[0].float().repeat_interleave(len(asked) // call.key.shape[1], 0)
         rows = scores_of(asked, keys, call.softcap).cpu().double().numpy()  # (heads, queries, keys)
         drawn = np.stack([rows[:, i, kept] for i, kept in enumerate(order)], 1)
-        flat = drawn.reshape(-1, drawn.shape[-1])
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log([critical_inverse_temperature(flat[:, :size]) for size in sizes])  # (sizes, rows)
-            x = np.log(sizes)
-            found = (x - x.mean()) @ logs / np.square(x - x.mean()).sum()
-        slopes.setdefault(call.layer, []).append(found.reshape(rows.shape[:2]))
+            logs, x = np.log(critical_rows(drawn, sizes)), np.log(sizes) - np.log(sizes).mean()
+            slopes.setdefault(call.layer, []).append(np.tensordot(x, logs, 1) / np.square(x).sum())
 
     for ids in documents:
         with torch.no_grad(), reader.acting(None), capture(reader.stack, look):

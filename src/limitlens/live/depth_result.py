@@ -116,10 +116,8 @@ class DepthRun(ByDocument):
         every = self.table[self.table["run"].isin(RUNS)]
         ends = every[every["layer"] == every["layer"].max()]
         first = every[(every["way"] == self.ways[0]) & (every["run"] == RUNS[0])]
-        errors, told = (
-            curves(first, "layer", "error", "keys", unit=" keys"),
-            ends[ends["keys"] == keys].iloc[0].to_dict(),
-        )
+        errors = curves(first, "layer", "error", "keys", unit=" keys")
+        told = ends[ends["keys"] == keys].iloc[0].to_dict()
         figures, found = [worded_figure(WORDS["errors"], errors, **told)], WORDS["plain"].format(**told)
         if "single" in self.beside:
             for series, (_, rows) in zip([*errors], first.groupby("keys"), strict=True):

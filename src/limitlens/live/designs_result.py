@@ -81,7 +81,7 @@ class Designs(Result):
     @cached_property
     def overall(self) -> dict[str, Array]:
         """The numbers over all heads, their relative squares averaged: (S, K)."""
-        return self.numbers(_mean(self.relative))
+        return self.numbers({name: rows.mean(0) for name, rows in self.relative.items()})
 
     def best(self, squares: Array) -> tuple[Any, Any]:
         """The design of least error at every k, and whether it beats each other one beyond its error: (..., K) twice.
@@ -99,7 +99,8 @@ class Designs(Result):
     @cached_property
     def winners(self) -> list[dict[str, Any]]:
         """For each number of keys: the best design over all heads, whether that is sure, and heads by best design."""
-        (first, sure), (own, own_sure) = (self.best(rows["error"]) for rows in (_mean(self.relative), self.relative))
+        every = self.relative["error"]
+        (first, sure), (own, own_sure) = (self.best(squares) for squares in (every.mean(0), every))
 
         def counted(k: int, which: Any) -> dict[str, int]:
             return {name: int(((own[:, k] == s) & which).sum()) for s, name in enumerate(self.designs)}
@@ -147,20 +148,13 @@ class Designs(Result):
         told = self.winners[middle]
         known = {"sure": WORDS["sure"][not told["sure"]], "name": DESIGNS[told["best"]], "error": short(told["error"])}
         known |= {"surely": str(sum(told["heads_sure"].values())), "heads": str(len(self.places))}
-        tables = [
-            Table(WORDS["table"].format(**told), WORDS["columns"], rows),
-            Table(WORDS["won"], WORDS["best"], verdicts),
-        ]
-        blocks: list[Block] = [worded_figure(WORDS["figure"], series), *tables]
+        figure, title = worded_figure(WORDS["figure"], series), WORDS["table"].format(**told)
+        best = Table(WORDS["won"], WORDS["best"], verdicts)
+        blocks: list[Block] = [figure, Table(title, WORDS["columns"], rows), best]
         return worded_view(WORDS, blocks, warnings=self.warnings, **{"of": self, "told": told, **known})
 
     def __repr__(self) -> str:
         return f"<Designs in {self.model}: {len(self.designs)} designs, {len(self.places)} heads>"
-
-
-def _mean(squares: dict[str, Array]) -> dict[str, Array]:
-    """Over all heads."""
-    return {name: rows.mean(0) for name, rows in squares.items()}
 
 
 def _stderr(rows: Array) -> Array:

@@ -95,8 +95,8 @@ def projector(model: nn.Module) -> Callable[[int], tuple[Projections | None, str
         module = modules[numbers.index(layer)]
         pair = _separate(module)
         if pair is not None:
-            (query, query_bias), (key, key_bias) = (_weights(linear) for linear in pair)
-            return Projections(query, query_bias, key, key_bias, rotary), reason
+            query, key = ((one.weight.detach(), None if one.bias is None else one.bias.detach()) for one in pair)
+            return Projections(*query, *key, rotary), reason
         weight, bias = getattr(module, _FUSED).weight.detach().T, getattr(module, _FUSED).bias.detach()
         d = weight.shape[1]
         return Projections(weight[:d], bias[:d], weight[d : 2 * d], bias[d : 2 * d], rotary), reason
@@ -123,7 +123,3 @@ def _separate(module: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
         if isinstance(query, nn.Linear) and isinstance(key, nn.Linear) and query.weight.is_floating_point():
             return query, key
     return None
-
-
-def _weights(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()

@@ -1,9 +1,8 @@
 """A view in a notebook: its sentences, its tables and its maps as plain HTML, without scripts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from html import escape
-from typing import Any
 
 import numpy as np
 
@@ -32,59 +31,44 @@ def as_html(view: View) -> str:
     return "".join(parts)
 
 
+def _html(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of cells, and under a caption, that are HTML already."""
+    title = f'<caption style="text-align:left;white-space:nowrap">{caption}</caption>' if caption else ""
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table>{title}<thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
+
+
 def _table(table: Table) -> str:
-    sides = ["right" if number else "left" for number in numeric(table)]
-    head = "".join(
-        f'<th style="text-align:{side};padding:1px 8px">{escape(name)}</th>'
-        for name, side in zip(table.columns, sides, strict=True)
-    )
-    limit = table.shown or ROWS
-    rows = ""
+    styles = [f"text-align:{'right' if number else 'left'};padding:1px 8px" for number in numeric(table)]
+    head = (f'<th style="{style}">{escape(name)}</th>' for name, style in zip(table.columns, styles, strict=True))
+    limit, rows = table.shown or ROWS, []
     for index, row in enumerate(table.rows[:limit]):
-        bold = ";font-weight:bold" if index in table.marked else ""
-        cells = (
-            f'<td style="text-align:{side};padding:1px 8px{bold}">{escape(cell(value))}</td>'
-            for value, side in zip(row, sides, strict=True)
-        )
-        rows += f"<tr>{''.join(cells)}</tr>"
+        bold, cells = ";font-weight:bold" if index in table.marked else "", zip(row, styles, strict=True)
+        rows.append([f'<td style="{style}{bold}">{escape(cell(value))}</td>' for value, style in cells])
     left = len(table.rows) - limit
-    more = f"<p>… and {left:,} more rows.</p>" if left > 0 else ""
-    caption = (
-        f'<caption style="text-align:left;white-space:nowrap">{escape(table.title)}</caption>' if table.title else ""
-    )
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+    return _html(escape(table.title), head, rows) + (f"<p>… and {left:,} more rows.</p>" if left > 0 else "")
 
 
 def _map(figure: Figure, series: Series) -> str:
     """A map as a table of coloured cells, with the key to its words."""
     values = np.asarray(series.values, dtype=float)
-    known = values[np.isfinite(values)]
+    known, colours = values[np.isfinite(values)], word_colours(len(series.words))
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    head = "".join(f"<th>{escape(str(label))}</th>" for label in series.x)
-    rows = "".join(
-        f"<tr><th>{escape(str(label))}</th>{''.join(_cells(series, row, low, high))}</tr>"
-        for label, row in zip(series.y, values, strict=True)
-    )
-    caption = f"{figure.title}: {figure.y.label} by {figure.x.label}" if figure.title else series.name
-    key = "".join(
-        f' <span style="color:{colour}">■</span> {escape(word)}'
-        for word, colour in zip(series.words, word_colours(len(series.words)), strict=True)
-    )
-    return (
-        f'<div style="overflow-x:auto"><table><caption style="text-align:left;white-space:nowrap">{escape(caption)}'
-        f"{key}</caption><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
 
-
-def _cells(series: Series, row: Any, low: float, high: float) -> Iterator[str]:
-    colours = word_colours(len(series.words))
-    for value in row.tolist():
+    def shown(value: float) -> str:
         if math.isnan(value):
-            yield '<td style="text-align:center">–</td>'
-        elif series.words:
-            word, colour = series.words[int(value)], colours[int(value)]
-            style = f"background:{colour};color:#fff;text-align:center"
-            yield f'<td style="{style}" title="{escape(word)}">{escape(word[:1])}</td>'
-        else:
-            fill, ink = viridis(0.5 if high == low else (value - low) / (high - low))
-            yield f'<td style="background:{fill};color:{ink};text-align:center">{escape(short(value, 2))}</td>'
+            return '<td style="text-align:center">–</td>'
+        if series.words:
+            word = escape(series.words[int(value)])
+            style = f"background:{colours[int(value)]};color:#fff;text-align:center"
+            return f'<td style="{style}" title="{word}">{escape(series.words[int(value)][:1])}</td>'
+        fill, ink = viridis(0.5 if high == low else (value - low) / (high - low))
+        return f'<td style="background:{fill};color:{ink};text-align:center">{escape(short(value, 2))}</td>'
+
+    head = ["<th></th>", *(f"<th>{escape(str(label))}</th>" for label in series.x)]
+    labelled = zip(series.y, values.tolist(), strict=True)
+    rows = ([f"<th>{escape(str(label))}</th>", *map(shown, row)] for label, row in labelled)
+    caption = f"{figure.title}: {figure.y.label} by {figure.x.label}" if figure.title else series.name
+    words = zip(series.words, colours, strict=True)
+    key = "".join(f' <span style="color:{colour}">■</span> {escape(word)}' for word, colour in words)
+    return f'<div style="overflow-x:auto">{_html(escape(caption) + key, head, rows)}</div>'

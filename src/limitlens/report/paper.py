@@ -124,15 +124,14 @@ def _guide(axes: Axes, guide: Guide) -> None:
     at, (low, high) = (guide.x, axes.get_xlim()) if guide.x is not None else (guide.y, axes.get_ylim())
     if at is None or not min(low, high) <= at <= max(low, high):
         return
-    words: dict[str, Any] = {"fontsize": 7, "color": GREY}
+    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "ha": "right"}
     if guide.x is not None:
         axes.axvline(at, color=GREY, linewidth=0.6, linestyle=":")
-        axes.text(
-            at, 0.98, guide.label, rotation=90, ha="right", va="top", transform=axes.get_xaxis_transform(), **words
-        )
+        words |= {"rotation": 90, "va": "top", "transform": axes.get_xaxis_transform()}
+        axes.text(at, 0.98, guide.label, **words)
     else:
         axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
-        axes.text(0.99, at, guide.label, ha="right", va="bottom", transform=axes.get_yaxis_transform(), **words)
+        axes.text(0.99, at, guide.label, va="bottom", transform=axes.get_yaxis_transform(), **words)
 
 
 def _legends(drawing: Drawing, panels: list[Axes], figures: Sequence[Figure]) -> None:

@@ -178,19 +178,13 @@ def points(
 
     A bar that reaches zero has no place on a logarithmic axis: where `positive`, it ends at 5% of its value.
     """
-    across, up = _plain(x), _plain(y)
-    low = high = None
+    ends: dict[str, Any] = {}
     if stderr is not None:
-        bars = [
-            (None, None) if value is None or error is None else (value - 1.96 * error, value + 1.96 * error)
-            for value, error in zip(up, _plain(stderr), strict=True)
-        ]
-        low = [
-            max(end, 0.05 * value) if positive and end is not None and value > 0 else end
-            for (end, _), value in zip(bars, up, strict=True)
-        ]
-        high = [end for _, end in bars]
-    return Series(name, "points", across, up, colour, low=low, high=high, **more)
+        value, bar = (np.array(_plain(part), dtype=float) for part in (y, stderr))  # None becomes NaN
+        low = value - 1.96 * bar
+        low = np.where(value > 0, np.maximum(low, 0.05 * value), low) if positive else low
+        ends = {"low": _plain(low), "high": _plain(value + 1.96 * bar)}
+    return Series(name, "points", _plain(x), _plain(y), colour, **ends, **more)
 
 
 def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, listed: bool = True) -> Series:

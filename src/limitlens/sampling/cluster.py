@@ -28,12 +28,9 @@ _prepared: dict[str, Callable[[Any], Any]] = {}  # on a worker: what it works wi
 
 
 def spread(
-    address: str,
-    prepare: Callable[[], Callable[[Piece], Result]],
-    pieces: Callable[[int], Iterable[Piece]],
-    *,
-    gpus: bool = True,
-) -> Iterator[Result]:
+    address: str, prepare: Callable[[], Callable[[Piece], Result]], pieces: Callable[[int], Iterable[Piece]],
+    *, gpus: bool = True,
+) -> Iterator[Result]:  # fmt: skip
     """What the function that `prepare` returns, once on each worker, makes of every piece, in order.
 
     `pieces` is told how many workers there are: one for each GPU of the cluster where `gpus` are wanted and there are

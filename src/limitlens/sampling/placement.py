@@ -33,9 +33,7 @@ COUNTED = 1 << 20  # tokens of the stream, the first ones and so random ones, of
 class Part:
     """What one forward brings of a block, as indices on the model's device."""
 
-    rows: (
-        Tensor  # (t,): where each of its tokens goes: to a slot, or beyond all slots to wait for the rest of its block
-    )
+    rows: Tensor  # (t,): where its tokens go: to a slot, or beyond all slots to wait for the rest of their block
     some: Tensor  # (s,): one in `SOME` tokens of the forward: their places are random, so they are a random part
     first: Tensor  # (f,), (f,): those of the kept tokens that are among the first ones, and where
     first_slots: Tensor
