@@ -57,7 +57,6 @@ def test_what_is_foretold_is_what_a_probe_measures(told: ll.Predictions, text: s
         assert np.median(np.abs(miss)) < 0.1
     rates = [(one.rate.slope, head.law.rate.slope) for one, head in zip(told.heads, run.records, strict=True)]  # type: ignore[union-attr]
     assert np.mean([abs(a - b) for a, b in rates]) < 0.05
-    assert run.plot_predicted() is not None
     assert "from the run's own tokens: the exact finite-n law" in str(run)
     assert all(len(error) == len(SIZES) for error in run.view().data()["heads"]["pilot_error"])  # type: ignore[operator]
 

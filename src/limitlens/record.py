@@ -52,9 +52,8 @@ class Run:
         try:
             return load_file(self.folder / ARRAYS)
         except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"{str(self.folder)!r} is not whole ({error}); expected the arrays of a {self.kind}, so run it again"
-            ) from None
+            given = f"{str(self.folder)!r} is not whole ({error})"
+            raise InputError(f"{given}; expected the arrays of a {self.kind}, so run it again") from None
 
     def result(self, kind: Any) -> Any:
         """The result that the folder holds, read by the `load` of the kind that it is expected to be."""
@@ -196,22 +195,18 @@ def read_run(folder: str | Path) -> Run:
             raise OSError("it is no file")
         run = json.loads((path / "run.json").read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
-        raise InputError(
-            f"{str(path)!r} holds no run.json; expected a finished run, so run its command again with --out"
-        ) from None
+        given = f"{str(path)!r} holds no run.json"
+        raise InputError(f"{given}; expected a finished run, so run its command again with --out") from None
     except (ValueError, OSError, RecursionError) as error:
-        raise InputError(
-            f"{str(path / 'run.json')!r} cannot be read ({error}); expected a whole JSON file, so run its command again"
-        ) from None
+        given = f"{str(path / 'run.json')!r} cannot be read ({error})"
+        raise InputError(f"{given}; expected a whole JSON file, so run its command again") from None
     whole = isinstance(run, dict) and isinstance(run.get("result"), dict) and isinstance(run.get("kind"), str)
     whole = whole and all(isinstance(run.get(name), dict) for name in ("arguments", "versions", "host"))
     if not whole or run.get("format") != FORMAT:
         versions = run.get("versions") if isinstance(run, dict) else None
         made = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
-        raise InputError(
-            f"{str(path / 'run.json')!r} was made by another version of limitlens ({made}); "
-            f"expected format {FORMAT}, so run its command again with this version"
-        )
+        given = f"{str(path / 'run.json')!r} was made by another version of limitlens ({made})"
+        raise InputError(f"{given}; expected format {FORMAT}, so run its command again with this version")
     about = {key: value for key, value in run.items() if key not in ("result", "kind", "format")}
     return Run(run["kind"], about, run["result"], path)
 

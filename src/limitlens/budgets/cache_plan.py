@@ -156,10 +156,8 @@ def plan_cache(
     windows = cut_windows(model, corpus, special, context)
     order, needed = order_of(windows, seed), FITTED + CHECKED
     if windows.count < needed:
-        raise InputError(
-            f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens; a plan by choices "
-            f"needs {needed}, so give more text or a shorter context"
-        )
+        given = f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens"
+        raise InputError(f"{given}; a plan by choices needs {needed}, so give more text or a shorter context")
     curves = measure_cut(
         model, windows, order[:needed], context, tuple(CHOICES), seed=seed, progress=progress, checkpoint=checkpoint
     )

@@ -87,9 +87,8 @@ class SharedPlan:
 def plan_head(head: HeadRecord, error: float, context: int | None) -> HeadPlan:
     """The plan of a head for an error in a context, endless when None."""
     if len(head.sizes) < LINE_SIZES:
-        raise InputError(
-            f"an error curve of {len(head.sizes)} sizes was given; expected at least {LINE_SIZES}, so probe more"
-        )
+        given = f"an error curve of {len(head.sizes)} sizes was given"
+        raise InputError(f"{given}; expected at least {LINE_SIZES}, so probe more")
     asked = math.inf if context is None else context
     keys, own = head.keys_for(error, asked), head.context(asked)
     there = None if math.isinf(own) else int(own)

@@ -76,9 +76,8 @@ def run_trial(
     Layers that a `job` was done with before it was killed are run, but not tried again.
     """
     if len(reserved) < 3:
-        raise InputError(
-            f"the probe reserved {len(reserved)} windows; a trial needs at least 3, so probe more tokens or skip it"
-        )
+        given = f"the probe reserved {len(reserved)} windows"
+        raise InputError(f"{given}; a trial needs at least 3, so probe more tokens or skip it")
     count = min(len(reserved), max(TOKENS // windows.length, ASKING))
     chosen = reserved[np.linspace(0, len(reserved) - 1, count).astype(int)]  # from all of the text
     asking = chosen[:: min(ASKING, len(chosen) - 1)]

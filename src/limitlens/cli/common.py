@@ -55,13 +55,14 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that commands have in common, 
 
 
 def command(
-    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", kept: bool = False
+    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", kept: bool = False, page: bool = False
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:
     """A function from options to a result as a command that saves, draws and prints it.
 
     Beside its own options it gets those every command has and those of `SHARED` that it `shares`, which it is given as
     keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`. Where
-    it `runs` a module's function of its own name, whose parameters its options are, it is their declaration alone.
+    it `runs` a module's function of its own name, whose parameters its options are, it is their declaration alone. With
+    `page` the page of the result is left in its folder too.
     """
     passed = [name for name in shares.split() if name != "plot"]
     usual = ("out", "overwrite", "json", "quiet", *(KEPT if kept else ()), *shares.split())
@@ -88,7 +89,9 @@ def command(
             with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                 work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                 result = work(**asked, **({"progress": report} if title else {}))
-            show(context, name, result, started, plot=name if given.get("plot") else None, checkpoint=checkpoint)
+            shown = show(context, name, result, started, name if given.get("plot") else None, checkpoint=checkpoint)
+            if page and given["out"] is not None:
+                shown.report(given["out"])
 
         first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         run.__signature__ = Signature([first, *own, *more])  # type: ignore[attr-defined]
@@ -178,9 +181,9 @@ def print_json(document: Any) -> None:
 
 
 def show(
-    context: typer.Context, name: str, result: Result, started: datetime, *, plot: str | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> None:  # fmt: skip
+    context: typer.Context, name: str, result: Result, started: datetime, plot: str | None = None,
+    *, checkpoint: Checkpoint | None = None,
+) -> Result:  # fmt: skip
     """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short.
 
     The checkpoint of a result that is saved whole is taken away.
@@ -203,6 +206,7 @@ def show(
         raise typer.Exit(130)
     if checkpoint is not None:
         checkpoint.remove()
+    return done
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:

@@ -4,24 +4,17 @@ from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Json, Out, Overwrite, Quiet, begin, show
+from limitlens.cli.common import Result, command
 
 
+@command(page=True)
 def compare(
-    context: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
-    out: Out = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Result:
     """Two or more runs side by side (domains, models, temperatures), each against the first.
 
     Example: limitlens compare runs/docs runs/code --out runs/docs-code
     """
-    from limitlens import comparison, loading
+    from limitlens.comparison import compare as run
 
-    started = begin(context, "compare")
-    show(context, "compare", comparison.compare(*runs), started)
-    if out is not None:
-        loading.load(out).report(out)
+    return run(*runs)

@@ -61,22 +61,6 @@ def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
     return Figure(f"Fitted rates{of} against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
 
 
-def predicted_figure(run: ProbeRun) -> Figure:
-    """Fitted rates against those that the run's own tokens foretell, one point a head; without a sink, as theory's."""
-    told = [(head, head.predicted_rates["rate_pilot"], head.law.rate) for head in run.records]
-    found = [(head, x, rate) for head, x, rate in told if x is not None and rate is not None]
-    if not found:
-        raise InputError("no head of this run has a foretold and a fitted rate; probe at three sizes or more")
-    every = [number for _, x, rate in found for number in (x, rate.slope)]
-    series = [line("foretold = measured", ends := [min(every), max(every)], ends, "grey", "dashed")]
-    for regime, colour in COLOURS.items():
-        if own := [(x, rate.slope, rate.stderr) for head, x, rate in found if head.regime is regime]:
-            x, y, stderr = zip(*own, strict=True)
-            series.append(points(regime.value, x, y, colour, stderr, positive=False))
-    across = Axis("rate foretold by the exact law of the tokens")
-    return Figure("Foretold and measured rates", across, Axis("rate β measured"), series)
-
-
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
     """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
     words = [regime.value for regime in Regime] if quantity == "regime" else []

@@ -41,15 +41,11 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
-            raise InputError(
-                f"averaging_power is {self.averaging_power:g} and frozen_weight {self.frozen_weight:g}; "
-                "expected numbers in [0, 1] and in (0, 1]"
-            )
+            given = f"averaging_power is {self.averaging_power:g} and frozen_weight {self.frozen_weight:g}"
+            raise InputError(f"{given}; expected numbers in [0, 1] and in (0, 1]")
         if not self.frozen_growth <= self.averaging_growth:
-            raise InputError(
-                f"frozen_growth is {self.frozen_growth:g} and averaging_growth {self.averaging_growth:g}; "
-                "expected the first to be no larger"
-            )
+            given = f"frozen_growth is {self.frozen_growth:g} and averaging_growth {self.averaging_growth:g}"
+            raise InputError(f"{given}; expected the first to be no larger")
 
 
 @dataclass(frozen=True)

@@ -263,10 +263,6 @@ class ProbeRun(Result):
         """Fitted rates of the "output", the "mean" or the "covariance" against the horizon, with what theory says."""
         return results.plot([figures.rates_figure(self, kind)], path)
 
-    def plot_predicted(self, path: str | Path | None = None) -> Drawing:
-        """Fitted rates against those that the run's own tokens foretell, with the line of equality."""
-        return results.plot([figures.predicted_figure(self)], path)
-
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
         """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""
         return results.plot([figures.map_figure(self, quantity)], path)

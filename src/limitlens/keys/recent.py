@@ -17,9 +17,8 @@ class Recent(Choice):
     def priority(self, sight: Sight, draws: int, generator: torch.Generator) -> Tensor:
         """Minus the distance to the query."""
         if sight.position is None:
-            raise InputError(
-                f"pooled tokens have no order; expected another choice than {self.name!r}, such as 'random'"
-            )
+            given = "pooled tokens have no order"
+            raise InputError(f"{given}; expected another choice than {self.name!r}, such as 'random'")
         place = torch.arange(sight.key.shape[-2], device=sight.key.device)
         nearness = -(place - sight.position[:, None]).abs()
         return nearness.reshape(*(1,) * (sight.key.ndim - 1), *nearness.shape)

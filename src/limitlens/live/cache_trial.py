@@ -141,10 +141,8 @@ def trial(
     config = loaded.model.config.get_text_config()
     heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
     if np.shape(made.keys) != heads:
-        raise InputError(
-            f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}; expected the "
-            "model of the plan"
-        )
+        given = f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}"
+        raise InputError(f"{given}; expected the model of the plan")
     text = corpus or found_again(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
     order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]

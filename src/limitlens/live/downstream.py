@@ -173,7 +173,5 @@ def _names(loaded: LoadedModel, labels: set[str]) -> list[str]:
     for names in (own, [str(place) for place in range(len(known))]):
         if labels <= set(names):
             return names
-    raise InputError(
-        f"the data is labelled {', '.join(sorted(labels)[:5])} and {loaded.name} says {', '.join(own[:5])}; expected "
-        "the labels of the classifier, or their numbers"
-    )
+    given = f"the data is labelled {', '.join(sorted(labels)[:5])} and {loaded.name} says {', '.join(own[:5])}"
+    raise InputError(f"{given}; expected the labels of the classifier, or their numbers")

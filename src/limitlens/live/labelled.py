@@ -32,9 +32,8 @@ def read_labelled(name: str) -> list[tuple[str, str]]:
             objects = map(json.loads, text.splitlines()) if path.suffix == ".jsonl" else split
             rows = [(str(row["text"])[:LONGEST], str(row["label"])) for row in objects]
     except KeyError as missing:
-        raise InputError(
-            f"the data {name!r} has a row without {missing}; expected a text and a label in each"
-        ) from None
+        given = f"the data {name!r} has a row without {missing}"
+        raise InputError(f"{given}; expected a text and a label in each") from None
     except (OSError, BadZipFile, ValueError, TypeError, csv.Error) as error:
         raise InputError(f"the data {name!r} cannot be read ({error}); expected {expected}") from None
     if len({label for _, label in rows}) < 2:

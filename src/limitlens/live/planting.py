@@ -49,9 +49,8 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
     longest = length + max(len(question) + len(answer) + 1 for question, answer in facts)
     depths = [round(part * n) for part in DEPTHS] + [tail - max(trained // 2, longest)]
     if depths[-1] < depths[-2] + longest:
-        raise InputError(
-            f"documents of {n} tokens are too short to hold passages at four depths; expected a longer context"
-        )
+        given = f"documents of {n} tokens are too short to hold passages at four depths"
+        raise InputError(f"{given}; expected a longer context")
     planted, skip = ids.clone(), max(2, length // 10)
     source = len(other) // 4 + length * np.arange(len(depths))  # passages of the other document, none twice
     first, again, answers = [], {}, {}
@@ -85,9 +84,8 @@ def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Genera
     earliest = trained + 2 * length
     room = (n - earliest) // REPEATS
     if room <= length:
-        raise InputError(
-            f"a context of {n} tokens beyond {trained} has no room for far passages; expected a longer one"
-        )
+        given = f"a context of {n} tokens beyond {trained} has no room for far passages"
+        raise InputError(f"{given}; expected a longer one")
     places = [earliest + room * i + int(generator.integers(room - length)) for i in range(REPEATS)]
     for place in places:
         role[place : place + length] = 2

@@ -150,10 +150,8 @@ def _documents(loaded: LoadedModel, text: str, to: int, wanted: int, least: int)
     """The text in documents of the whole length; those beyond the wanted number are not read."""
     windows = Windows(loaded, open_corpus(text), length=to, tokens=wanted * to, fewer=True)
     if len(windows) < least:
-        raise InputError(
-            f"the text {text!r} holds {len(windows)} documents of {to:,} tokens; expected at least {least}: give a "
-            "longer text or a shorter context"
-        )
+        given = f"the text {text!r} holds {len(windows)} documents of {to:,} tokens"
+        raise InputError(f"{given}; expected at least {least}: give a longer text or a shorter context")
     return [ids for batch in windows.batches(1) for ids in batch]
 
 

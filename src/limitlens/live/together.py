@@ -54,10 +54,8 @@ def projected(stack: Any, take: Callable[[Captured, Tensor, Tensor], None]) -> I
         with through(stack, look):
             yield
     if waiting:
-        raise InputError(
-            f"no module reads the outputs of the heads of layer {waiting[0][0].layer} as they are; expected an output "
-            "projection, so leave heads out of what is run beside"
-        )
+        told = f"no module reads the outputs of the heads of layer {waiting[0][0].layer} as they are"
+        raise InputError(f"{told}; expected an output projection, so leave heads out of what is run beside")
 
 
 def add_up(stack: Any, ids: Tensor, sizes: Sequence[int], replicates: int, generator: torch.Generator) -> Array:

@@ -175,9 +175,8 @@ def _load_from_hub(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
         try:
             return read(name, local_files_only=True)
         except InputError:
-            raise InputError(
-                f"{unknown}, and the hub could not be reached ({type(error).__name__}); at hand are {at_hand()}"
-            ) from None
+            given = f"{unknown}, and the hub could not be reached ({type(error).__name__})"
+            raise InputError(f"{given}; at hand are {at_hand()}") from None
     return read(name, revision=revision)
 
 
@@ -227,10 +226,8 @@ def _read(
     unused = tuple(sorted(key for key in found["unexpected_keys"] if _OF_A_LAYER.search(key)))
     loaded = LoadedModel(name, model, tokenizer, commit, sha256, note, opening, unused)
     if head and loaded.causal and not held:
-        raise InputError(
-            f"the model {name} is a decoder without its language-model head ({type(model).__name__}); expected one "
-            "that was saved with it"
-        )
+        given = f"the model {name} is a decoder without its language-model head ({type(model).__name__})"
+        raise InputError(f"{given}; expected one that was saved with it")
     return loaded
 
 
@@ -254,10 +251,8 @@ def _check_whole(name: str, found: Mapping[str, Any]) -> None:
     missing += sorted(str(key[0]) for key in found["mismatched_keys"])
     if missing:
         others = f" and {len(missing) - 1:,} more of its weights" if missing[1:] else ""
-        raise InputError(
-            f"the file of the model {name} lacks {missing[0]}{others}, which would be drawn at random; expected every "
-            "weight that its configuration names, so fetch the model again"
-        )
+        given = f"the file of the model {name} lacks {missing[0]}{others}, which would be drawn at random"
+        raise InputError(f"{given}; expected every weight that its configuration names, so fetch the model again")
 
 
 def _reason(error: Exception) -> str:

@@ -43,10 +43,8 @@ class Choosing:
     def _each(self, call: Captured) -> Captured:
         """Every query chooses among the keys it sees."""
         if self.choice.needs_past and call.causal:
-            raise InputError(
-                f"{self.choice.name!r} chooses by earlier queries, which differ for every query of a causal model; "
-                "expected a cut, such as cut=1024"
-            )
+            given = f"{self.choice.name!r} chooses by earlier queries, which differ for every query of a causal model"
+            raise InputError(f"{given}; expected a cut, such as cut=1024")
         length, there = call.query.shape[2], call.key.shape[2]
         place = torch.arange(there - length, there, device=call.key.device)  # among the keys
         rows = max(1, SCORES // (call.query.shape[0] * call.query.shape[1] * there))

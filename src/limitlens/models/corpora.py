@@ -52,10 +52,8 @@ def open_corpus(name: str) -> Corpus:
                 f"`pip install datasets` first; at hand are {', '.join(BUILT_IN)}"
             )
         return Corpus(name, _nonempty(name, lambda: _read_dataset(name)))
-    raise InputError(
-        f"the corpus {name!r} is not known: it is no file or folder here; "
-        f"give one, a hub dataset (owner/name), or one of {', '.join(BUILT_IN)}"
-    )
+    given = f"the corpus {name!r} is not known: it is no file or folder here"
+    raise InputError(f"{given}; give one, a hub dataset (owner/name), or one of {', '.join(BUILT_IN)}")
 
 
 def _nonempty(name: str, read: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
@@ -134,10 +132,8 @@ def _read_dataset(name: str) -> Iterator[str]:
         rows = iter(datasets.load_dataset(identifier, configuration or None, split="train", streaming=True))
         row: dict[str, Any] | None = next(rows, None)
     except Exception as error:  # the network, the hub and the dataset's own format each throw their own
-        raise InputError(
-            f"the dataset {name!r} could not be read from the hub ({type(error).__name__}); "
-            f"check its name and the network, or use one of {', '.join(BUILT_IN)}"
-        ) from error
+        given = f"the dataset {name!r} could not be read from the hub ({type(error).__name__})"
+        raise InputError(f"{given}; check its name and the network, or use one of {', '.join(BUILT_IN)}") from error
     while row is not None:
         text = row.get("text")
         if not isinstance(text, str):

@@ -70,18 +70,14 @@ def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
         tables = [table for table in (found.exponents, found.constants) if table is not None]
         whole = all(table.shape == shape and np.isfinite(table).all() for table in tables) and found.trained > 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{str(path)!r} holds no exponents ({type(error).__name__}: {error}); expected a JSON file that "
-            "limitlens temper --out wrote"
-        ) from None
+        given = f"{str(path)!r} holds no exponents ({type(error).__name__}: {error})"
+        raise InputError(f"{given}; expected a JSON file that limitlens temper --out wrote") from None
     if not whole:
         raise InputError(f"{str(path)!r} is damaged; expected finite exponents for {shape} layers and heads")
     own = identity(model)
     if dict(found.identity) != own:
         other = {name: (found.identity.get(name), own[name]) for name in own if found.identity.get(name) != own[name]}
         told = ", ".join(f"{name} {theirs} and here {here}" for name, (theirs, here) in other.items())
-        raise InputError(
-            f"the exponents in {str(path)!r} belong to another model ({told}); expected those of this one, which "
-            "limitlens temper fits"
-        )
+        given = f"the exponents in {str(path)!r} belong to another model ({told})"
+        raise InputError(f"{given}; expected those of this one, which limitlens temper fits")
     return found

@@ -140,9 +140,8 @@ def _scaling(factor: Any, layers: int, heads: int) -> Change:
     if not callable(factor):
         shape = np.shape(factor)
         if shape not in ((), (layers, heads)):
-            raise InputError(
-                f"the factor has shape {shape}; expected a number or one for each of {layers} layers and {heads} heads"
-            )
+            told = f"the factor has shape {shape}"
+            raise InputError(f"{told}; expected a number or one for each of {layers} layers and {heads} heads")
         as_array("the factor", factor)  # finite numbers, or a sentence that says so
         table = torch.as_tensor(factor)
 
@@ -160,10 +159,8 @@ def _scaling(factor: Any, layers: int, heads: int) -> Change:
         try:
             full = given.to(call.query).expand(wanted)
         except RuntimeError:
-            raise InputError(
-                f"the factor of layer {call.layer} has shape {tuple(given.shape)}; expected one that is broadcast to "
-                f"(heads, queries), here {wanted}"
-            ) from None
+            told = f"the factor of layer {call.layer} has shape {tuple(given.shape)}"
+            raise InputError(f"{told}; expected one that is broadcast to (heads, queries), here {wanted}") from None
         return replace(call, query=call.query * full[None, :, :, None])
 
     return change

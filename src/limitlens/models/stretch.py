@@ -28,10 +28,8 @@ def stretched(model: PreTrainedModel, how: str, factor: float, trained: int) -> 
     check_number("the factor of the stretch", factor, "at least 1", low=1.0)
     found = [] if how == "none" else list(_frequencies(model))
     if how != "none" and not found:
-        raise InputError(
-            f"{type(model).__name__} has no rotary positions that could be stretched; expected stretch none for it, "
-            "or another model"
-        )
+        given = f"{type(model).__name__} has no rotary positions that could be stretched"
+        raise InputError(f"{given}; expected stretch none for it, or another model")
     try:
         with torch.no_grad():
             for module, name, before in found:
@@ -69,8 +67,6 @@ def _frequencies(model: PreTrainedModel) -> Iterator[tuple[Any, str, Tensor]]:
             kind = getattr(module, "rope_type", "default")
             kind = kind.get(name.removesuffix("_inv_freq"), "default") if isinstance(kind, dict) else kind
             if kind != "default":
-                raise InputError(
-                    f"{type(model).__name__} comes with rotary positions that are stretched already ({kind}); "
-                    "expected stretch none for it"
-                )
+                given = f"{type(model).__name__} comes with rotary positions that are stretched already ({kind})"
+                raise InputError(f"{given}; expected stretch none for it")
             yield module, name, buffer

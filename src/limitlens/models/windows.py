@@ -68,10 +68,8 @@ class Windows:
             digest.update(document.encode())
             ids = _encode(loaded.tokenizer, document)[: wanted - written]
             if ids and max(ids) >= rows:
-                raise InputError(
-                    f"the tokenizer of {loaded.name} gives the token {max(ids)} and the model knows {rows:,}; expected "
-                    "the tokenizer that the model was trained with"
-                )
+                given = f"the tokenizer of {loaded.name} gives the token {max(ids)} and the model knows {rows:,}"
+                raise InputError(f"{given}; expected the tokenizer that the model was trained with")
             self._file.write(np.asarray(ids, dtype=_ID).tobytes())
             written += len(ids)
             if written == wanted:
@@ -174,9 +172,8 @@ def _put_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for start in range(len(dressed) - len(bare) + 1):
         if dressed[start : start + len(bare)] == bare:
             return tuple(dressed[:start]), tuple(dressed[start + len(bare) :])
-    raise InputError(
-        f"{type(tokenizer).__name__} changes a text when it adds special tokens; expected one that puts them around it"
-    )
+    given = f"{type(tokenizer).__name__} changes a text when it adds special tokens"
+    raise InputError(f"{given}; expected one that puts them around it")
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -190,10 +187,8 @@ def _check_positions(loaded: LoadedModel, length: int) -> list[str]:
     """Refuse what the model cannot run, and say what it was not made for."""
     rows, positions = loaded.position_rows, loaded.positions
     if rows is not None and length > rows:
-        raise InputError(
-            f"a window of {length} tokens was asked for, but {loaded.name} has learned {rows} positions; "
-            f"use windows of at most {rows}"
-        )
+        given = f"a window of {length} tokens was asked for, but {loaded.name} has learned {rows} positions"
+        raise InputError(f"{given}; use windows of at most {rows}")
     if positions is not None and length > positions:
         return [
             f"windows of {length} tokens exceed the {positions} positions that {loaded.name} was made for: "

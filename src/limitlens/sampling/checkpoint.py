@@ -71,9 +71,8 @@ class Checkpoint:
     ) -> None:
         found = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?) *(s?)", str(every))
         if every is not None and (found is None or not float(found[1]) > 0):
-            raise InputError(
-                f"a checkpoint was asked for every {every!r}; expected tokens, such as 100000, or seconds, such as 60s"
-            )
+            given = f"a checkpoint was asked for every {every!r}"
+            raise InputError(f"{given}; expected tokens, such as 100000, or seconds, such as 60s")
         self.folder = None if folder is None else Path(folder)
         self._every = float("inf") if found is None else float(found[1])
         self._by_clock = found is not None and found[2] == "s"
@@ -163,10 +162,8 @@ class Checkpoint:
                 print(f"limitlens: {damaged[0]}; going on from the checkpoint before it", file=sys.stderr)
             return jobs
         if damaged:
-            raise InputError(
-                f"the checkpoint in {str(folder)!r} is damaged ({'; '.join(damaged)}); expected one that is whole, so "
-                "begin again without resuming"
-            )
+            given = f"the checkpoint in {str(folder)!r} is damaged ({'; '.join(damaged)})"
+            raise InputError(f"{given}; expected one that is whole, so begin again without resuming")
         return []
 
 

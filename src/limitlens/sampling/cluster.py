@@ -75,10 +75,8 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
         if isinstance(cause, InputError):
             raise InputError(str(cause)) from None
         reason = (str(cause).strip().splitlines() or [""])[0].rstrip(".")
-        raise InputError(
-            f"a worker of the Ray cluster at {address!r} failed ({type(cause).__name__}: {reason}); expected machines "
-            "with this limitlens, the model and the memory it needs"
-        ) from None
+        given = f"a worker of the Ray cluster at {address!r} failed ({type(cause).__name__}: {reason})"
+        raise InputError(f"{given}; expected machines with this limitlens, the model and the memory it needs") from None
 
 
 @contextmanager

@@ -22,10 +22,8 @@ def deal(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterato
     """
     total, needed = sum(blocks), replicates * cells.sizes[-1]
     if needed > total:
-        raise InputError(
-            f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}; "
-            "bring more tokens, or lower the replicates or the largest size"
-        )
+        given = f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}"
+        raise InputError(f"{given}; bring more tokens, or lower the replicates or the largest size")
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xDEA1]))
     places = np.tile(np.asarray(cells.steps, dtype=np.int64), replicates)
     left = np.append(places, total - needed)  # the last place is "no cell": tokens only the reference sees
