@@ -12,19 +12,11 @@ from limitlens.cli.common import Result, command, size
 def plan(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder that limitlens probe --out wrote.")],
     error: Annotated[float, typer.Option(help="Relative output error that each head may make.")] = 0.05,
-    length: Annotated[
-        int | None, typer.Option("--context", metavar="TOKENS", help="Tokens in the context; endless when left out.")
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="CHOICE", help="How keys are chosen: random, sinks, expected, ..., or best.")
-    ] = None,
-    total: Annotated[
-        str | None, typer.Option(metavar="SHARE|SIZE", help="Cache to keep, in place of an error: 0.25, or 16MB.")
-    ] = None,
+    length: Annotated[int | None, typer.Option("--context", help="Its tokens; endless when left out.")] = None,
+    keep: Annotated[str | None, typer.Option(metavar="CHOICE", help="Of keys: random, sinks, ..., or best.")] = None,
+    total: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help="Of the cache: 0.25, or 16MB.")] = None,
     trial: Annotated[bool, typer.Option(help="Try the budgets on the reserved windows.")] = True,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of the trial's draws; the probe's when left out.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the trial; the probe's when left out.")] = None,
     **shared: Any,
 ) -> Result:
     """KV entries per head for an error, in tokens and as a share of the context.

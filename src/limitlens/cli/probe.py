@@ -27,12 +27,8 @@ def probe(
     mode: Annotated[
         str, typer.Option(metavar="pool|document|contiguous", help="Samples of all windows, or of single ones.")
     ] = "pool",
-    factor: Annotated[
-        float, typer.Option(help="Multiply every score as it is looked at; the model's forward stays as it is.")
-    ] = 1.0,
-    pilot_only: Annotated[
-        bool, typer.Option("--pilot-only", help="Measure nothing: foretell every head from a few tokens.")
-    ] = False,
+    factor: Annotated[float, typer.Option(help="Multiplies every score; the model's forward stays as it is.")] = 1.0,
+    pilot_only: Annotated[bool, typer.Option("--pilot-only", help="Foretell heads from a few tokens alone.")] = False,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
     averaging_growth: Annotated[float, typer.Option(help="And their number grows at least like this.")] = 0.75,

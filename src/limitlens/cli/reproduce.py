@@ -12,9 +12,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment; --list names them.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name every experiment, and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: within a minute or so.")] = False,
-    as_published: Annotated[
-        bool, typer.Option("--as-published", help="By the published code's definitions too, where they differ.")
-    ] = False,
+    as_published: Annotated[bool, typer.Option("--as-published", help="By the published code's rules too.")] = False,
     corpus: Annotated[str | None, typer.Option(help="The text, or the labelled documents, that it reads.")] = None,
     model: Annotated[str | None, typer.Option(help="The model that it reads them with.")] = None,
     seed: common.Seed = 0,

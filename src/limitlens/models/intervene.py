@@ -27,16 +27,11 @@ SCORES = 1 << 24  # scores that are held at once
 
 @contextmanager
 def intervene(
-    model: PreTrainedModel | LoadedModel,
-    *,
-    keys: str | Change = "all",
-    count: int | Sequence[Sequence[int]] | None = None,
-    cut: int | None = None,
+    model: PreTrainedModel | LoadedModel, *, keys: str | Change = "all",
+    count: int | Sequence[Sequence[int]] | None = None, cut: int | None = None,
     factor: float | Sequence[Sequence[float]] | Callable[[int, Tensor], Tensor] | Any = 1.0,
-    layers: Iterable[int] | None = None,
-    heads: Iterable[int] | None = None,
-    seed: int = 0,
-) -> Iterator[None]:
+    layers: Iterable[int] | None = None, heads: Iterable[int] | None = None, seed: int = 0,
+) -> Iterator[None]:  # fmt: skip
     """Every forward of `model` within the block attends to chosen keys, with scores times a factor.
 
     A cache that holds a sliding window keeps positions right; one of fixed length does not (`StaticCache`).

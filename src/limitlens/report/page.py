@@ -22,7 +22,7 @@ from string import Template
 from typing import Any
 
 from limitlens.errors import InputError
-from limitlens.record import cannot_write, text_writer, write_all
+from limitlens.record import cannot_write, plain, text_writer, to_json, write_all
 from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, View, Widget
 from limitlens.report.words import cell, is_number, numeric, sentence
 
@@ -81,18 +81,12 @@ def embedded(data: Any) -> str:
 
 def compact(value: Any) -> Any:
     """A document with its numbers cut to `DIGITS` significant digits, numbers that are not finite as null."""
-    if isinstance(value, Mapping):
-        return {str(key): compact(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [compact(item) for item in value]
-    if hasattr(value, "tolist"):
-        return compact(value.tolist())
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        rounded = float(f"{value:.{DIGITS}g}")
-        return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
-    return value
+
+    def rounded(number: str) -> float:
+        short = float(f"{float(number):.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+    return json.loads(to_json(value, indent=None), parse_float=rounded)
 
 
 def command_line(made: Mapping[str, Any]) -> str:
@@ -166,7 +160,7 @@ def _description(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return [_description(inner) for inner in item]
     if not is_dataclass(item):
-        return compact(item)
+        return plain(item)
     names = {"low": "min", "high": "max"} if isinstance(item, Axis) else {}
     found = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
     return {name: value for name, value in found.items() if value is not None and value not in ("", [])}
