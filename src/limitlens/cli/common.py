@@ -125,17 +125,11 @@ def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-class _Said(logging.Handler):
-    """What the library says of its work, on stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"limitlens: {record.getMessage()}", file=sys.stderr)
-
-
 def begin(context: typer.Context, name: str) -> datetime:
     """Try the run folder where one is asked for, so that a bad path is told before the work; when that began."""
-    given, logger = context.params, logging.getLogger("limitlens")
-    logger.handlers, logger.level = ([] if given["quiet"] else [_Said()]), logging.INFO
+    given, logger, said = context.params, logging.getLogger("limitlens"), logging.StreamHandler()  # on stderr
+    said.setFormatter(logging.Formatter("limitlens: %(message)s"))
+    logger.handlers, logger.level = ([] if given["quiet"] else [said]), logging.INFO
     if given["out"] is not None:
         with record.open_folder(given["out"], name, given["overwrite"]):
             pass

@@ -1,11 +1,9 @@
 """`limitlens doctor`: what is installed, which device, which models and corpora are at hand."""
 
-import os
-import platform
 from typing import Any
 
 from limitlens.cli.common import Json, print_json
-from limitlens.record import installed
+from limitlens.record import installed, provenance
 
 PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "gguf", "accelerate", "datasets")
 
@@ -27,15 +25,9 @@ def doctor(json: Json = False) -> None:
         {"name": name, "is": alias.describe, "ready": alias.locate() is not None, "install": alias.command}
         for name, alias in ALIASES.items()
     ]
-    document = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
-        "versions": versions,
-        "models": models,
-        "corpora": list(BUILT_IN),
-    }
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    about = {"device": device, "versions": versions, "models": models, "corpora": list(BUILT_IN)}
+    document = provenance("doctor", {})["host"] | about
     if json:
         print_json(document)
         return
