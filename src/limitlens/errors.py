@@ -22,10 +22,7 @@ class InputError(ValueError):
 
 
 def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """Return `value` as a finite float64 array, or raise an `InputError` that names it.
-
-    Accepts NumPy arrays, nested sequences and torch tensors (on any device, with or without gradient).
-    """
+    """`value`, an array, a nested sequence or a tensor on any device, as a finite float64 array, or an `InputError`."""
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
         value = value.detach().cpu().double().numpy()
     try:

@@ -71,10 +71,7 @@ def run_trial(
     loaded: LoadedModel, windows: Windows, reserved: NDArray[np.intp], budgets: Budgets,
     *, context: int | None = None, seed: int = 0, report: Progress = lambda done, total: None, job: Job | None = None,
 ) -> list[HeadTrial]:  # fmt: skip
-    """Try budgets on the windows `reserved` by a probe; the pooled context has `context` tokens, or all there are.
-
-    Layers that a `job` was done with before it was killed are run, but not tried again.
-    """
+    """Try budgets on the windows `reserved` by a probe; the pooled context has `context` tokens, or all there are."""
     if len(reserved) < 3:
         given = f"the probe reserved {len(reserved)} windows"
         raise InputError(f"{given}; a trial needs at least 3, so probe more tokens or skip it")
@@ -90,7 +87,7 @@ def run_trial(
     with held_interrupt() as interrupt:
 
         def take(captured: Captured) -> None:
-            if captured.layer not in {found.layer for found in trial.found}:
+            if captured.layer not in {found.layer for found in trial.found}:  # by the job, before it was killed
                 trial.take(captured)
                 kept.passed(ids.numel(), trial.state, interrupt)
 

@@ -178,10 +178,7 @@ def show(
     context: typer.Context, name: str, result: Result, started: datetime, plot: str | None = None,
     *, checkpoint: Checkpoint | None = None,
 ) -> Result:  # fmt: skip
-    """Save a result where asked, draw it as `plot`.png, print it as JSON or for people, warn; 130 where cut short.
-
-    The checkpoint of a result that is saved whole is taken away.
-    """
+    """Save a result, draw it as `plot`.png, print it, warn; exit 130 where cut short, else its checkpoint goes."""
     from limitlens.report import terminal
 
     given, done = context.params, replace(result, made=record.provenance(name, context.params, started))

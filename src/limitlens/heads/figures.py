@@ -40,10 +40,7 @@ def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
 
 
 def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
-    """Fitted rates of a kind of error against the horizon, one point a head, over what theory says.
-
-    Where there is a sink the rates are those of the pooled law without it, which is what theory speaks of.
-    """
+    """Fitted rates of a kind of error, without a sink, against the horizon: one point a head, over what theory says."""
     if kind not in PREDICTORS:
         raise InputError(f"kind is {kind!r}; expected one of {', '.join(PREDICTORS)}")
     every = [(head, curve.rate) for head in run.records if head.horizon and (curve := measured_curve(head, kind))]

@@ -1,7 +1,4 @@
-"""What a probe found, in plain sentences: what was measured, which heads matter, what to do, what to mistrust.
-
-What things are called, and what is said of them, is in `words.json`.
-"""
+"""What a probe found, in plain sentences (`words.json`): what was measured, which heads matter, what to do."""
 
 from __future__ import annotations
 

@@ -211,10 +211,7 @@ def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float
 
 
 def share_kept(heads: Sequence[HeadRecord], keys: Sequence[int | None], context: int) -> float:
-    """KV entries kept over those there are, when every key/value head keeps what its neediest query head asks for.
-
-    `keys` are what each head asks for; all there are where that is None.
-    """
+    """KV entries kept over those there are, key/value heads keeping the most `keys` that a head asks for; None: all."""
     groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for head, needed in zip(heads, keys, strict=True):
         own = head.context(context)

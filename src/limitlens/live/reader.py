@@ -14,10 +14,7 @@ STRIDE = 8  # a truncated context is moved by this part of the window at a time
 
 
 class Reader:
-    """The stack of layers and the language-model head of a decoder.
-
-    With `half` products are computed in bfloat16 (`torch.autocast`), softmax, norms and losses in float32.
-    """
+    """The layers and the head of a decoder; with `half` products are in bfloat16, softmax, norms and losses not."""
 
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
         model: Any = loaded.model

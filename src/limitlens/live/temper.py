@@ -1,7 +1,4 @@
-"""Exponents fitted on one text, and every schedule tried on its other documents and on a text never fitted.
-
-Documents are read one after another under all schedules, so a run that is cut short holds whole, paired rows.
-"""
+"""Exponents fitted on one text, and every schedule tried on its other documents and on a text never fitted."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -128,7 +125,7 @@ def temper(
     critical = powers(torch.as_tensor(made.critical), None, window)
     factors, took = {**schedules(window, to, reader.dim), "critical": critical, **fitted}, 0.0  # all but truncation
     try:
-        for row in range(rows):
+        for row in range(rows):  # a document under all schedules: a run that is cut short holds paired rows
             began = time.perf_counter()
             if made.interrupted or began - started + took > seconds:
                 break

@@ -242,11 +242,7 @@ def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
 
 
 def _check_whole(name: str, found: Mapping[str, Any]) -> None:
-    """Refuse a model of which a weight was drawn at random because its file does not hold it; a pooler may be missing.
-
-    `found` is what transformers reports of a load. No other head of a task is ever asked for: a stack has none, and a
-    language model without its own predicts nothing.
-    """
+    """Refuse a model of which a weight was drawn at random, since its file lacks it; a pooler may be missing."""
     missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
     missing += sorted(str(key[0]) for key in found["mismatched_keys"])
     if missing:

@@ -32,10 +32,7 @@ class Projections:
     rotary: bool  # queries and keys are rotated after the projection: weights give the geometry before
 
     def factor(self, ratios: Tensor | None) -> float | None:
-        """The constant c with scores scale · c · <Wk x', Wq x> up to rotations, the product of both `ratios`.
-
-        None where there is none: weights do not fit, or one of them is many.
-        """
+        """The c with scores scale · c · <Wk x', Wq x> up to rotations: both `ratios` multiplied; None: none is."""
         import torch
 
         if ratios is None:
@@ -71,9 +68,7 @@ class Projections:
 
 
 def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:
-    """The query and key projections of a layer, or None when it has none in a known form, and in words why, or what
-    limits them; `Projections.factor` says whether they are the whole story.
-    """
+    """The query and key projections of a layer, or None where none is known, and in words why, or what limits them."""
     return projector(model)(layer)
 
 

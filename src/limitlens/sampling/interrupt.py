@@ -32,12 +32,9 @@ class Interrupt:
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Within the block the first Ctrl-C or SIGTERM is only noted, for `Interrupt.check`; the second interrupts at once.
-
-    Signals reach the main thread alone; elsewhere nothing is held.
-    """
+    """Within the block a first Ctrl-C or SIGTERM is only noted, for `Interrupt.check`; a second interrupts at once."""
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # signals do not reach it
         yield interrupt
         return
 
