@@ -192,6 +192,13 @@ def test_the_command_line_is_told_with_its_options() -> None:
     assert "--context 2048 --seed 0 --radius 0.5 --mask-self" in words
     assert "--out" not in words
     assert command_line({"command": "compare", "arguments": {"runs": ["a", "b c"]}}) == "limitlens compare a 'b c'"
+    tried = {"plan": "runs/plan", "far": [0.0, 0.2], "designs": "random,recent", "model": None}
+    assert command_line({"command": "trial", "arguments": tried}) == (
+        "limitlens trial runs/plan --far 0 --far 0.2 --only random,recent"
+    )
+    again = {"name": "gaussian-horizon", "quick": True, "model": "minilm"}
+    told = "limitlens reproduce gaussian-horizon --quick --model minilm"
+    assert command_line({"command": "reproduce", "arguments": again}) == told
 
 
 def test_embedded_json_cannot_leave_its_element() -> None:

@@ -70,7 +70,7 @@ def command(
     def made(function: Callable[..., Any]) -> Callable[..., None]:
         name = function.__name__
         known = {one.name: one for one in signature(function, eval_str=True).parameters.values()}
-        own = [one for one in known.values() if one.kind is not one.VAR_KEYWORD and one.name != "context"]
+        own = [one for one in known.values() if one.kind is not one.VAR_KEYWORD and one.name != "call"]
         more = [
             Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for option, (kind, default) in SHARED.items()
@@ -78,9 +78,9 @@ def command(
         ]
 
         @wraps(function)
-        def run(context: typer.Context, **given: Any) -> None:
-            started, asked = begin(context, name), {one.name: given[one.name] for one in own}
-            asked |= {option: given[option] for option in passed} | ({"context": context} if "context" in known else {})
+        def run(call: typer.Context, **given: Any) -> None:
+            started, asked = begin(call, name), {one.name: given[one.name] for one in own}
+            asked |= {option: given[option] for option in passed} | ({"call": call} if "call" in known else {})
             if "memory" in passed:
                 asked["memory"] = size("--memory", given["memory"])
             checkpoint = kept_in(*(given[option] for option in ("out", *KEPT))) if kept else None
@@ -89,11 +89,11 @@ def command(
             with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                 work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                 result = work(**asked, **({"progress": report} if title else {}))
-            shown = show(context, name, result, started, name if given.get("plot") else None, checkpoint=checkpoint)
+            shown = show(call, name, result, started, name if given.get("plot") else None, checkpoint=checkpoint)
             if page and given["out"] is not None:
                 shown.report(given["out"])
 
-        first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        first = Parameter("call", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         run.__signature__ = Signature([first, *own, *more])  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in (first, *own, *more)}
         return run

@@ -12,9 +12,9 @@ from limitlens.cli.common import Result, command, size
 def plan(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder that limitlens probe --out wrote.")],
     error: Annotated[float, typer.Option(help="Relative output error that each head may make.")] = 0.05,
-    length: Annotated[int | None, typer.Option("--context", help="Its tokens; endless when left out.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens there are; endless when left out.")] = None,
     keep: Annotated[str | None, typer.Option(metavar="CHOICE", help="Of keys: random, sinks, ..., or best.")] = None,
-    total: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help="Of the cache: 0.25, or 16MB.")] = None,
+    total: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help="Cache to keep: 0.25, or 16MB.")] = None,
     trial: Annotated[bool, typer.Option(help="Try the budgets on the reserved windows.")] = True,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the trial; the probe's when left out.")] = None,
     **shared: Any,
@@ -26,7 +26,7 @@ def plan(
     """
     from limitlens.budgets.plan import plan as make
 
-    return make(run, error, length, keep=keep, total=_total(total), trial=trial, seed=seed, **shared)
+    return make(run, error, context, keep=keep, total=_total(total), trial=trial, seed=seed, **shared)
 
 
 def _total(given: str | None) -> float | int | None:

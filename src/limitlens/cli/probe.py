@@ -15,7 +15,7 @@ MEASURING = (
 
 @common.command(shares="seed device precision memory ray yes", kept=True)
 def probe(
-    context: typer.Context,
+    call: typer.Context,
     model: common.Model,
     corpus: common.Corpus = "stdlib-docs",
     tokens: Annotated[float | None, typer.Option(help="Tokens to read; 1e5, or 3072 with --pilot-only.")] = None,
@@ -31,7 +31,7 @@ def probe(
     pilot_only: Annotated[bool, typer.Option("--pilot-only", help="Foretell heads from a few tokens alone.")] = False,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
-    averaging_growth: Annotated[float, typer.Option(help="And their number grows at least like this.")] = 0.75,
+    averaging_growth: Annotated[float, typer.Option(help="And their number grows like n^this.")] = 0.75,
     frozen_weight: Annotated[float, typer.Option(help="A frozen head gives one key this weight.")] = 0.5,
     frozen_growth: Annotated[float, typer.Option(help="And its effective tokens grow at most like this.")] = 0.3,
     **shared: Any,
@@ -52,11 +52,11 @@ def probe(
     thresholds = Thresholds(averaging_power, averaging_growth, frozen_weight, frozen_growth)
     options: dict[str, Any] = {"window": window, "special": special, "sizes": sizes, "queries": queries}
     if pilot_only:
-        if (name := common.first_given(context, MEASURING)) is not None:
+        if (name := common.first_given(call, MEASURING)) is not None:
             raise InputError(f"{name} is of no use with --pilot-only, which measures nothing")
         options |= {name: shared[name] for name in ("seed", "device")}
-        with common.progress(f"foretelling {model}", context.params["quiet"], unit="layers") as report:
+        with common.progress(f"foretelling {model}", call.params["quiet"], unit="layers") as report:
             return predict(model, corpus, tokens=int(tokens), progress=report, **options)
     options |= {"replicates": replicates, "factor": factor, "batch": batch, "thresholds": thresholds, "mode": mode}
-    with common.progress(f"probing {model}", context.params["quiet"], unit="tokens") as report:
+    with common.progress(f"probing {model}", call.params["quiet"], unit="tokens") as report:
         return run(model, corpus, int(tokens), progress=report, **options, **shared)

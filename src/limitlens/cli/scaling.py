@@ -9,7 +9,7 @@ from limitlens.cli.common import Device, Result, command, warn
 
 @command(shares="plot seed yes")
 def scaling(
-    context: typer.Context,
+    call: typer.Context,
     dim: Annotated[int | None, typer.Option(help="Of the sphere S^(dim-1) of keys; 5, or 2 with --heat.")] = None,
     n: Annotated[float, typer.Option(help="Number of keys; 1e10 is fine.")] = 10_000,
     theta: Annotated[float | None, typer.Option(help="Effective number of keys; 1 is the critical scale.")] = None,
@@ -39,7 +39,7 @@ def scaling(
 
     if device not in ("auto", "cpu"):
         told = f"--device {device} was ignored: scaling draws the nearest keys only, and runs on the CPU"
-        warn([told], context.params["quiet"])
+        warn([told], call.params["quiet"])
     return run(
         dim=dim, n=n, theta=theta, beta=beta, law=law, concentration=concentration, cosine=cosine, sub=sub, power=power,
         keys=keys, queries=queries, neighbours=neighbours, normalise=normalise, schedules=schedules, heat=heat,

@@ -13,7 +13,7 @@ RADIUS = "Uniform error over |x| <= R; a range scales compact tokens to each R."
 
 @common.command("attending", shares="plot seed device precision memory ray yes", kept=True)
 def study(
-    context: typer.Context,
+    call: typer.Context,
     measure: common.Law = "gaussian",
     sample: Annotated[str | None, typer.Option(metavar="FILE.npy", help="Tokens (n, dim) instead of a law.")] = None,
     dim: Annotated[int, typer.Option(help="Dimension of the tokens.")] = 1,
@@ -41,7 +41,7 @@ def study(
     from limitlens.measures.named import named_measure, sample_from_file
     from limitlens.sampling.cells import parse_grid
 
-    if sample is not None and (name := common.first_given(context, OF_A_LAW)) is not None:
+    if sample is not None and (name := common.first_given(call, OF_A_LAW)) is not None:
         raise InputError(f"both --sample and {name} were given; expected --sample alone, which is the law")
     named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
     law = named_measure(measure, dim, **named) if sample is None else sample_from_file(sample)

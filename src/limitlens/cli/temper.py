@@ -9,7 +9,7 @@ from limitlens.cli.common import Result, command
 
 @command("tempering {model}", shares="seed device")
 def temper(
-    context: typer.Context,
+    call: typer.Context,
     model: Annotated[str, typer.Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")],
     to: Annotated[int, typer.Option(help="Tokens of the longer context.")],
     text: Annotated[str, typer.Option(help="The text that exponents are fitted and tried on.")] = "stdlib-docs",
@@ -32,7 +32,7 @@ def temper(
     """
     from limitlens.live.temper import temper as run
 
-    out, overwrite = (context.params[name] for name in ("out", "overwrite"))
+    out, overwrite = (call.params[name] for name in ("out", "overwrite"))
     return run(
         model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
         documents=documents, steps=steps, seconds=seconds, keep=lambda made: out and made.save(out, overwrite),

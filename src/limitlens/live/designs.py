@@ -41,7 +41,7 @@ Pair = tuple[Tensor, Tensor]
 
 def designs(
     model: str | LoadedModel, corpus: str = "stdlib-docs", keys: str | Sequence[int] = "16:512:6",
-    *, designs: Sequence[str] = tuple(DESIGNS), context: int = 512, documents: int = 32, queries: int = 4,
+    *, designs: str | Sequence[str] | None = None, context: int = 512, documents: int = 32, queries: int = 4,
     special: str = "auto", seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
 ) -> Designs:  # fmt: skip
     """Every head under sparse designs at equal numbers of keys: errors, bias floors, rates, and which design is best.
@@ -49,7 +49,7 @@ def designs(
     Parameters
     ----------
     keys : numbers of keys k, as they are or as "lo:hi:k"; at most as many as a document has
-    designs : which ones, of `limitlens.live.designs_result.DESIGNS`
+    designs : such as "random,recent", of `limitlens.live.designs_result.DESIGNS`; all when left out
     context : tokens of a document, all of which full attention reads
     documents : windows of the corpus that are read, all in one forward; they give queries and keys
     queries : places of a document whose queries are asked
@@ -59,10 +59,11 @@ def designs(
     (10, 3)
     """
     counts = parse_sizes(keys)
-    for name in designs:
+    names = tuple(designs.split(",") if isinstance(designs, str) else DESIGNS if designs is None else designs)
+    for name in names:
         if name not in DESIGNS:
             raise InputError(f"a design is {name!r}; expected some of {', '.join(DESIGNS)}")
-    check_number("designs", len(designs), "at least 2, to tell which is best", low=2)
+    check_number("designs", len(names), "at least 2, to tell which is best", low=2)
     check_number("documents", documents, "at least 4, for the error bars", low=4)
     check_number("queries", queries, "at least 1 place a document, such as 4", low=1)
     check_seed(seed)
@@ -74,14 +75,14 @@ def designs(
     number = loaded.model.config.get_text_config().num_hidden_layers
 
     def take(captured: Captured) -> None:
-        layers[captured.layer] = _layer(captured, designs, counts, queries, seed)
+        layers[captured.layer] = _layer(captured, names, counts, queries, seed)
         progress(len(layers), number)
 
     with torch.inference_mode(), capture(loaded.model, take) as see:
         see(input_ids=ids.to(loaded.model.device))
     squares, apart, floors, outputs, limits = (np.concatenate(part) for part in zip(*layers.values(), strict=True))
     return Designs(
-        loaded.name, corpus, context, documents, queries, counts, tuple(designs),
+        loaded.name, corpus, context, documents, queries, counts, names,
         tuple((layer, head) for layer, found in layers.items() for head in range(len(found[0]))),
         squares, apart, floors, outputs, limits, tuple(windows.warnings),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from limitlens.report.words import cell, is_number, numeric, sentence
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
 DIGITS = 5  # kept of every number in a page: more than anybody reads, few enough to mail
-RENAMED = {"length": "context"}  # parameters whose option has another name
+RENAMED = {"length": "context", "designs": "only"}  # parameters whose option has another name
 SEEN = 12  # rows of a table that a reader sees before its box scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 
@@ -91,18 +91,17 @@ def compact(value: Any) -> Any:
 
 def command_line(made: Mapping[str, Any]) -> str:
     """The command that made a result, with every argument it had."""
-    arguments = dict(made["arguments"])
-    words = ["limitlens", str(made.get("command"))]
-    for name in ("model", "run", "runs"):
-        given = arguments.pop(name, None)
-        words += [str(word) for word in (given if isinstance(given, list) else [given]) if word is not None]
-    for name, value in arguments.items():
+    words, options = ["limitlens", str(made.get("command"))], list[str]()
+    bare = ("name",) if words[1] == "reproduce" else ("model", "run", "runs", "plan")  # arguments without a flag
+    for name, value in made["arguments"].items():
         flag = "--" + (RENAMED.get(name) or str(name)).replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False and value != []:
-            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
+        for one in value if isinstance(value, list) else [value]:
+            told = [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
+            if name in bare:
+                words += told if one is not None else []
+            elif one is not None and one is not False:
+                options += [flag, *told]
+    return shlex.join(words + options)
 
 
 def _section(part: Section, figures: list[dict[str, Any]]) -> str:
