@@ -55,14 +55,15 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that commands have in common, 
 
 
 def command(
-    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", kept: bool = False, page: bool = False
-) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:
+    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", draws: str = "", kept: bool = False,
+    page: bool = False,
+) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
     """A function from options to a result as a command that saves, draws and prints it.
 
     Beside its own options it gets those every command has and those of `SHARED` that it `shares`, which it is given as
     keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`. Where
     it `runs` a module's function of its own name, whose parameters its options are, it is their declaration alone. With
-    `page` the page of the result is left in its folder too.
+    `page` the page of the result is left in its folder too, and what it `draws`, by a name that may name options.
     """
     passed = [name for name in shares.split() if name != "plot"]
     usual = ("out", "overwrite", "json", "quiet", *(KEPT if kept else ()), *shares.split())
@@ -89,7 +90,8 @@ def command(
             with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                 work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                 result = work(**asked, **({"progress": report} if title else {}))
-            shown = show(call, name, result, started, name if given.get("plot") else None, checkpoint=checkpoint)
+            plot = draws.format(**given) if draws and given["out"] else name if given.get("plot") else None
+            shown = show(call, name, result, started, plot, checkpoint=checkpoint)
             if page and given["out"] is not None:
                 shown.report(given["out"])
 

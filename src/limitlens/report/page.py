@@ -63,10 +63,14 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     above = "".join(_block(block, figures) for block in view.above)
     shown = [part for part in (*view.sections, *view.later()) if part.blocks and part.only in ("", "page")]
     body = "\n".join(_section(part, figures) for part in shown)
+    year, versions = str(made.get("finished", ""))[:4], made.get("versions") or {}
+    version = str(versions.get("limitlens") or metadata.version("limitlens"))
+    citation = Template(_asset("citation.bib")).substitute(version=version, year=year if year.isdigit() else "2026")
     parts = {
         "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": style,
         "verdict": verdict, "above": above, "body": body, "trust": _trust(view), "provenance": _provenance(view, made),
-        "version": escape(_version(made)), "data": embedded({**data, "figures": figures}), "script": script,
+        "citation": escape(citation.strip()), "version": escape(version), "script": script,
+        "data": embedded({**data, "figures": figures}),
     }  # fmt: skip
     return Template(_asset("page.html")).substitute(parts)
 
@@ -168,36 +172,18 @@ def _description(item: Any) -> Any:
 def _trust(view: View) -> str:
     warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in view.warnings)
     known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
-    if not warned:
-        warned = '<li class="fine">The run gave no warnings.</li>'
-    return (
-        '<section class="card"><h2>Can these numbers be trusted?</h2><p class="lead">Every warning of the run, its '
-        "numerical floor, and what its numbers do not say.</p>"
-        f'<ul class="warnings">{warned}{known}</ul></section>'
-    )
+    return (warned or '<li class="fine">The run gave no warnings.</li>') + known
 
 
 def _provenance(view: View, made: Mapping[str, Any]) -> str:
     rows: list[Sequence[Cell]] = [(key, str(made[key])) for key in ("started", "finished") if made.get(key) is not None]
     rows += [(key, str(value)) for group in ("versions", "host") for key, value in (made.get(group) or {}).items()]
     rows += [(key, str(value)) for key, value in view.details.items() if value]
-    year = str(made.get("finished", ""))[:4]
-    known = {"version": _version(made), "year": year if year.isdigit() else "2026"}
-    citation = Template(_asset("citation.bib")).substitute(known).strip()
-    command = f"<pre>{escape(command_line(made))}</pre>" if made.get("command") and made.get("arguments") else ""
-    same = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
-    table = Table("Versions, machine and times", ("what", "value"), rows, folded=True)
-    return (
-        f'<section class="card"><h2>How it was made, and how to cite it</h2>{same if command else ""}{command}'
-        f"{_table(table) if rows else ''}"
-        f'<h3>Citation</h3><pre id="citation">{escape(citation)}</pre>'
-        '<button type="button" class="quiet" data-copy="citation">Select and copy</button></section>'
-    )
-
-
-def _version(made: Mapping[str, Any]) -> str:
-    versions = made.get("versions") or {}
-    return str(versions.get("limitlens") or metadata.version("limitlens"))
+    table, told = Table("Versions, machine and times", ("what", "value"), rows, folded=True), ""
+    if made.get("command") and made.get("arguments"):
+        told = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
+        told += f"<pre>{escape(command_line(made))}</pre>"
+    return told + (_table(table) if rows else "")
 
 
 @cache
