@@ -31,7 +31,7 @@ from limitlens.attention.state import State
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES, Sight
 from limitlens.models import Captured, LoadedModel, Windows, capture
-from limitlens.probing.pilot import Layer, Pilot, learned_sink, run_pilot, scores_of
+from limitlens.probing.pilot import Layer, Pilot, run_pilot, scores_of
 from limitlens.record import plain, typed
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved
 from limitlens.sampling.interrupt import held_interrupt
@@ -185,10 +185,9 @@ class _Trial:
             mine = torch.as_tensor(np.flatnonzero(self.rows == row))
             position = self.positions[mine].to(device)
             key, value = captured.key[row].float()[:, None], captured.value[row].float()[:, None]
-            query = layer.query[:, :, mine.to(device)]
-            scores = scores_of(query, key, layer.traits.softcap)
+            scores = scores_of(layer.query[:, :, mine.to(device)], key, layer.traits.softcap)
             seen = _seen(captured, int(row), position)
-            mine_full = _output(captured, query, scores, seen.expand_as(scores), value)
+            mine_full = _output(captured, scores, seen.expand_as(scores), value)
             outputs.setdefault("full", []).append(mine_full[None])
             for name, choice in ALONE.items():
                 if name == "unweighted" and layer.atom is None:
@@ -198,7 +197,7 @@ class _Trial:
                 drawn = []  # one draw at a time: together they would be the largest array of all
                 for draw, mask in enumerate(chosen.mask):
                     weighted = scores if chosen.log_weights is None else scores + chosen.log_weights[draw]
-                    drawn.append(_output(captured, query, weighted, mask, value))
+                    drawn.append(_output(captured, weighted, mask, value))
                 outputs.setdefault(name, []).append(torch.stack(drawn))
         joined = {name: torch.cat(parts, -2).flatten(1, 2) for name, parts in outputs.items()}
         full = joined.pop("full")[0]
@@ -254,11 +253,10 @@ def _state(scores: Tensor, kept: Tensor, value: Tensor) -> State:
     return State(kept.sum(-1)[..., 0], lse.double(), output.double())
 
 
-def _output(captured: Captured, query: Tensor, scores: Tensor, kept: Tensor, value: Tensor) -> Tensor:
+def _output(captured: Captured, scores: Tensor, kept: Tensor, value: Tensor) -> Tensor:
     """Outputs (Hkv, G, m, v) over the keys that are kept, with the layer's learned sinks where it has them."""
     state = _state(scores, kept, value)
     if captured.sinks is None:
         return state.output
-    sink = learned_sink(captured.sinks, query, value.shape[-1])
-    beside = State(sink.count[:, None], sink.lse.view_as(state.lse), sink.output.view_as(state.output))
-    return state.merge(beside).output
+    lse = torch.logaddexp(state.lse, captured.sinks.double().view(*state.lse.shape[:2], 1))
+    return state.output * torch.exp(state.lse - lse)[..., None]  # a sink has the value 0

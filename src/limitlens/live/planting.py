@@ -5,7 +5,6 @@ are the passages again, in an order of its own, and then the questions. Of a rep
 counted: a reader cannot know yet that it comes again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +43,8 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
     """A document (n,) with passages of another one at four depths, repeated at its end, and four facts."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n, length = len(ids), passage_length(len(ids))
-    facts = [_fact(tokenizer, name, generator) for name in NAMES]
-    tail = n - sum(length + len(question) + len(answer) for question, answer in facts)
-    longest = length + max(len(question) + len(answer) + 1 for question, answer in facts)
+    facts, answered = zip(*(_fact(tokenizer, name, generator) for name in NAMES), strict=True)
+    tail, longest = n - sum(length + len(fact) for fact in facts), length + 1 + max(map(len, facts))
     depths = [round(part * n) for part in DEPTHS] + [tail - max(trained // 2, longest)]
     if depths[-1] < depths[-2] + longest:
         given = f"documents of {n} tokens are too short to hold passages at four depths"
@@ -55,10 +53,8 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
     source = len(other) // 4 + length * np.arange(len(depths))  # passages of the other document, none twice
     first, again, answers = [], {}, {}
     for place, (begin, depth) in enumerate(zip(source.tolist(), depths, strict=True)):
-        question, answer = facts[place]
-        told = torch.tensor([*question, *answer], dtype=ids.dtype)
         planted[depth : depth + length] = other[begin : begin + length]
-        planted[depth + length : depth + length + len(told)] = told
+        planted[depth + length : depth + length + len(facts[place])] = facts[place]
         first.append((depth + skip, depth + length))
     at = tail
     for place in generator.permutation(len(depths)).tolist():
@@ -66,10 +62,9 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
         again[place] = (at + skip, at + length)
         at += length
     for place in generator.permutation(len(depths)).tolist():
-        question, answer = facts[place]
-        planted[at : at + len(question) + len(answer)] = torch.tensor([*question, *answer], dtype=ids.dtype)
-        answers[place] = (at + len(question), at + len(question) + len(answer))
-        at += len(question) + len(answer)
+        planted[at : at + len(facts[place])] = facts[place]
+        at += len(facts[place])
+        answers[place] = (at - answered[place], at)
     spans = [tuple(found[place] for place in range(len(depths))) for found in (again, answers)]
     return Planted(ids, planted, tuple(first), spans[0], spans[1])
 
@@ -101,9 +96,9 @@ def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Genera
     return planted, role
 
 
-def _fact(tokenizer: Any, name: str, generator: np.random.Generator) -> tuple[Sequence[int], Sequence[int]]:
-    """The tokens of a fact up to its answer, and of the answer."""
+def _fact(tokenizer: Any, name: str, generator: np.random.Generator) -> tuple[Tensor, int]:
+    """The tokens of a fact, and how many of them, the last ones, are its answer."""
     number = " " + "".join(str(digit) for digit in generator.integers(0, 10, 5))
-    parts = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f". The number of {name} is", number))
-    question, answer = parts
-    return question, answer
+    told = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f". The number of {name} is", number))
+    question, answer = told
+    return torch.tensor([*question, *answer]), len(answer)

@@ -48,19 +48,16 @@ def _value(file: BinaryIO, kind: int) -> Any:
     """A value of this type; None in the place of an array, which is passed over."""
     if kind == _STRING:
         return _string(file)
-    if kind != _ARRAY:
-        if kind not in _SCALARS:
-            raise InputError(f"the file {file.name} holds a value of the type {kind}; expected a GGUF file")
+    if kind in _SCALARS:
         return _number(file, _SCALARS[kind])
+    if kind != _ARRAY:
+        raise InputError(f"the file {file.name} holds a value of the type {kind}; expected a GGUF file")
     inner, count = _number(file, "<I"), _number(file, "<Q")
     if inner in _SCALARS:
         file.seek(count * struct.calcsize(_SCALARS[inner]), 1)
         return None
     for _ in range(count):
-        if inner == _STRING:
-            file.seek(_number(file, "<Q"), 1)
-        else:
-            _value(file, inner)
+        file.seek(_number(file, "<Q"), 1) if inner == _STRING else _value(file, inner)
     return None
 
 
