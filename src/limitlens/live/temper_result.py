@@ -86,16 +86,13 @@ class Temper(Result):
     @cached_property
     def copying(self) -> pd.DataFrame:
         """Heads by γ(far) − γ(plain) times what the loss feels of γ: the difference of two fits; empty without two."""
-        pair = self._pair()
+        pair, names = self._pair(), ["layer", "head", "plain", "far", "difference", "felt"]
         if pair is None:
-            return pd.DataFrame(columns=["layer", "head", "plain", "far", "difference", "felt"])
-        low, high = pair
-        layer, head = (index.ravel() for index in np.indices(low.exponents.shape))
-        columns = {"layer": layer, "head": head, "plain": low.exponents.ravel(), "far": high.exponents.ravel()}
-        table = pd.DataFrame(columns | {"felt": high.felt.ravel()})
-        table.insert(4, "difference", table["far"] - table["plain"])
-        order = (table["difference"] * table["felt"]).abs().sort_values(ascending=False).index
-        return table.loc[order].reset_index(drop=True)
+            return pd.DataFrame(columns=names)
+        low, high, felt = pair[0].exponents, pair[1].exponents, pair[1].felt
+        parts = np.stack((*np.indices(low.shape), low, high, high - low, felt)).reshape(len(names), -1)
+        table = pd.DataFrame(dict(zip(names, parts, strict=True))).astype({"layer": int, "head": int})
+        return table.iloc[np.argsort(-np.abs((high - low) * felt), axis=None)].reset_index(drop=True)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -149,8 +146,7 @@ class Temper(Result):
             both += [frontier, self._both(text), Row(others)]
         return worded_view(
             WORDS, both, [*(Row(maps[at : at + 2]) for at in range(0, len(maps), 2)), *heads],
-            warnings=self.warnings, model=self.model, to=self.to,
-            trained=self.trained, times=self.to / self.trained, stretch=self.stretch, documents=count or "none",
+            warnings=self.warnings, of=self, times=self.to / self.trained, documents=count or "none",
             found=self._found(),
             do=WORDS["do"]["won" if self.winners else "none"].format(best="".join(self.winners[:1])),
             leave=WORDS["leave"].format(names=join([label(name) for name in self.beaten])) if self.beaten else "",
