@@ -56,14 +56,14 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that commands have in common, 
 
 def command(
     title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", draws: str = "", kept: bool = False,
-    page: bool = False,
+    keeps: bool = False, page: bool = False,
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
     """A function from options to a result as a command that saves, draws and prints it.
 
-    Beside its own options it gets those every command has and those of `SHARED` that it `shares`, which it is given as
-    keywords; with `kept` also a `checkpoint`, and with a `title`, which may name its own options, a `progress`. Where
-    it `runs` a module's function of its own name, whose parameters its options are, it is their declaration alone. With
-    `page` the page of the result is left in its folder too, and what it `draws`, by a name that may name options.
+    Beside its own options it gets those every command has and those of `SHARED` that it `shares`, as keywords; with a
+    `title`, which may name options, a `progress`, with `kept` a `checkpoint`, with `keeps` a `keep` that saves what is
+    known so far. Where it `runs` a module's function of its own name, whose parameters its options are, it is their
+    declaration alone. What it `draws`, by a name that may name options, and its `page` are left in --out too.
     """
     passed = [name for name in shares.split() if name != "plot"]
     usual = ("out", "overwrite", "json", "quiet", *(KEPT if kept else ()), *shares.split())
@@ -85,8 +85,9 @@ def command(
             if "memory" in passed:
                 asked["memory"] = size("--memory", given["memory"])
             checkpoint = kept_in(*(given[option] for option in ("out", *KEPT))) if kept else None
-            if kept:
-                asked["checkpoint"] = checkpoint
+            asked |= {"checkpoint": checkpoint} if kept else {}
+            if keeps:
+                asked["keep"] = lambda made: given["out"] and made.save(given["out"], given["overwrite"])
             with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                 work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                 result = work(**asked, **({"progress": report} if title else {}))

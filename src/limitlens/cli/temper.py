@@ -1,15 +1,14 @@
 """`limitlens temper`: factors on the scores of a decoder beyond its context."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from limitlens.cli.common import Result, command
+from limitlens.cli.common import command
 
 
-@command("tempering {model}", shares="seed device")
+@command("tempering {model}", runs="live.temper", shares="seed device", keeps=True)
 def temper(
-    call: typer.Context,
     model: Annotated[str, typer.Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")],
     to: Annotated[int, typer.Option(help="Tokens of the longer context.")],
     text: Annotated[str, typer.Option(help="The text that exponents are fitted and tried on.")] = "stdlib-docs",
@@ -24,17 +23,8 @@ def temper(
     documents: Annotated[int, typer.Option(min=2, help="Documents of each text that are read, at most.")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each fit, at most.")] = 24,
     seconds: Annotated[float, typer.Option(help="Begin nothing that would not end within.")] = float("inf"),
-    **shared: Any,
-) -> Result:
+) -> None:
     """Exponents of a decoder's heads for a longer context: fitted, tried on both axes, held against truncation.
 
     Example: limitlens temper smollm2 --to 32768 --text wikipedia.txt --far 0.2 --constant --out runs/temper
     """
-    from limitlens.live.temper import temper as run
-
-    out, overwrite = (call.params[name] for name in ("out", "overwrite"))
-    return run(
-        model, to, text, other, stretch=stretch, far=far, per=per, constant=constant, trained=trained,
-        documents=documents, steps=steps, seconds=seconds, keep=lambda made: out and made.save(out, overwrite),
-        **shared,
-    )  # fmt: skip
