@@ -141,14 +141,12 @@ def begin(context: typer.Context, name: str) -> datetime:
 
 def kept_in(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
     """The checkpoint of a run folder: written where asked for, and in any case when the work is interrupted."""
-    if out is None:
-        if every is not None or resume:
-            given = "--resume" if resume else "--checkpoint-every"
-            raise InputError(f"{given} was given without --out; expected the folder that keeps the work, --out DIR")
-        return None
     from limitlens.sampling.checkpoint import Checkpoint
 
-    return Checkpoint(out, every, resume=resume)
+    if out is None and (every is not None or resume):
+        given = "--resume" if resume else "--checkpoint-every"
+        raise InputError(f"{given} was given without --out; expected the folder that keeps the work, --out DIR")
+    return None if out is None else Checkpoint(out, every, resume=resume)
 
 
 def first_given(context: typer.Context, names: Sequence[str]) -> str | None:

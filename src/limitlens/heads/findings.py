@@ -18,7 +18,7 @@ from limitlens.statistics.tails import Verdict
 if TYPE_CHECKING:
     from limitlens.heads.result import ProbeRun
 
-CONTEXT = 32_768  # tokens of the context that the verdict on a causal model speaks of
+CONTEXT = 32_768  # tokens of the context that the verdict on a causal model speaks of; an encoder has its window
 TIGHT, LOOSE = 0.05, 0.2  # relative errors that it speaks of
 MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
 WORDS = read_words("heads/words.json")
@@ -52,11 +52,6 @@ def counts(heads: Iterable[Any]) -> dict[Regime, int]:
     """Heads of each regime that there are any of, averaging first."""
     found = Counter(head.regime for head in heads)
     return {regime: found[regime] for regime in Regime if regime in found}
-
-
-def context_of(run: ProbeRun) -> int:
-    """Tokens of the context to speak of: a long one, or the window of an encoder, which has no longer one."""
-    return CONTEXT if run.causal else run.window
 
 
 def measured(run: ProbeRun) -> str:
@@ -94,7 +89,7 @@ def _found(run: ProbeRun) -> str:
 
 
 def _do(run: ProbeRun) -> str:
-    context, found = context_of(run), counts(run.records)
+    context, found = CONTEXT if run.causal else run.window, counts(run.records)
     tight, loose = (kept_share(run.records, error, context) for error in (TIGHT, LOOSE))
     said = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {{}}, at {LOOSE:.0%} it keeps {loose:.0%}"
     if run.causal:

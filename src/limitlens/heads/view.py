@@ -127,7 +127,7 @@ def _budgets(run: ProbeRun) -> dict[str, Any]:
     return {
         "unit": "head", "cache": True, "axis": {"label": "layer", "whole": True}, "answers": found,
         "errors": list(WANTED), "wanted": WANTED.index(findings.TIGHT),
-        "contexts": list(contexts), "length": contexts.index(findings.context_of(run)),
+        "contexts": list(contexts), "length": contexts.index(findings.CONTEXT if run.causal else window),
         "curves": [
             {"label": head.name, "x": head.layer + spread * head.head, "regime": head.regime.value, **alone}
             for head in heads

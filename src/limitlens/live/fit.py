@@ -62,7 +62,11 @@ def fit(
     moved = [gamma] if offset is None else [gamma, offset]
     optimiser = torch.optim.Adam(moved, lr=rate)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
-    checked = _prepared(check, documents[0], trained, far, np.random.default_rng(seed))
+
+    def prepared(ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return repeat(ids, other, trained, generator) if far else (ids, ids.new_zeros(len(ids)))  # with tokens' roles
+
+    checked = prepared(check, documents[0], np.random.default_rng(seed))
     taken, checks = list[Step](), list[Step]()
     best, kept, felt, stale = float("inf"), [part.detach().clone() for part in moved], torch.zeros(shape), 0
 
@@ -87,7 +91,7 @@ def fit(
                 break
             which = number % len(documents)
             other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
-            given = _prepared(documents[which], other, trained, far, generator)
+            given = prepared(documents[which], other, generator)
             for group in optimiser.param_groups:
                 group["lr"] = rate * (1 - number / steps)
             optimiser.zero_grad()
@@ -107,13 +111,6 @@ def fit(
     spread = (felt / max(len(taken), 1)).sqrt().expand(full).double().numpy().copy()
     constants = wide[1] if constant else None
     return Fitted(level, far, wide[0], constants, spread, tuple(taken), tuple(checks), stopped)
-
-
-def _prepared(
-    ids: Tensor, other: Tensor, trained: int, far: float, generator: np.random.Generator
-) -> tuple[Tensor, Tensor]:
-    """A document and the roles of its tokens; passages are planted where far use has a weight."""
-    return repeat(ids, other, trained, generator) if far else (ids, ids.new_zeros(len(ids)))
 
 
 def _loss(
