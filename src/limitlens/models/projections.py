@@ -6,14 +6,13 @@ and the covariance Σ of the layer's input (`Captured.hidden`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from limitlens.lazily import Tensor, torch
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
     from limitlens.models.relay import Captured
 
 _SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"))
@@ -33,8 +32,6 @@ class Projections:
 
     def factor(self, ratios: Tensor | None) -> float | None:
         """The c with scores scale · c · <Wk x', Wq x> up to rotations: both `ratios` multiplied; None: none is."""
-        import torch
-
         if ratios is None:
             return None
         (query, away), (key, farther) = ratios.tolist()
@@ -49,9 +46,6 @@ class Projections:
         first window's queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk: of
         either, the median of these ratios and how far one of them is from it.
         """
-        import torch
-        from torch.nn.functional import linear
-
         found = []
         for weight, bias, made in (
             (self.query, self.query_bias, captured.query[0]),
@@ -60,19 +54,19 @@ class Projections:
             heads, length, dim = made.shape
             if captured.hidden is None or weight.shape[0] != heads * dim:
                 return None
-            projected = linear(captured.hidden[0], weight, bias).view(length, heads, dim).transpose(0, 1)
-            ratios = made.double().norm(dim=-1) / projected.double().norm(dim=-1)
+            projected = torch.nn.functional.linear(captured.hidden[0], weight, bias).view(length, heads, dim)
+            ratios = made.double().norm(dim=-1) / projected.double().norm(dim=-1).T
             median = ratios.median()
             found.append(torch.stack((median, (ratios / median - 1).abs().max())))
         return torch.stack(found)
 
 
-def projections(model: nn.Module, layer: int) -> tuple[Projections | None, str]:
+def projections(model: torch.nn.Module, layer: int) -> tuple[Projections | None, str]:
     """The query and key projections of a layer, or None where none is known, and in words why, or what limits them."""
     return projector(model)(layer)
 
 
-def projector(model: nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
+def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
     """`projections` of any layer of a model, which is searched once."""
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
@@ -99,7 +93,7 @@ def projector(model: nn.Module) -> Callable[[int], tuple[Projections | None, str
     return of
 
 
-def query_projection(module: nn.Module) -> nn.Module | None:
+def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
     """The part of an attention module that makes its queries, or None when it has none in a known form."""
     pair = _separate(module)
     if pair is not None:
@@ -109,12 +103,10 @@ def query_projection(module: nn.Module) -> nn.Module | None:
     return fused if fused is not None and fused.weight.shape[1] == 3 * fused.weight.shape[0] else None
 
 
-def _separate(module: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
+def _separate(module: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear] | None:
     """A module's query and key projections, where it has one of each with weights that are numbers, not packed bits."""
-    from torch import nn
-
     for names in _SEPARATE:
         query, key = (getattr(module, name, None) for name in names)
-        if isinstance(query, nn.Linear) and isinstance(key, nn.Linear) and query.weight.is_floating_point():
+        if isinstance(query, torch.nn.Linear) and isinstance(key, torch.nn.Linear) and query.weight.is_floating_point():
             return query, key
     return None
