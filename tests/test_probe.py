@@ -612,7 +612,7 @@ SMOLLM2 = transformers.LlamaConfig(
 
 
 @pytest.mark.parametrize(
-    ("config", "tokens", "sizes", "took"), [(MINILM, 100_000, "64:4096:7", 41.0), (SMOLLM2, 6_000, "32:128:3", 44.0)]
+    ("config", "tokens", "sizes", "took"), [(MINILM, 100_000, "64:4096:7", 37.5), (SMOLLM2, 6_000, "32:128:3", 38.7)]
 )
 def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     config: Any, tokens: int, sizes: str, took: float, monkeypatch: pytest.MonkeyPatch
@@ -627,7 +627,7 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     layers, width = config.num_hidden_layers, config.num_hidden_layers * config.hidden_size
     embedded = sum(part.numel() for name, part in model.named_parameters() if "embeddings" in name or "embed_" in name)
     weights = model.num_parameters() - embedded
-    expected = tokens * ((2 * weights + 1024 * width) / 5e10 + 1024 * width / 2.5e10)
+    expected = tokens * ((2 * weights + 1024 * width) / 6e10 + 1024 * width / 2.5e10)
     assert seconds == pytest.approx(expected + 0.08 * layers * config.num_attention_heads, rel=1e-3)
     assert took / 2 < seconds < 2 * took
     assert memory > 0

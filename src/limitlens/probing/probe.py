@@ -54,7 +54,7 @@ PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checki
 QUERY_WINDOWS = 64
 # Operations a second of one thread, in the model and over queries, and its seconds for all else of a head: measured for
 # two models (docs/reliability.md). A device does as much as so many threads, at least.
-FORWARDS, ATTENDING, A_HEAD, THREADS = 5e10, 2.5e10, 0.08, 40
+FORWARDS, ATTENDING, A_HEAD, THREADS = 6e10, 2.5e10, 0.08, 40
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
