@@ -1,7 +1,6 @@
 """The look of every figure outside a page: colour-blind safe, one column wide, readable in print."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,11 @@ _SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@contextmanager
-def figure_style() -> Iterator[None]:
+def figure_style() -> AbstractContextManager[None]:
     """Draw with the project's settings, off screen, and leave the user's own untouched."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_SETTINGS):  # type: ignore[arg-type]  # the stubs want literal keys
-        yield
+    return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]  # the stubs want literal keys
 
 
 def saved(figure: Drawing, path: str | Path | None) -> Drawing:
