@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
+from limitlens.heads.findings import WORDS
 from limitlens.heads.predictors import PREDICTORS, measured_curve
-from limitlens.heads.record import HeadRecord
+from limitlens.heads.record import COUPLED, HeadRecord
 from limitlens.heads.regimes import Regime
 from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, head_map, line, points
 from limitlens.theory import rates
@@ -25,18 +26,11 @@ FORETOLD = "foretold by the exact law of its tokens"
 def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
     """Rates that theory says of a kind of error (`heads.predictors`) of Gaussian tokens with these horizons."""
     fine = np.geomspace(min(horizons), max(horizons), 80)
-    lines: tuple[tuple[str, Any, Colour, Any], ...] = (
-        ("root mean square: min(½, (√(1+4/H²)−1)/4), heuristic", rates.rate_rms_output, "ink", ""),
-        ("of one sample: min(½, 1/(1+2H²)), heuristic", rates.rate_sharp_output, "ink", "dashed"),
-    )
-    if kind != "output":
-        lines = (
-            ("sharp: min(½, 1/(1+H²)), heuristic", rates.rate_sharp, "ink", ""),
-            ("root mean square: min(½, (√(1+8/H²)−1)/4), heuristic", rates.rate_rms, "ink", "dashed"),
-            ("drawn: 1/(2(1+H²))", rates.rate_drawn, "orange", "dotted"),
-            ("proved at best: 1/(2(1+32H²))", lambda h: rates.rate_proved(h**2), "grey", ""),
-        )
-    return [line(name, fine, [rate(float(h)) for h in fine], colour, dash) for name, rate, colour, dash in lines]
+    series = []
+    for name, rate, colour, dash in WORDS["rate_lines"]["output" if kind == "output" else "moments"]:
+        reach = fine**2 if rate in COUPLED else fine  # the coupling is H² at best
+        series.append(line(name, fine, [getattr(rates, rate)(float(h)) for h in reach], colour, dash))
+    return series
 
 
 def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
