@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from limitlens.heads.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
-from limitlens.probing.critical_rows import device_rows
+from limitlens.heads.critical_rows import device_rows
 from limitlens.statistics.gap_counting import critical_inverse_temperature
 from limitlens.theory import critical_beta, uniform
 

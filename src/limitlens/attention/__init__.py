@@ -1,4 +1,4 @@
-"""Attention: heads (`head`, `design`), what they output (`attend`, `limit`), the mergeable `state`, its `kernels`.
+"""Attention: heads (`head`, `design`), what they output (`attend`, `limit`), their `scores`, `state` and `kernels`.
 
 Import from the modules: heads are NumPy and load without torch, so that theory can use them.
 """

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.attention.scores import scores_of
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import named
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.choosing import sight_of
-from limitlens.probing.pilot import scores_of
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 

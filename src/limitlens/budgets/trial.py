@@ -27,11 +27,12 @@ from torch import Tensor
 
 from limitlens.attention.kernels import state_of
 from limitlens.attention.kernels.reference import attend_scores
+from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError, Progress
 from limitlens.keys import CHOICES, Sight
 from limitlens.models import Captured, LoadedModel, Windows, capture
-from limitlens.probing.pilot import Layer, Pilot, run_pilot, scores_of
+from limitlens.probing.pilot import Layer, Pilot, run_pilot
 from limitlens.record import plain, typed
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved
 from limitlens.sampling.interrupt import held_interrupt

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from limitlens.attention.scores import scores_of
+
 
 @dataclass(frozen=True, eq=False)
 class Sight:
@@ -24,8 +26,7 @@ class Sight:
 
     def score(self, query: Tensor) -> Tensor:
         """Scores (..., g, p, n) of queries (..., g, p, k) that hold the scale."""
-        scores = query @ self.key[..., None, :, :].mT
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+        return scores_of(query, self.key[..., None, :, :], self.softcap)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from limitlens.attention.scores import scores_of
 from limitlens.errors import Array
 from limitlens.heads.critical_factor import critical_rows
 from limitlens.lazily import Tensor, torch
 from limitlens.live.reader import Reader
 from limitlens.models import Captured, capture
-from limitlens.probing.pilot import scores_of
 
 QUERIES = 12  # of a document
 SIZES = 4  # samples of each row, each half the next

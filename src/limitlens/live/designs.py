@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.kernels.reference import attend_scores
+from limitlens.attention.scores import scores_of
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.keys import Sight, named
 from limitlens.keys.mixing import MIXINGS, Mixed
@@ -33,7 +34,6 @@ from limitlens.live.designs_result import DESIGNS, Designs
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.probing.opening import open_some
-from limitlens.probing.pilot import scores_of
 from limitlens.sampling.cells import parse_sizes
 
 Pair = tuple[Tensor, Tensor]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from limitlens.attention.scores import capped
 from limitlens.errors import InputError
 from limitlens.lazily import Tensor, torch
 from limitlens.models import LoadedModel, intervene
@@ -50,8 +51,7 @@ class Reader:
 
     def logits(self, states: Tensor) -> Tensor:
         """What hidden states (n, d) predict, (n, vocabulary) in float32."""
-        logits = self.project(states).float()
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return capped(self.project(states).float(), self.softcap)
 
     def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
         """Nats of tokens start .. n − 1 from the hidden states before them; logits are computed again for gradients."""

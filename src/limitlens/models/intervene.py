@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from limitlens.attention.scores import capped
 from limitlens.errors import InputError, as_array
 from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.models.catalog import LoadedModel
@@ -119,9 +120,7 @@ def attend(call: Captured) -> Tensor:
             added = None if bias is None else bias.to(query.dtype).expand(shape)
             outputs.append(scaled_dot_product_attention(asked, key, value, attn_mask=added, scale=call.scale))
             continue
-        scores = call.scale * (asked @ key.mT)
-        if call.softcap is not None:
-            scores = call.softcap * torch.tanh(scores / call.softcap)
+        scores = capped(call.scale * (asked @ key.mT), call.softcap)
         scores = scores if bias is None else scores + bias
         if call.sinks is not None:
             learned = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)

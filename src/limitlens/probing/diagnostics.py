@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from limitlens.attention.kernels import state_of
+from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.heads.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
+from limitlens.heads.critical_rows import device_rows
 from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
-from limitlens.probing.critical_rows import device_rows
 from limitlens.probing.moment_errors import members
-from limitlens.probing.pilot import DETAIL_QUERIES, scores_of
+from limitlens.probing.pilot import DETAIL_QUERIES
 from limitlens.probing.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
 from limitlens.statistics.tails import sorted_shape, tail_length

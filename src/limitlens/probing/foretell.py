@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels.split import missing
+from limitlens.attention.scores import scores_of
 from limitlens.curves.foresight import Foresight
 from limitlens.probing.gathering import together
-from limitlens.probing.pilot import Layer, scores_of
+from limitlens.probing.pilot import Layer
 from limitlens.sampling.workers import Workers, one_after_another, product, summed
 from limitlens.theory.pilot_law import PilotErrors, pilot_errors
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels.split import padded, programs
+from limitlens.attention.scores import scores_of
 from limitlens.errors import Array, InputError
 from limitlens.lazily import sent
-from limitlens.probing.pilot import Layer, scores_of
+from limitlens.probing.pilot import Layer
 from limitlens.theory import pilot_law as law
 from limitlens.theory.pilot_law import PARTS, Gathered, PilotErrors
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.attention.scores import scores_of
 from limitlens.attention.state import Peak
 from limitlens.lazily import copied
 from limitlens.probing.moment_errors import Squares, members
-from limitlens.probing.pilot import DETAIL_QUERIES, Layer, scores_of
+from limitlens.probing.pilot import DETAIL_QUERIES, Layer
 
 SCORES_AT_ONCE = 1 << 18  # scores formed at a time, few enough to stay in cache
 DEVICE_TIMES = 256  # as many on a GPU

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
+from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.lazily import sent
@@ -116,12 +117,6 @@ class Pilot:
             if not np.isfinite(size):
                 given = f"{given} that is not finite, or far too large"
                 raise InputError(f"{given}; expected a model whose weights are whole")
-
-
-def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
-    """Scores (..., m, n) of queries (..., m, k), scale included, and keys (..., n, k)."""
-    scores = query @ key.mT
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def run_pilot(
