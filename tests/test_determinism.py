@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from limitlens.probing import fitting
 from limitlens.sampling import memory
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
+from limitlens.sampling.workers import one_after_another
 
 
 @pytest.fixture(autouse=True)
@@ -130,16 +132,18 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     from limitlens.probing.collect import Collector
     from limitlens.probing.moments import Moments
 
+    # As on a device, where forwards do not run side by side.
+    monkeypatch.setattr("limitlens.probing.probe.workers_for", lambda device: nullcontext(one_after_another))
     whole = probe(None)
-    add, put, full, large = Moments.add, Collector._put, [0], [0]
+    add, mark, full, large = Moments.add, Collector._mark, [0], [0]
 
-    def short(self: Any, rows: torch.Tensor) -> None:
+    def short(self: Any, rows: torch.Tensor, turn: None) -> None:
         """No memory for the moments of more than two windows, noticed once those of the keys were added."""
         large[0] += (own := len(rows) > 2 * 16)
         if own and large[0] == 2:
             full[0] += 1
             raise torch.cuda.OutOfMemoryError
-        add(self, rows)
+        add(self, rows, turn)
 
     monkeypatch.setattr(Moments, "add", short)
     run = probe(None)
@@ -149,17 +153,18 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     near(run, whole)
     count = [0]
 
-    def at_last(self: Any, which: int, tokens: torch.Tensor, part: Any) -> None:
+    def at_last(self: Any, *given: Any) -> None:
         """Once in the middle of the last part of a block, after one piece of work was done."""
         count[0] += 1
         if count[0] == 8:
             raise torch.cuda.OutOfMemoryError
-        put(self, which, tokens, part)
+        mark(self, *given)
 
     monkeypatch.setattr(Moments, "add", add)
-    monkeypatch.setattr(Collector, "_put", at_last)
+    monkeypatch.setattr(Collector, "_mark", at_last)
     near(probe(None), whole)
-    monkeypatch.setattr(Moments, "add", lambda self, rows: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    assert count[0] > 8
+    monkeypatch.setattr(Moments, "add", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
     with pytest.raises(ll.InputError, match="the GPU has no memory for one of the windows"):
         probe(None)
 

@@ -20,7 +20,6 @@ from limitlens.probing.shares import add_share, share_of
 from limitlens.sampling import placement
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
-from limitlens.sampling.workers import one_after_another
 
 SHARED, GROUPS, QUERIES, KEY, VALUE, BLOCK = 3, 2, 12, 4, 5, 300
 
@@ -41,7 +40,7 @@ def collected(
     layer = Layer(0, drawn(SHARED, GROUPS, QUERIES, KEY), sink, None, clusters, traits)
     deck = Deck([BLOCK] * 4, Cells((16, 48, 120)), 4, seed=0)
     deck.marks = 3
-    made = Collector(layer, deck, one_after_another)
+    made = Collector(layer, deck)
     made.prepare(drawn(1, SHARED, KEY), drawn(1, SHARED, VALUE), None)
     if device:
         made.on_device = DeviceCells(

@@ -9,6 +9,7 @@ architecture. `capture` is the handler that only looks, `intervene` the one that
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -132,48 +133,55 @@ class _Seen(Exception):
     """The last layer was seen."""
 
 
+class _Forward(threading.local):
+    """What one forward must remember: forwards of several threads may run side by side."""
+
+    def __init__(self) -> None:
+        self.running = False  # a forward of the model; attention outside one is a layer that is computed again
+        self.seen: set[int] = set()
+        self.inputs: dict[int, Tensor] = {}
+        self.only = False  # the calls are wanted, and not what the model makes of them
+
+
 class _Relay:
-    """The attention function that is registered, and what one forward must remember."""
+    """The attention function that is registered."""
 
     def __init__(
         self, model: PreTrainedModel, handle: Handler, chosen: dict[int, str | None], around: _Relay | None, inner: bool
     ) -> None:
         self.model, self.handle, self.chosen, self.around, self.inner = model, handle, chosen, around, inner
-        self.running = False  # a forward of the model; attention outside one is a layer that is computed again
-        self.seen: set[int] = set()
-        self.inputs: dict[int, Tensor] = {}
-        self.only = False  # the calls are wanted, and not what the model makes of them
+        self.now = _Forward()
         config = model.config.get_text_config()
         types = enumerate(getattr(config, "layer_types", None) or ())
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
     def see(self, *args: Any, **kwargs: Any) -> None:
         """Run the model as far as its last attention."""
-        self.only = True
+        self.now.only = True
         try:
             self.model(*args, **kwargs)
         except _Seen:
-            self.running = False
+            self.now.running = False
         finally:
-            self.only = False
+            self.now.only = False
 
     def begin(self, *_: Any) -> None:
         """Before the model's forward."""
-        self.running = True
-        self.seen.clear()
+        self.now.running = True
+        self.now.seen.clear()
 
     def end(self, *_: Any) -> None:
         """After the model's forward: a layer that was not captured is an error, never a gap in the results."""
-        self.running = False
-        missing = self.softmax - self.seen
-        if missing or not self.seen:
+        self.now.running = False
+        missing = self.softmax - self.now.seen
+        if missing or not self.now.seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
     def watch_inputs(self) -> Iterator[Any]:
         """Hooks that keep what each query projection reads until its layer is captured."""
 
         def keep(key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
-            return lambda _, args: self.inputs.__setitem__(key, args[0])
+            return lambda _, args: self.now.inputs.__setitem__(key, args[0])
 
         for module in self.model.modules():
             projection = query_projection(module)
@@ -204,14 +212,14 @@ class _Relay:
         later = 1 + key.shape[-2] - query.shape[-2]
         causal = bool(flag) and chosen != "eager" if mask is None else not bool(mask.triu(later).any())
         factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        sliding_window, hidden = kwargs.get("sliding_window"), self.inputs.pop(id(module), None)
+        sliding_window, hidden = kwargs.get("sliding_window"), self.now.inputs.pop(id(module), None)
         place = _position(query, key, kwargs.get("position_ids"))
         seen = Captured(
             layer, query, key, value, factor, causal, sliding_window, softcap, sinks, mask, bias, hidden, place
         )
 
         def go_on(query: Tensor) -> Output:
-            if self.only and self.seen >= self.softmax:
+            if self.now.only and self.now.seen >= self.softmax:
                 raise _Seen
             if self.around is not None:
                 return self.around.attention(module, query, key, value, attention_mask, **kwargs)
@@ -235,15 +243,15 @@ class _Relay:
             )
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
-            if not self.running:
+            if not self.now.running:
                 raise InputError(f"{name} does not number its layers; expected whole forwards without checkpointing")
-            layer = len(self.seen)
-        if self.running and layer in self.seen:
+            layer = len(self.now.seen)
+        if self.now.running and layer in self.now.seen:
             raise InputError(
                 f"{name} attends more than once in layer {layer} of one forward; one self-attention a layer is "
                 "expected, so choose a model without cross-attention or loops"
             )
-        self.seen.add(layer)
+        self.now.seen.add(layer)
         return layer
 
 

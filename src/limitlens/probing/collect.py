@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import Lock
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,15 +20,16 @@ from limitlens.probing.moments import Moments
 from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.peaks import peak_over
 from limitlens.probing.pilot import Layer
-from limitlens.sampling.placement import Deck, Part
-from limitlens.sampling.workers import Workers
+from limitlens.sampling.placement import Deck, Hand, Part
+
+Work: TypeAlias = dict[str, Callable[[], None]]  # by name: each piece is done whole or not at all
 
 
 class Collector:
     """What one layer has seen of the pool."""
 
-    def __init__(self, layer: Layer, deck: Deck, workers: Workers) -> None:
-        self.layer, self.deck, self.workers = layer, deck, workers
+    def __init__(self, layer: Layer, deck: Deck) -> None:
+        self.layer, self.deck, self.lock = layer, deck, Lock()
         self.query = layer.flat_query
         self.detail_query = layer.query[:, :, layer.detail].flatten(1, 2)
         # of "query", "key" and, where there are any, "hidden"
@@ -34,7 +37,6 @@ class Collector:
         # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell
         self.states: list[State] = []
         self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
-        self.marks = 0  # copies of these that wait for the rest of their block, after all others
         # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v), in the model's own precision until the stream has ended
         self.key = self.value = torch.empty(0)
         self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
@@ -43,50 +45,45 @@ class Collector:
         self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
         self.on_device: DeviceCells | None = None  # what holds both on a GPU
 
-    def add(
-        self, captured: Captured, part: Part, positions: slice, special: Tensor, done: set[tuple[int, str]]
-    ) -> None:
-        """Take in what the layer captured in one forward.
+    def work(
+        self, captured: Captured, part: Part, positions: slice, special: Tensor, marks: int, turn: int | None
+    ) -> Work:
+        """What to do with what the layer captured in one forward.
 
         `part` says where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end;
-        `special` (s,) are those of them that are special tokens. What is `done` by layer and name was done with these
-        tokens before memory ran out in the middle; each is done whole or not at all.
+        `special` (s,) are those of them that are special tokens, before which so many `marks` wait. Forwards side by
+        side have turns.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
-        if not self.states:
-            self.prepare(key, value, hidden)
-        work: dict[str, Callable[[], None]]
-        if self.on_device is not None:
-            work = {"put": partial(self._put, self.on_device, (key, value), part.rows, special)}
+        with self.lock:
+            if not self.states:
+                self.prepare(key, value, hidden)
+        work: Work
+        begin, device = self.deck.wait + marks, self.on_device
+        if device is not None:
+            begin += self.deck.slots
+            work = {"put": lambda: device.put(self.stores, (key, value), part.rows, special, begin)}
         else:
             work = {
                 "put keys": lambda: _copy_rows(self.stores[0], part.rows, key),
                 "put values": lambda: _copy_rows(self.stores[1], part.rows, value),
-                "special": lambda: self._mark(key, value, special),
+                "special": lambda: self._mark(key, value, special, begin),
             }
         if part.counted:
             query = tokens_of(captured.query[:, :, positions])
-            work |= {"keys": lambda: self.moments["key"].add(key), "queries": lambda: self.moments["query"].add(query)}
+            work["keys"] = lambda: self.moments["key"].add(key, turn)
+            work["queries"] = lambda: self.moments["query"].add(query, turn)
         if hidden is not None:
-            work["hidden"] = lambda: self._add_hidden(hidden, part)
-        self._do(work, done)
-        hand, device = part.complete, self.on_device
-        if hand is not None and device is not None:
-            marks = (self.deck.wait, self.deck.wait + self.marks)
-            self._do({"cells": lambda: device.take(hand, part.spans, marks, *self.waiting)}, done)
-        elif hand is not None:
-            cells = {f"cell {cell[0]}": partial(self._stream, *cell) for cell in hand.streamed}
-            self._do({"marked": self._attend_marked, **cells}, done)
-        self.marks = 0 if hand is not None else self.marks
+            work["hidden"] = lambda: self._add_hidden(hidden, part, turn)
+        return work
 
-    def _do(self, work: Mapping[str, Callable[[], None]], done: set[tuple[int, str]]) -> None:
-        def once(name: str) -> None:
-            if (self.layer.index, name) not in done:
-                work[name]()
-                done.add((self.layer.index, name))
-
-        list(self.workers(once, work))
+    def cells(self, hand: Hand, spans: Tensor, marks: int) -> list[Callable[[], None]]:
+        """What to do once a hand is complete: attend to what has waited, and to so many marks."""
+        device, marked = self.on_device, (self.deck.wait, self.deck.wait + marks)
+        if device is not None:
+            return [lambda: device.take(hand, spans, marked, *self.waiting)]
+        return [partial(self._attend_marked, slice(*marked)), *(partial(self._stream, *cell) for cell in hand.streamed)]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that was gathered, between two blocks, as it lies in memory."""
@@ -105,11 +102,6 @@ class Collector:
             for name, tensor in self.tensors().items():
                 tensor.copy_(saved[name])
 
-    def _put(self, device: DeviceCells, tokens: tuple[Tensor, Tensor], rows: Tensor, special: Tensor) -> None:
-        """Keep the tokens that are kept, let the others wait for the rest of their block, and mark the special ones."""
-        device.put(self.stores, tokens, rows, special, self.deck.slots + self.deck.wait + self.marks)
-        self.marks += len(special)
-
     def settle(self) -> None:
         """Once the stream has ended: nothing waits any more."""
         self.key, self.value = (tokens.to(torch.float32, copy=True) for tokens in (self.key, self.value))
@@ -123,21 +115,18 @@ class Collector:
         peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
         self.states[number], self.peaks[number] = state, self.peaks[number].merge(peak)
 
-    def _add_hidden(self, hidden: Tensor, part: Part) -> None:
+    def _add_hidden(self, hidden: Tensor, part: Part, turn: int | None) -> None:
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
         if part.counted:
-            self.moments["hidden"].add(hidden[part.some, None].float())
+            self.moments["hidden"].add(hidden[part.some, None].float(), turn)
 
-    def _mark(self, key: Tensor, value: Tensor, special: Tensor) -> None:
-        begin = self.deck.wait + self.marks
+    def _mark(self, key: Tensor, value: Tensor, special: Tensor, begin: int) -> None:
         for store, tokens in zip(self.waiting, (key, value), strict=True):
             store[begin : begin + len(special)] = tokens.index_select(0, special)
-        self.marks += len(special)
 
-    def _attend_marked(self) -> None:
-        marked = (store[self.deck.wait : self.deck.wait + self.marks] for store in self.waiting)
-        self.special = self.special.merge(self._attend(*marked))
+    def _attend_marked(self, marked: slice) -> None:
+        self.special = self.special.merge(self._attend(*(store[marked] for store in self.waiting)))
 
     def _attend(self, key: Tensor, value: Tensor) -> State:
         """Attention over tokens (n, Hkv, ·)."""

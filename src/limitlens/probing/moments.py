@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from limitlens.attention.kernels.split import missing, padded, programs
+from limitlens.sampling.workers import InTurn
 
 CHUNK = 1024  # rows whose products are summed in float32
 BLOCK = 32  # and how many of them at a time on a device
@@ -28,6 +30,7 @@ class Moments:
         self.count = torch.zeros((), dtype=torch.int64)
         self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
         self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
+        self.in_turn = InTurn()
 
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
@@ -37,13 +40,20 @@ class Moments:
             setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
         return whole
 
-    def add(self, rows: Tensor) -> None:
-        """Take in rows (n, heads, d)."""
+    def add(self, rows: Tensor, turn: int | None = None) -> None:
+        """Take in rows (n, heads, d), whose turn may not have come."""
         if rows.device.type != "cpu" and rows.shape[-1] <= NARROW and missing() is None:
             sums = [self._on_device(rows)]
         else:
             sums = self._in_chunks(rows)
-        self.count += rows.shape[0]  # nothing is changed before: memory may run out there
+        add = partial(self._add, rows.shape[0], sums)  # nothing is changed before: memory may run out there
+        if turn is None:
+            add()
+        else:
+            self.in_turn(turn, add)
+
+    def _add(self, count: int, sums: list[tuple[Tensor, Tensor]]) -> None:
+        self.count += count
         for total, products in sums:
             self.total += total
             self.products += products

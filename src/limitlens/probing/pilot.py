@@ -6,7 +6,8 @@ keys before all of these are pooled, so that every pooled key lies in every quer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,7 @@ from limitlens.errors import InputError
 from limitlens.lazily import sent
 from limitlens.models import Captured, Projections, Windows, capture, projector
 from limitlens.models.catalog import LoadedModel
+from limitlens.sampling.workers import Workers, one_after_another
 
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
@@ -122,7 +124,7 @@ class Pilot:
 def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
     *, queries: int, batch: int, seed: int, report: Callable[[int], None], factor: float = 1.0,
-    precision: Precision = "accurate", check: bool = True,
+    precision: Precision = "accurate", check: bool = True, workers: Workers = one_after_another,
 ) -> Pilot:  # fmt: skip
     """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
 
@@ -130,15 +132,36 @@ def run_pilot(
     A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
     """
     gather = _Gather(loaded, windows.length, indices, queries, seed, factor, precision)
-    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True) as see:
+    forwards, _ = workers.beside(batch)
+
+    def pieces() -> Iterator[tuple[int, Tensor]]:
+        """The windows of every forward, and which comes first."""
+        start = 0
         for ids in windows.batches(batch, indices):
+            for few in ids.tensor_split(forwards.count):
+                yield start, few
+                start += len(few)
+
+    def forward(piece: tuple[int, Tensor]) -> int:
+        gather.now.start, ids = piece
+        if len(ids):
             see(input_ids=ids.to(loaded.model.device))
-            gather.start += len(ids)
-            report(ids.numel())
+        return ids.numel()
+
+    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True) as see:
+        for tokens in forwards(forward, pieces()):
+            report(tokens)
         pilot = gather.finish()
     if check:
         pilot.check()
     return pilot
+
+
+class _Now(threading.local):
+    """What a thread runs: windows from one on, and where the queries in these are, row and column."""
+
+    start = 0
+    place: tuple[int, Tensor, Tensor] = (-1, *torch.empty(2, 0))
 
 
 class _Gather:
@@ -150,19 +173,21 @@ class _Gather:
     ) -> None:  # fmt: skip
         self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
         self.factor, self.precision = factor, precision
-        self.start = 0
+        self.now, self.lock = _Now(), threading.Lock()
         self.causal: bool | None = None
         self.tail = length
         self.chosen: NDArray[np.intp] = np.empty((0, 2), np.intp)
-        self.parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        # of each layer, by the first of the windows: queries, and the first keys and values of their windows
+        self.parts: dict[int, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
         self.traits: dict[int, Traits] = {}
         self.projections = projector(loaded.model)
-        self.sizes: dict[str, Tensor] = {}
-        self.place: tuple[int, Tensor, Tensor] = (-1, *torch.empty(2, 0))  # in the windows from one on: row and column
+        self.sizes: dict[str, list[Tensor]] = {}
 
     def take(self, captured: Captured) -> None:
-        if self.causal is None:
-            self._choose(captured.causal)
+        start = self.now.start
+        with self.lock:
+            if self.causal is None:
+                self._choose(captured.causal)
         if captured.causal != self.causal:
             mixed = f"{self.loaded.name} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
@@ -174,24 +199,24 @@ class _Gather:
         for name in ("query", "key", "value"):
             given = f"layer {captured.layer} of {self.loaded.name} gives a {name}"
             size = torch.linalg.vector_norm(getattr(captured, name), dtype=torch.float32)
-            self.sizes[given] = size + self.sizes.get(given, 0.0)
-        if self.start == 0:
+            self.sizes.setdefault(given, []).append(size)
+        if start == 0:
             self.traits[captured.layer] = self._traits(captured)
-        if self.place[0] != self.start:
-            stop = self.start + captured.query.shape[0]
-            window, position = self.chosen[(self.chosen[:, 0] >= self.start) & (self.chosen[:, 0] < stop)].T
-            place = np.stack((window - self.start, position))
-            self.place = (self.start, *sent(place, captured.query.device))
-        _, row, column = self.place
+        if self.now.place[0] != start:
+            stop = start + captured.query.shape[0]
+            window, position = self.chosen[(self.chosen[:, 0] >= start) & (self.chosen[:, 0] < stop)].T
+            self.now.place = (start, *sent(np.stack((window - start, position)), captured.query.device))
+        _, row, column = self.now.place
         query = captured.query[row, :, column].float() * (captured.scale * self.factor)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
-        self.parts.setdefault(captured.layer, []).append((query, *first))
+        self.parts.setdefault(captured.layer, {})[start] = (query, *first)
 
     def finish(self) -> Pilot:
         positions = range(1, self.length - self.tail) if self.causal else range(self.length)
         chosen = np.stack((self.indices[self.chosen[:, 0]], self.chosen[:, 1]), axis=1)
         layers = {index: self._layer(index) for index in sorted(self.parts)}
-        return Pilot(layers, bool(self.causal), positions, chosen, self.sizes)
+        sizes = {given: torch.stack(found).sum() for given, found in self.sizes.items()}
+        return Pilot(layers, bool(self.causal), positions, chosen, sizes)
 
     def _choose(self, causal: bool) -> None:
         """Draw the queries among the last positions of a causal model's windows, among all of an encoder's.
@@ -221,7 +246,8 @@ class _Gather:
         return Traits(*own, rough_mean, made, None if made is None else made.ratios(captured), note)
 
     def _layer(self, index: int) -> Layer:
-        rows, keys, values = (torch.cat(part) for part in zip(*self.parts[index], strict=True))
+        in_order = (part for _, part in sorted(self.parts[index].items()))
+        rows, keys, values = (torch.cat(part) for part in zip(*in_order, strict=True))
         traits = self.traits[index]
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()

@@ -197,7 +197,7 @@ class _Work:
             block = BLOCK if whole < 32 else min(DEVICE_BLOCK, BLOCK * (whole // 6))
             per_forward = self.batch or max(1, min(block, DEVICE_FORWARD) // windows.length)
         per_block = per_forward * max(1, block // (per_forward * windows.length))
-        self.pool = Pool(windows, order, per_forward, per_block, per_forward)
+        self.pool = Pool(windows, order, per_forward, per_block, per_forward, self.workers)
         self.total = (len(self.pilot_windows) + len(order)) * windows.length
         self.done = 0
 
@@ -213,6 +213,7 @@ class _Work:
                     self.loaded, self.windows, self.pilot_windows,
                     queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
                     factor=self.factor, precision=self.precision, check=self.over is not stream,
+                    workers=self.workers,
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
                 self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
@@ -233,7 +234,7 @@ class _Work:
         self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
         self.deck.marks = self.deck.wait // positions * int(self.windows.marked(self.pilot.positions).sum())
         layers = self.pilot.layers.items()
-        self.collectors = {index: Collector(layer, self.deck, self.workers) for index, layer in layers}
+        self.collectors = {index: Collector(layer, self.deck) for index, layer in layers}
         with held_interrupt() as interrupt:
             try:
                 self.over(

@@ -29,7 +29,6 @@ from limitlens.sampling.checkpoint import Checkpoint, Job, under
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.placement import Deck, Hand
-from limitlens.sampling.workers import one_after_another
 
 Tensors: TypeAlias = dict[str, Tensor]
 Blocks: TypeAlias = tuple[Tensor, list[Hand]]  # token ids (windows, length) of some blocks, and where their tokens go
@@ -80,7 +79,7 @@ class _Work:
 
         def work(blocks: Blocks) -> Given:
             ids, hands = blocks
-            collectors = {i: Collector(layer, self.deck, one_after_another) for i, layer in pilot.layers.items()}
+            collectors = {i: Collector(layer, self.deck) for i, layer in pilot.layers.items()}
             pool, clock = Pool(_Sent(ids, self.around), np.arange(len(ids)), *self.rows), Clock()
             stream(
                 loaded, pool, pilot, _Dealt(self.deck, hands), collectors, clock=clock, interrupt=Interrupt(),

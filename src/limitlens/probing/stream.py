@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, count, islice, starmap
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck, Hand, Part
+from limitlens.sampling.workers import Workers, one_after_another
 
 AHEAD = 64  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
 
@@ -40,15 +42,17 @@ class _Attending:
     """Seconds within spans of work: of the device's own time where there is one, which runs behind whoever asks."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
+        self.device, self.seconds, self.lock = device, 0.0, threading.Lock()
         self.open: deque[tuple[torch.cuda.Event, ...]] = deque()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, beside: int = 1) -> Iterator[None]:
+        """A span of one of so many threads."""
         if self.device.type == "cpu":
             begun = time.perf_counter()
             yield
-            self.seconds += time.perf_counter() - begun
+            with self.lock:
+                self.seconds += (time.perf_counter() - begun) / beside
             return
         span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         span[0].record()
@@ -81,6 +85,7 @@ class Pool:
     per_forward: int  # windows of a forward, and of a block, a multiple of it, over which tokens are dealt at once
     per_block: int
     at_once: int  # windows that memory has room for: the same as those of a forward, or a whole part of them
+    workers: Workers = one_after_another
 
     def blocks(self, positions: int) -> list[int]:
         """Pooled tokens of each block, with so many pooled positions a window."""
@@ -111,6 +116,31 @@ def standing(
     return {"blocks": done, "at_once": pool.at_once, "wait": deck.wait}, tensors
 
 
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """What one forward runs."""
+
+    ids: Tensor  # (windows, length)
+    part: Part
+    turn: int | None = None  # among those that run side by side
+
+    def cut(self, count: int) -> Iterator[_Piece]:
+        """The same in so many pieces, nearly as long, or one for each window."""
+        rest, each = self.part, len(self.part.rows) // len(self.ids)
+        *others, last = (ids for ids in self.ids.tensor_split(count) if len(ids))
+        for ids in others:
+            part, rest = rest.cut(len(ids) * each)
+            yield _Piece(ids, part)
+        yield _Piece(last, rest)
+
+
+class _Now(threading.local):
+    """What a thread runs."""
+
+    piece: _Piece
+    done: set[tuple[int, str]]  # what was done with it, by layer and name
+
+
 def stream(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Deck, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
@@ -120,60 +150,89 @@ def stream(
     Interrupts are heeded between blocks, and checkpoints written there. The deal of the blocks that were done before is
     dealt again: it costs nothing beside them.
     """
-    device = loaded.model.device
+    device, windows = loaded.model.device, pool.windows
     positions = slice(pilot.positions.start, pilot.positions.stop)
-    windows = pool.windows
     special = windows.marked(pilot.positions)
     hands, done = going_on(pool, deck, collectors, job, report)
-    length = pool.at_once * len(special)
-    parts = chain.from_iterable(hand.parts(length, deck, device) for hand in hands)
+    parts = chain.from_iterable(hand.parts(pool.at_once * len(special), deck, device) for hand in hands)
     parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
     pilot.check()
-    part: Part
-    marked: Tensor
-    taken: set[tuple[int, str]]
-    limit, attending = pool.at_once, _Attending(device)
+    forwards, within = pool.workers.beside(pool.at_once)
+    limit, stopped, now, turns, attending = pool.at_once, False, _Now(), count(), _Attending(device)
+    last: Part
 
     @cache
-    def marks(count: int) -> Tensor:
+    def marks(many: int) -> Tensor:
         """Which pooled tokens of so many windows are special."""
-        return sent(np.flatnonzero(np.tile(special, count)), device)
+        return sent(np.flatnonzero(np.tile(special, many)), device)
+
+    def marked(tokens: int) -> int:
+        """How many of the tokens of whole windows are."""
+        return tokens // len(special) * int(special.sum())
 
     def take(captured: Captured) -> None:
-        with attending():
-            collectors[captured.layer].add(captured, part, positions, marked, taken)
+        if stopped:  # at once, where somebody asked twice: forwards of other threads are still under way
+            raise KeyboardInterrupt
+        part, turn, before = now.piece.part, now.piece.turn, now.done
 
-    def forward(ids: Tensor, own: Part, before: frozenset[tuple[int, str]] = frozenset()) -> None:
+        def once(name: str) -> None:
+            if (captured.layer, name) not in before:
+                work[name]()
+                before.add((captured.layer, name))
+
+        with attending(forwards.count):
+            own = marks(len(now.piece.ids)), marked(part.before)
+            work = collectors[captured.layer].work(captured, part, positions, *own, turn)
+            list(within(once, work))
+
+    def forward(piece: _Piece, before: frozenset[tuple[int, str]] = frozenset()) -> int:
         """Run windows, in halves where they are more than a forward may take; `before` is what was done with them."""
-        nonlocal part, marked, taken, limit
-        if len(ids) > limit:
-            half = len(ids) // 2
-            for few, piece in zip((ids[:half], ids[half:]), own.cut(half * len(special)), strict=True):
-                forward(few, piece, before)
-            return
-        part, taken = own, set(before)
-        marked = marks(len(ids))
+        nonlocal limit
+        if len(piece.ids) > limit:
+            return sum([forward(half, before) for half in piece.cut(2)])
+        now.piece, now.done = piece, set(before)
         try:
-            see(input_ids=sent(ids.numpy(), device))
+            see(input_ids=sent(piece.ids.numpy(), device))
         except torch.cuda.OutOfMemoryError:
-            limit = halved(len(ids), "windows", warnings)
-            forward(ids, own, frozenset(taken))
+            limit = halved(len(piece.ids), "windows", warnings)
+            forward(piece, frozenset(now.done))
+        return piece.ids.numel()
+
+    def pieces(whole: _Piece) -> Iterator[_Piece]:
+        """From this one on, until what waits is complete."""
+        nonlocal last
+        for piece in chain([whole], batches):
+            last = piece.part
+            if forwards.count == 1:
+                yield piece
+            else:
+                yield from (replace(few, turn=next(turns)) for few in piece.cut(forwards.count))
+            if last.complete is not None:
+                return
 
     @contextmanager
     def timed() -> Iterator[None]:
+        nonlocal stopped
         begun = time.perf_counter()
         try:
             yield
         finally:
+            stopped = True
             attending.wait()
             clock.attention += attending.seconds
             clock.model += time.perf_counter() - begun - attending.seconds
 
     with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as see:
-        batches = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
-        for ids, whole in zip(batches, parts, strict=True):
-            forward(ids, whole)
-            interrupt.during(report, ids.numel())  # half a block is no deal: it must be ended first
-            if whole.ends:
+        read = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
+        batches = starmap(_Piece, zip(read, parts, strict=True))
+        for first in batches:
+            for tokens in forwards(forward, pieces(first)):
+                interrupt.during(report, tokens)  # half a block is no deal: it must be ended first
+            assert last.complete is not None
+            with attending():
+                given = (last.complete, last.spans, marked(last.before + len(last.rows)))
+                work = [collector.cells(*given) for collector in collectors.values()]
+                list(pool.workers(lambda attend: attend(), chain.from_iterable(work)))
+            if last.ends:
                 done += 1
                 job.passed(deck.blocks[done - 1], partial(standing, done, pool, deck, collectors), interrupt)

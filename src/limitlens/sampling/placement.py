@@ -39,6 +39,7 @@ class Part:
     first_slots: Tensor
     spans: Tensor  # (cells, 3): `Hand.streamed` of the hand that is complete
     counted: bool  # whether moments are taken of them
+    before: int  # tokens that came since others waited
     complete: Hand | None  # the hand whose last tokens these are
     ends: bool  # whether they are the last of their block too
 
@@ -48,7 +49,8 @@ class Part:
         for less, early in ((0, True), (at, False)):
             some, first = ((index < at) == early for index in (self.some, self.first))
             own = (self.some[some] - less, self.first[first] - less, self.first_slots[first])
-            halves.append((self.rows[:at] if early else self.rows[at:], *own, self.spans, self.counted))
+            rows = self.rows[:at] if early else self.rows[at:]
+            halves.append((rows, *own, self.spans, self.counted, self.before + less))
         return Part(*halves[0], None, False), Part(*halves[1], self.complete, self.ends)
 
 
@@ -91,7 +93,7 @@ class Hand:
             all_rows, some, early, slots_there, spans_there = torch.split(sent(np.concatenate(indices), device), sizes)
             ends = start + length >= len(place)
             own = (all_rows, some, early, slots_there, spans_there.view(-1, 3))
-            yield Part(*own, self.counted, hand if last else None, ends)
+            yield Part(*own, self.counted, start - begin, hand if last else None, ends)
 
 
 class Deck:
