@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import math
 import os
@@ -96,7 +97,19 @@ def kernel() -> dict[str, Any]:
         lse, output = found.lse.view(HEADS, len(cells), -1), found.output.view(HEADS, len(cells), -1, WIDTH)
         return (lse.softmax(1)[..., None] * output).sum(1)
 
+    own = split.halves(query, split.LOG2E), split.halves(key), split.halves(value)
+    whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
+
+    def launch() -> float:
+        """The rate of the launch alone, as the prototype of the kernel is timed."""
+        from triton.testing import do_bench
+
+        once = functools.partial(split._launch, *own, _parts(whole), QUERIES, None, KEYS // split.PART, 0, 3)
+        return flops / do_bench(once, warmup=20, rep=120, return_mode="median") / 1e9
+
+    cold = {"tflops": launch()}
     rows = {
+        "halves made before": cold,
         "accurate": rate("limitlens, accurate", lambda: split.attend(query, key, value)[1]),
         "fast": rate("limitlens, fast", lambda: split.attend(query, key, value, precision="fast")[1]),
         "more": rate("limitlens, with all that may be asked", lambda: _more(query, key, value)),
@@ -105,15 +118,12 @@ def kernel() -> dict[str, Any]:
         "library bf16": rate("torch, flash, bfloat16", lambda: library(backend.FLASH_ATTENTION, *half)),
         "chunked float32": rate("torch, online softmax by chunks, float32", lambda: _chunked(query, key, value)),
     }  # fmt: skip
-    own = split.halves(query, split.LOG2E), split.halves(key), split.halves(value)
-    whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
-    launched = median(lambda: split._launch(*own, _parts(whole), QUERIES, None, KEYS // split.PART, 0, 3))
     error = float((in_cells()[:, :SAMPLE] - exact).norm() / exact.norm())
     few = [split.halves(query[:, : QUERIES // 16].contiguous(), split.LOG2E), *own[1:]]
     short = median(lambda: split._launch(*few, jobs, QUERIES // 16, None, 1, 0, 3, short=True))
-    rows["halves made before"] = {"tflops": flops / launched / 1e12}
+    rows["halves made before, hot"] = {"tflops": launch()}
     rows["cells"] = {"tflops": flops / 16 / short / 1e12, "error": error, "length": CELL, "queries": QUERIES // 16}
-    print({name: rows[name] for name in ("halves made before", "cells")}, flush=True)
+    print({name: rows[name] for name in ("halves made before", "halves made before, hot", "cells")}, flush=True)
     best = max(rows[name]["tflops"] for name in ("library float32", "chunked float32"))
     found = {"tflops": rows["accurate"]["tflops"], "error": rows["accurate"]["error"], "best_library_tflops": best}
     return found | {"case": [HEADS, QUERIES, KEYS, WIDTH], "rows": rows}

@@ -26,7 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm2": {"corpus": "stdlib-docs", "tokens": 40_000, "sizes": "64:1024:5"},
 }
 REPLICATES, QUERIES, WINDOW = 24, 256, 256
-BATCH = 16  # windows a forward, as the probe runs them; the bare forward is slower with 64
+BATCHES = (8, 16)  # windows of the bare forward: what is faster for a model; with 4 and 32 it is slower for both
+TRIAL = 64  # windows that say which
 REPEATS = 3
 WANTED = 1.3
 MEMORY_TOKENS = (100_000, 400_000)  # with fewer than 80,000 not every buffer is full
@@ -54,21 +55,28 @@ def bare_seconds(loaded: LoadedModel, corpus: str, tokens: int, batch: int) -> A
     return clocks() - started
 
 
+def fastest(loaded: LoadedModel, corpus: str) -> int:
+    """Windows at a time with which the bare forward takes least processor time, in turns."""
+    trials = [[bare_seconds(loaded, corpus, TRIAL * WINDOW, batch)[1] for batch in BATCHES] for _ in range(REPEATS)]
+    return BATCHES[int(np.median(trials, 0).argmin())]
+
+
 def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str, Any]:
     """Probes between bare forwards: each against the mean of its two neighbours, and the median of these ratios."""
     loaded = load(name)
     bare_seconds(loaded, corpus, 4 * WINDOW, 4)  # warm up
-    bare, probes, parts = [bare_seconds(loaded, corpus, tokens, BATCH)], [], []
+    batch = fastest(loaded, corpus)
+    bare, probes, parts = [bare_seconds(loaded, corpus, tokens, batch)], [], []
     for _ in range(REPEATS):
         started = clocks()
         run = probe(loaded, corpus, tokens, window=WINDOW, sizes=sizes, replicates=REPLICATES, queries=QUERIES)
         probes.append(clocks() - started)
         parts.append(run.seconds)
-        bare.append(bare_seconds(loaded, corpus, tokens, BATCH))
+        bare.append(bare_seconds(loaded, corpus, tokens, batch))
     ratios = [2 * seconds / (before + after) for seconds, before, after in zip(probes, bare, bare[1:], strict=False)]
     print(
         f"{name}: {len(run.records)} heads, {run.tokens:,} pooled tokens, {run.replicates} replicates, "
-        f"n = {sizes}: bare forward {', '.join(f'{seconds:.1f}' for seconds, _ in bare)} s, "
+        f"n = {sizes}: bare forward of {batch} windows {', '.join(f'{seconds:.1f}' for seconds, _ in bare)} s, "
         f"probe {', '.join(f'{seconds:.1f}' for seconds, _ in probes)} s, "
         f"median ratio {np.median(ratios, 0)[0]:.2f} (wanted {WANTED}), of the processor {np.median(ratios, 0)[1]:.2f}",
         flush=True,
@@ -79,6 +87,7 @@ def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str
         "pooled_tokens": run.tokens,
         "replicates": run.replicates,
         "sizes": sizes,
+        "batch": batch,
         "threads": torch.get_num_threads(),
         "bare_seconds": [wall for wall, _ in bare],
         "probe_seconds": [wall for wall, _ in probes],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, local
 from typing import Any
 
 import pytest
@@ -53,6 +55,30 @@ def assert_explains(found: list[Captured], outputs: list[Any], rows: Any = None)
         if rows is not None:
             dense, output = dense[rows], output[rows]
         torch.testing.assert_close(output.double(), dense, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_forwards_of_two_threads_side_by_side_are_captured_as_alone(name: str) -> None:
+    model, meet, own = TINY[name].model(), Barrier(2), local()
+    found: dict[int, list[Captured]] = {1: [], 2: []}
+
+    def take(captured: Captured) -> None:
+        meet.wait(10)  # so that every layer of one is captured while the other is at the same
+        found[own.seed].append(captured)
+
+    def forward(seed: int) -> None:
+        own.seed = seed
+        with torch.inference_mode():
+            see(input_ids=token_ids(seed))
+
+    with capture(model, take, hidden=True) as see, ThreadPoolExecutor(2) as pool:
+        list(pool.map(forward, found))
+    for seed, several in found.items():
+        alone = captures(model, token_ids(seed), hidden=True)[0]
+        assert [one.layer for one in several] == list(range(LAYERS))
+        for one, other in zip(several, alone, strict=True):
+            assert all(torch.equal(getattr(one, part), getattr(other, part)) for part in ("query", "key", "value"))
+            assert one.hidden is other.hidden is None or torch.equal(one.hidden, other.hidden)
 
 
 @pytest.mark.parametrize("name", TINY)

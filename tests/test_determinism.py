@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from limitlens.probing import fitting
 from limitlens.sampling import memory
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.placement import Deck
-from limitlens.sampling.workers import one_after_another
+from limitlens.sampling.workers import InTurn, one_after_another
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +200,24 @@ def test_threads_change_nothing_but_rounding() -> None:
     for name in found[1][1].names:
         one, two = (found[threads][1].replicate_errors[name] for threads in (1, 2))
         np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_forwards_side_by_side_give_the_same_bits_again(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert told(probe(None)) == told(probe(None))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_has_turns_is_done_in_their_order() -> None:
+    in_turn, done = InTurn(), []
+    for turn in (1, 3, 0, 2, 4):
+        in_turn(turn, partial(done.append, turn))
+        assert done == list(range(len(done)))
+    assert done == [0, 1, 2, 3, 4]
 
 
 def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> None:

@@ -526,6 +526,20 @@ def test_workers_keep_the_order_and_leave_torch_as_it_was(text: str) -> None:
             assert list(workers(lambda number: number**2, range(9))) == [number**2 for number in range(9)]
             with pytest.raises(ZeroDivisionError):
                 list(workers(lambda number: 1 / number, range(3)))
+        with workers_for(torch.device("cpu")) as workers:  # one fails, and the others need not go on
+
+            def long(number: int) -> None:
+                begun.append(number)
+                while True:
+                    workers.check()
+                    if number == 0:
+                        raise InputError("the first")
+                    sleep(0.001)
+
+            begun: list[int] = []
+            with pytest.raises(InputError, match="the first"):
+                list(workers(long, range(9)))
+            assert len(begun) < 9
         assert torch.get_num_threads() == 2
         spread = run_tiny(tiny("llama"), text)
         torch.set_num_threads(1)

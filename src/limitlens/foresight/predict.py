@@ -71,7 +71,9 @@ def predict(
     asking, keyed, warnings = _draw(windows, corpus, tokens, queries, seed)
     with workers_for(loaded.model.device) as workers, torch.inference_mode():
         batch = max(1, FORWARD // windows.length)
-        pilot = run_pilot(loaded, windows, asking, queries=queries, batch=batch, seed=seed, report=lambda _: None)
+        pilot = run_pilot(
+            loaded, windows, asking, queries=queries, batch=batch, seed=seed, report=lambda _: None, workers=workers
+        )
         positions = pilot.positions
         if len(keyed) * len(positions) < FEWEST:
             few = f"the pilot has {len(keyed) * len(positions)} tokens"

@@ -148,7 +148,11 @@ def run_pilot(
             see(input_ids=ids.to(loaded.model.device))
         return ids.numel()
 
-    with torch.inference_mode(), capture(loaded.model, gather.take, hidden=True) as see:
+    def take(captured: Captured) -> None:
+        workers.check()
+        gather.take(captured)
+
+    with torch.inference_mode(), capture(loaded.model, take, hidden=True) as see:
         for tokens in forwards(forward, pieces()):
             report(tokens)
         pilot = gather.finish()

@@ -243,6 +243,8 @@ class _Work:
                     warnings=self.warnings,
                 )  # fmt: skip
             except KeyboardInterrupt:
+                if interrupt.again:  # in the middle of a block, which is no deal
+                    raise
                 self._cut_short()
 
     def _asked(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def stream(
     parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
-    limit, stopped, now, turns, attending = pool.at_once, False, _Now(), count(), _Attending(device)
+    limit, now, turns, attending = pool.at_once, _Now(), count(), _Attending(device)
     last: Part
 
     @cache
@@ -171,8 +171,7 @@ def stream(
         return tokens // len(special) * int(special.sum())
 
     def take(captured: Captured) -> None:
-        if stopped:  # at once, where somebody asked twice: forwards of other threads are still under way
-            raise KeyboardInterrupt
+        pool.workers.check()
         part, turn, before = now.piece.part, now.piece.turn, now.done
 
         def once(name: str) -> None:
@@ -212,12 +211,10 @@ def stream(
 
     @contextmanager
     def timed() -> Iterator[None]:
-        nonlocal stopped
         begun = time.perf_counter()
         try:
             yield
         finally:
-            stopped = True
             attending.wait()
             clock.attention += attending.seconds
             clock.model += time.perf_counter() - begun - attending.seconds

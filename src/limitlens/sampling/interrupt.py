@@ -12,9 +12,9 @@ Told = ParamSpec("Told")
 
 
 class Interrupt:
-    """Whether somebody asked to stop."""
+    """Whether somebody asked to stop, and asked once more, to stop at once."""
 
-    asked = False
+    asked = again = False
 
     def check(self) -> None:
         """Raise the interrupt that was asked for."""
@@ -40,6 +40,7 @@ def held_interrupt() -> Iterator[Interrupt]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if interrupt.asked:
+            interrupt.again = True
             raise KeyboardInterrupt
         interrupt.asked = True
         told = "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing"

@@ -6,10 +6,10 @@ again, at a price that explodes on a busy machine; spread over workers, pieces r
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Barrier, Lock
+from dataclasses import dataclass, field
+from threading import Barrier, Event, Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,10 +28,16 @@ class Workers:
 
     count: int
     spread: Callable[..., Iterator[Any]]
+    stopped: Event = field(default_factory=Event)
 
     def __call__(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """The results, in the order of the items, each as soon as it is there."""
         return self.spread(function, items)
+
+    def check(self) -> None:
+        """Long work asks now and then whether what it is part of was broken off."""
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
 
     def beside(self, windows: int) -> tuple["Workers", "Workers"]:
         """Who runs forwards of so many windows, and who does what each of them gives to do: these workers are one.
@@ -104,6 +110,16 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
         torch.set_num_threads(count)  # the number is each thread's own, but new threads take the one set last
 
         def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-            return pool.map(torch.inference_mode()(function), items)  # the mode is each thread's own too
+            own = torch.inference_mode()(function)  # the mode is each thread's own too
+            futures = [pool.submit(own, item) for item in items]
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                under_way = [future for future in futures if not (future.cancel() or future.done())]
+                if under_way:
+                    workers.stopped.set()
+                    wait(under_way)  # nobody is left behind: what is broken off may be put away
 
-        yield Workers(count, spread)
+        workers = Workers(count, spread)
+        yield workers
