@@ -35,9 +35,10 @@ from limitlens.probing.joining import groups
 from limitlens.probing.opening import FORWARD, open_windows
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.shares import gather
-from limitlens.probing.stream import Clock, Pool, stream
+from limitlens.probing.stream import Pool, stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.clock import Clock
 from limitlens.sampling.documents import MODES, DocumentDeck
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
@@ -315,8 +316,7 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        for collector in self.collectors.values():
-            collector.settle()
+        list(self.workers(Collector.settle, self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)

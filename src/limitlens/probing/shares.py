@@ -24,8 +24,9 @@ from limitlens.errors import InputError
 from limitlens.models import LoadedModel, Windows, load
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
-from limitlens.probing.stream import Clock, Pool, going_on, standing, stream
+from limitlens.probing.stream import Pool, going_on, standing, stream
 from limitlens.sampling.checkpoint import Checkpoint, Job, under
+from limitlens.sampling.clock import Clock
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.placement import Deck, Hand

@@ -22,58 +22,11 @@ from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
 from limitlens.sampling.checkpoint import Job, under
+from limitlens.sampling.clock import Attending, Clock
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.placement import Deck, Hand, Part
 from limitlens.sampling.workers import Workers, one_after_another
-
-AHEAD = 64  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
-
-
-@dataclass
-class Clock:
-    """Seconds spent in the model and in attention over its keys."""
-
-    model: float = 0.0
-    attention: float = 0.0
-
-
-class _Attending:
-    """Seconds within spans of work: of the device's own time where there is one, which runs behind whoever asks."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds, self.lock = device, 0.0, threading.Lock()
-        self.open: deque[tuple[torch.cuda.Event, ...]] = deque()
-
-    @contextmanager
-    def __call__(self, beside: int = 1) -> Iterator[None]:
-        """A span of one of so many threads."""
-        if self.device.type == "cpu":
-            begun = time.perf_counter()
-            yield
-            with self.lock:
-                self.seconds += (time.perf_counter() - begun) / beside
-            return
-        span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        span[0].record()
-        yield
-        span[1].record()
-        self.open.append(span)
-        if len(self.open) > AHEAD:
-            self.open[0][1].synchronize()
-        self.settle(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
-
-    def settle(self, over: Callable[[torch.cuda.Event], bool]) -> None:
-        """Count the spans that are over."""
-        while self.open and over(self.open[0][1]):
-            begin, end = self.open.popleft()
-            self.seconds += begin.elapsed_time(end) / 1e3
-
-    def wait(self) -> None:
-        """Wait for the device, and count all of them."""
-        if self.device.type != "cpu":
-            torch.cuda.synchronize(self.device)
-        self.settle(lambda event: True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +111,7 @@ def stream(
     parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
-    limit, now, turns, attending = pool.at_once, _Now(), count(), _Attending(device)
+    limit, now, turns, attending = pool.at_once, _Now(), count(), Attending(device)
     last: Part
 
     @cache
@@ -202,10 +155,8 @@ def stream(
         nonlocal last
         for piece in chain([whole], batches):
             last = piece.part
-            if forwards.count == 1:
-                yield piece
-            else:
-                yield from (replace(few, turn=next(turns)) for few in piece.cut(forwards.count))
+            for few in piece.cut(forwards.count):
+                yield replace(few, turn=next(turns)) if forwards.count > 1 else few
             if last.complete is not None:
                 return
 
