@@ -35,10 +35,13 @@ from scipy import sparse
 from limitlens.errors import Array, InputError, as_array
 
 STEP = 0.8  # of log s: the trapezoidal rule is within 3e-4 there, since the integrand is smooth (0.1 says the same)
-AT_ONCE = 32  # queries: with more of them the tables of a wide head would outgrow the caches
+AT_ONCE = 2176  # queries · (values + 2): with more of them tables would outgrow the caches
 GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an error for scores of deviation up to 6
 NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
 LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
+# The lightest share of tokens, which no sample consists of; below it by so much as a logarithm e^{−sW} is linear in W
+# wherever it matters, to 1e-5. How many tokens say where that is, and how many of these are of the share at least
+FAINT, FAINTEST, SEVERAL, FEW = 0.1, 1.5, 512, 16
 RARE = 1e-8  # how likely no token of the smallest sample is heavier than 3/s, at the last s
 HEAVIEST = 60.0  # the logarithm of an atom's weight, beyond which it is all there is
 UNSEEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
@@ -109,8 +112,9 @@ def pilot_errors(
     if not np.isfinite(tops).all():
         raise InputError(UNSEEN)
     hidden = np.isneginf(columns).any()
-    for start in range(0, len(raw), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
+    queries = max(1, AT_ONCE // pilot.carried.shape[1])
+    for start in range(0, len(raw), queries):
+        some = slice(start, start + queries)
         logs = columns[:, some] - tops[some]
         logs = np.maximum(logs, -LIGHTEST, where=~np.isneginf(logs) if hidden else True, out=logs)
         gathered, level = Gathered.of(logs, pilot, n, matmul, bags)
@@ -145,6 +149,17 @@ def points(n: Array, lightest: float) -> Array:
     return np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest, 1e-30))) + STEP, STEP))
 
 
+def powers(xp: Any, s: Any, node: Any) -> tuple[Any, Any]:
+    """s e and s² W e at points (S, 1) and nodes (K,), e = e^{−sW}: times W c, W and W |c|² they make the integrand.
+
+    Where s is small e − 1 takes the place of e in the first: it makes no difference about a limit, and nothing is left
+    that cancels.
+    """
+    at = s * node
+    lost = xp.expm1(-at)
+    return s * xp.where(s < 1, lost, 1 + lost), s * at * (1 + lost)
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """The tokens of a pilot, whoever looks at them."""
@@ -170,13 +185,14 @@ class Gathered:
     tokens: Array  # (parts,): how many tokens there are
     node: Any  # (K,): the weights of the nodes
     count: Any  # (parts, K, m): tokens on each node
-    table: Any  # (parts, K, m · (v + 2)): their W c, W and W |d|², d about each query's own limit
+    table: Any  # (parts, K, m · (v + 2)): their W c, W and W |c|²
     pull: Any  # (parts, m, v + 1): W d and W of all tokens of a part
     limit: Any  # (m, v)
     matmul: Product
     xp: Any = np  # the library of these arrays, and what sends it one of NumPy's
     send: Callable[[NDArray[Any]], Any] = np.asarray
-    shift: Any = 0.0  # (m, v): c − d
+    sums: Any = None  # (parts, 2 S + 1, m · (v + 2)): `powers` and 1 times the table, where they are known
+    shift: Any = 0.0  # (m, v): c − d, the limit as a c; 0 where they are the same
 
     @classmethod
     def of(cls, logs: Array, pilot: Tokens, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
@@ -189,40 +205,48 @@ class Gathered:
         mean = weight.mean(0, dtype=np.float64)
         weight *= (1 / mean).astype(weight.dtype)
         logs -= np.log(mean).astype(logs.dtype)
-        low, high = logs.min(), logs.max()
-        node, first = nodes(low if np.isfinite(low) else logs[np.isfinite(logs)].min(), high)
-        over, rows = np.concatenate(([0.0], 1 / node[1:])).astype(logs.dtype), PARTS * len(node) * queries
-        at = np.maximum((logs - first) * (1 / GAP), 0, out=logs).astype(np.int64)
-        upper = np.maximum(weight * over.take(at) - 1, 0, out=logs)
+        low, some = logs.min(), logs[:: max(1, tokens // SEVERAL)]
+        low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
+        faint = int(min(lightest_share(n), FAINT) * len(some))
+        if faint >= FEW:  # those below the first node are split between it and none
+            low = max(low, np.partition(some, faint, 0)[faint].min() - FAINTEST)
+        node, first = nodes(low, logs.max())
+        over = np.concatenate(([np.expm1(GAP)], np.ones(len(node) - 1))) / np.maximum(node, node[1])
+        rows = PARTS * len(node) * queries
+        logs -= first
+        at = np.maximum(np.multiply(logs, 1 / GAP, out=logs), 0, out=logs).astype(np.int64)
+        upper = np.multiply(over.astype(logs.dtype).take(at), weight, out=logs)
+        upper -= at > 0
         upper *= 1 / np.expm1(GAP)
+        np.maximum(upper, 0, out=upper)
         at *= queries
-        at += (pilot.part * (len(node) * queries))[:, None] + np.arange(queries)
-        upward = np.bincount(at.ravel(), upper.ravel(), rows)
-        count = np.bincount(at.ravel(), minlength=rows) - upward
-        count[queries:] += upward[:-queries]
-        count = count.reshape(PARTS, -1, queries)
-        upper *= weight
+        at += (pilot.part * (len(node) * queries))[:, None]
+        at += np.arange(queries)
+        upward = np.bincount(at.ravel(), upper.ravel(), rows).reshape(PARTS, -1, queries)
         # Sorted by node: which tokens are on it, with how much of their weight.
-        share, place = np.empty((tokens, queries, 2), pilot.carried.dtype), np.empty((tokens, queries, 2), np.int32)
-        share[..., 0], share[..., 1], place[..., 0] = weight - upper, upper, at
-        np.add(place[..., 0], queries, out=place[..., 1])
+        share, place = np.empty((tokens, 2, queries), pilot.carried.dtype), np.empty((tokens, 2, queries), np.int32)
+        np.multiply(upper, weight, out=share[:, 1])
+        np.subtract(weight, share[:, 1], out=share[:, 0])
+        place[:, 0] = at
+        np.add(place[:, 0], queries, out=place[:, 1])
         ends = np.arange(0, place.size + 1, 2 * queries, dtype=np.int32)
         spread = sparse.csc_array((share.ravel(), place.ravel(), ends), shape=(rows, tokens)).tocsr()
-        table = bags(spread.indptr, spread.indices, spread.data, pilot.carried).reshape(*count.shape, -1)
-        # Sums over nodes as a product: NumPy's own take longer.
-        pull = matmul(np.ones((1, len(node)), table.dtype), table.reshape(PARTS, len(node), -1))
-        pull = pull.reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
+        table = bags(spread.indptr, spread.indices, spread.data, pilot.carried).reshape(PARTS, len(node), -1)
+        # A node has entries of its own tokens and of those of the one below: take the latter away.
+        count, sign = np.diff(spread.indptr).reshape(upward.shape), 1 - 2 * (np.arange(len(node)) % 2)[:, None]
+        count = sign * (sign * count).cumsum(1) - upward
+        count[:, 1:] += upward[:, :-1]
+        heaped = count.sum(0).cumsum(0)
+        lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
+        each, s = np.bincount(pilot.part, minlength=PARTS).astype(float), points(n, lightest)
+        # What all tokens pull is one more row of the same product.
+        sums = matmul(np.vstack((*powers(np, s[:, None], node), np.ones(len(node)))).astype(table.dtype), table)
+        pull = sums[:, -1].reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
         total = pull.sum(0)
         limit = total[:, :-1] / total[:, -1:]
         pull[..., :-1] -= pull[..., -1:] * limit
-        own = limit.astype(table.dtype)  # |d|² = |c|² − 2 c·limit + |limit|²
-        table[..., -1] += np.square(own).sum(1) * table[..., -2] - 2 * np.einsum("pkmv,mv->pkm", table[..., :-2], own)
-        heaped = count.sum(0).cumsum(0)
-        lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
-        each = np.bincount(pilot.part, minlength=PARTS).astype(float)
-        table, limits = table.reshape(*count.shape[:2], -1), pilot.middle + limit
-        made = cls(points(n, lightest), each, node, count, table, pull, limits, matmul, shift=limit)
-        return made, np.log(mean)
+        given = {"sums": sums, "shift": limit}
+        return cls(s, each, node, count, table, pull, pilot.middle + limit, matmul, **given), np.log(mean)
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
         """What `PilotErrors` holds, one below the other: (1 or 2, 27, m, sizes), the second beside the atom.
@@ -230,15 +254,11 @@ class Gathered:
         An atom is given by its weight (m,) and value (m, v).
         """
         xp, s, tokens = self.xp, self.send(self.s[:, None]), float(self.tokens.sum())
-        at = s * self.node
-        lost = xp.expm1(-at)
-        e = 1 + lost
-        # Over the tokens of each part, e = e^{−sW}: sums of 1 − e, which is small where it matters how large it is; of
-        # s W c e, s W e and s W |d|² e, and of the same with one more s W. Where s is small e − 1 takes the place of e:
-        # it makes no difference about a limit, and nothing is left that cancels.
-        gone = self.matmul(-lost, self.count)
-        sums = self._product((s * xp.where(s < 1, lost, e), s * at * e), self.table)
-        drawn = self._with_replacement(n, s, gone, sums.reshape(PARTS, 2, len(s), len(self.limit), -1), atom)
+        # Over the tokens of each part: sums of 1 − e^{−sW}, which is small where it matters how large it is.
+        gone = self.matmul(-xp.expm1(-s * self.node), self.count)
+        sums = self._product(powers(xp, s, self.node), self.table) if self.sums is None else self.sums
+        sums = sums.reshape(*sums.shape[:2], len(self.limit), -1)
+        drawn = self._with_replacement(n, s, gone, sums, atom)
         repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * tokens) & (n < tokens))
         # One size at a time stays in a processor's cache; a device is idle between small steps.
         several = 1 if xp is np else max(1, len(repeated))
@@ -267,7 +287,7 @@ class Gathered:
     ) -> list[tuple[Any, Any]]:
         """The integral for draws from each choice of parts, and the squares of their outputs: (c, m, sizes) each.
 
-        Without an atom, and beside it. Sums are (parts, 2, S, m, v + 2).
+        Without an atom, and beside it. Sums are (parts, 2 S or more, m, v + 2).
         """
         xp, size = self.xp, self.send(n)
         shares = self.send(CHOICES / (CHOICES @ self.tokens)[:, None])  # (c, parts), of the mean over a choice's tokens
@@ -275,13 +295,13 @@ class Gathered:
             self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:])
             for share, part in ((shares, gone), (shares, self.pull), (self._held(shares), sums))
         )
-        once, twice, mass = sums[:, 0], sums[:, 1], pull[..., -1].clip(1e-300)
+        once, twice, mass = sums[:, : len(s)], sums[:, len(s) : 2 * len(s)], pull[..., -1].clip(1e-300)
         centre = pull[..., :-1] / mass[..., None]  # their own limit: all that follows is about it
-        about, c2, b2, left = self._held(centre + self.shift), twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
-        a1 = once[..., :-2] - about[:, None] * once[..., -2:-1]
+        about, c2, b2, left = centre + self.shift, twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
+        a1 = self._held(about)[:, None] * once[..., -2:-1]
+        a1 = once[..., :-2] - a1 if xp is not np else np.subtract(once[..., :-2], a1, out=a1)
         b1 = once[..., -2] + s * (s < 1) * mass[:, None]
-        moved = ((centre + 2 * self.shift) * centre).sum(-1)[:, None]  # d is about the limit of the whole, c is not
-        a2 = twice[..., -1] - 2 * self._dot(c2, centre) + moved * b2
+        a2 = twice[..., -1] - 2 * self._dot(c2, about) + (about**2).sum(-1)[:, None] * b2
         # (1 − q)^{n−2} for every size, of which the integral is a sum with these factors.
         kept = STEP * xp.exp(self._held((size[:, None] - 2) * xp.log(left).swapaxes(1, 2)[:, :, None]))
         near, limit = self._dot(a1, a1), self.limit + centre
@@ -298,7 +318,7 @@ class Gathered:
             both = weight[:, None] + size * mass[..., None]
             lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g is so far from the limit to the atom
             far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
-            across = self._dot(c2, own) - ((centre + self.shift) * own).sum(-1)[:, None] * b2
+            across = self._dot(c2, own) - (about * own).sum(-1)[:, None] * b2
             alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
                 *(part * e * left for part in (a2, b2, across, s * along, s * b1)),
                 *(part * e for part in (near, b1**2, b1 * along, (s * left) ** 2)),
@@ -332,6 +352,8 @@ class Gathered:
         sums = self._product(factors, table).reshape(len(factors), len(n), len(s), len(self.limit), -1)
         vectors = sums[..., :-2] - self._held(self.shift) * sums[..., -2:-1]
         square, log = sums[1, ..., -1], self.matmul(xp.log(f), count)
+        if xp is np:  # |d|² = |c|² − (c + d)·shift
+            square = square - self._dot(sums[1, ..., :-2] + vectors[1], self.shift[None])
 
         def integral(vector: Any, spread: Any, log: Any) -> Any:
             return (each * xp.exp(log) * (self._dot(vector, vector) + spread)).sum(1).clip(0).T
