@@ -42,7 +42,8 @@ class State:
         """The state of the union of two disjoint sets of tokens."""
         lse = torch.logaddexp(self.lse, other.lse)
         there = torch.exp(other.lse - lse.masked_fill(torch.isneginf(lse), 0.0))  # of both empty: 0
-        return State(self.count + other.count, lse, torch.lerp(self.output, other.output, there[..., None]))
+        there = there[..., None].to(self.output.dtype)
+        return State(self.count + other.count, lse, torch.lerp(self.output, other.output, there))
 
     @classmethod
     def joined(cls, states: Sequence[State], axis: int = 0) -> State:
@@ -54,8 +55,14 @@ class State:
 
     def union(self) -> State:
         """The union of the disjoint sets along the first batch axis, not all of them empty."""
-        shares = torch.softmax(self.lse, 0)
-        return State(self.count.sum(0), self.lse.logsumexp(0), (shares[..., None] * self.output).sum(0))
+        shares = torch.softmax(self.lse, 0)[..., None]
+        if self.lse.device.type == "cpu":  # one by one, so that the sum stays in cache
+            output = torch.zeros_like(self.output[0])
+            for share, own in zip(shares, self.output, strict=True):
+                output.addcmul_(share, own)
+        else:
+            output = (shares * self.output).sum(0)
+        return State(self.count.sum(0), self.lse.logsumexp(0), output)
 
     def thinned(self, share: Tensor) -> State:
         """The set as if it held each of these shares of its tokens, (shares, ...): weights fall, the output stays."""
@@ -114,6 +121,11 @@ class Peak:
             found = own
         assert found is not None
         score, place = found
+        if value.device.type == "cpu":  # whole rows at a time
+            batch, (tokens, width) = place.shape[:-2], value.shape[-2:]
+            rows = place[..., 0] + tokens * torch.arange(batch.numel()).reshape(*batch, 1)
+            chosen = value.reshape(-1, width).index_select(0, rows.flatten())
+            return cls(score[..., 0], chosen.reshape(*rows.shape, width))
         return cls(score[..., 0], value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1])))
 
     @classmethod

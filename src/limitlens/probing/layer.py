@@ -95,15 +95,16 @@ def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleE
     counts = deck.filled.cumsum(1)
     (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
     reference = State.joined([*(step.union()[None] for step in steps), left_over]).union()
-    seen: list[tuple[State | None, Tensor]] = [(None, reference.output[None, None])]
+    beside = None
     if atom is not None:
         # One count for all replicates, unless the stream was cut short.
         distinct = counts.T[:, :1] if (counts == counts[0]).all() else counts.T
         shares = sent(distinct.flatten() / deck.seen, reference.lse.device)
-        limits = reference.thinned(shares).merge(atom[heads]).output
-        seen.append((atom[heads], limits.reshape(*distinct.shape, *limits.shape[1:])))
+        limits = reference.thinned(shares).merge(atom[heads]).tensors()
+        shaped = {name: part.reshape(*distinct.shape, *part.shape[1:]) for name, part in limits.items()}
+        beside = atom[heads], State.of(shaped)
     moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
-    views = _views(collector, steps, seen, moments)
+    views = _views(collector, steps, reference.output, beside, moments)
     return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks)]
 
 
@@ -149,13 +150,16 @@ def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
 
 
 def _views(
-    collector: Collector, steps: Sequence[State], seen: list[tuple[State | None, Tensor]], moments: OutputMoments
-) -> list[SampleErrors]:
-    """Errors of nested samples, merged from their steps (R, h, G · m), in each way to look at them.
+    collector: Collector, steps: Sequence[State], reference: Tensor, beside: tuple[State, State] | None,
+    moments: OutputMoments,
+) -> list[SampleErrors]:  # fmt: skip
+    """Errors of nested samples, merged from their steps (R, h, G · m), against the reference (h, G · m, v).
 
-    A way is an atom that every sample contains, or None, and the limits (J, R, h, G · m, v) of every size and
-    replicate, either axis of length 1 where all have one; `moments` takes in what there is without an atom. A few
-    replicates are merged at a time, so that their states stay in cache, or all of several sizes.
+    And beside an atom (h, G · m) against the limits (J, R, h, G · m) of every size and replicate, R of length 1 where
+    all have one; `moments` takes in what there is without it. A few replicates are merged at a time, so that their
+    states stay in cache, or all of several sizes. Outputs are merged as differences D from the reference Γ, in single
+    precision: its rounding is to the errors what it is to the numbers themselves. An atom of value v that weighs t in
+    a sample and u in its limit makes them D(1 − t) + (v − Γ)(t − u).
     """
     m, clusters = collector.layer.query.shape[2], collector.layer.clusters
     replicates, *own = steps[0].output.shape
@@ -167,25 +171,34 @@ def _views(
         found: Tensor = torch.linalg.vecdot(vectors, vectors)
         return found.reshape(*vectors.shape[:-3], -1, m)
 
+    def about(step: State) -> State:
+        return State(step.count, step.lse, (step.output - reference).float())
+
     groups, at_once = own[0] * own[1] // m, _at_once(member, math.prod(own))
+    seen = [reference[None, None]]
+    if beside is not None:
+        atom, limit = beside
+        away, share = (atom.output - reference).float(), torch.exp(atom.lse - limit.lse)
+        seen.append(limit.output)
     errors = member.new_empty(len(seen), groups, member.shape[1], replicates, len(steps))
     several = max(1, at_once // replicates)
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
-        samples = accumulate((step[part] for step in steps), State.merge)
+        samples = accumulate((about(step[part]) for step in steps), State.merge)
         for first in range(0, len(steps), several):
             sizes = slice(first, first + several)
             sample = State.joined([one[None] for one in islice(samples, several)])  # (sizes, replicates, h, G · m)
-            for way, (atom, limits) in enumerate(seen):
-                limit = limits[sizes] if len(limits) > 1 else limits
-                limit = limit[:, part] if limit.shape[1] > 1 else limit
-                # Single from here on: its rounding is to the errors what it is to the numbers themselves.
-                difference = ((sample if atom is None else sample.merge(atom)).output - limit).float()
+            differences = [sample.output]
+            moments.add(part, sizes, sample.output)
+            if beside is not None:
+                here = torch.exp(atom.lse - torch.logaddexp(sample.lse, atom.lse))
+                moved = here - (share[sizes, part] if share.shape[1] > 1 else share[sizes])
+                rest = (1 - here).float()[..., None] * sample.output
+                differences.append(rest.addcmul_(away, moved.float()[..., None]))
+            for way, difference in enumerate(differences):
                 errors[way, :, :, part, sizes] = (squares(difference).double() @ member).permute(2, 3, 1, 0)
-                if atom is None:
-                    moments.add(part, sizes, difference)
     found = []
-    for (_, limits), error in zip(seen, errors, strict=True):
+    for limits, error in zip(seen, errors, strict=True):
         heads = limits.reshape(*limits.shape[:-2], -1, m, own[-1])
         centred = (heads - heads.mean(-2, keepdim=True)).flatten(-3, -2)
         scales = (squares(vectors).mean(-1).sqrt().mean(1).T for vectors in (limits, centred))

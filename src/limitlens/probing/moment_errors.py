@@ -114,7 +114,7 @@ class OutputMoments:
         errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
         middle = errors.mean(1, keepdim=True)
         D = errors - middle
-        H = (self.centred + D.reshape(-1, *self.limit.shape) / 2).flatten(0, 1)
+        H = torch.add(self.centred, D.reshape(-1, *self.limit.shape), alpha=0.5).flatten(0, 1)
         product = D.mT @ H
         whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
         clusters = self.member.shape[1]
@@ -128,12 +128,13 @@ class OutputMoments:
         stacked.flatten(1, 2).index_copy_(1, self.rows, D)
         own = stacked[:, :, : self.most].sum(2) + self.counts * middle  # (r · G, C, v): sums over clusters
         mean = torch.linalg.vecdot(own, errors.shape[1] * middle - own)
-        # Products of D with D and with H, and of H with H, where H = Γ + D/2.
-        product = stacked[:, :, : self.most] @ stacked.mT
+        # Products of D with D and with Γ. Those with H = Γ + D/2 are sums of them, and over all pairs of a cluster
+        # DD HH + DH HD comes to DD (ΓΓ + 2 DΓ + DD/2) + DΓ ΓD.
+        rows = stacked.flatten(0, 1)
+        product = rows[:, : self.most] @ rows.mT
         DD, DG = product[..., : self.most], product[..., self.most :]
-        DH = DG + DD / 2
-        HH = (DH + DG.mT).div_(2).reshape(-1, *self.gram.shape) + self.gram
-        inner = (DD * HH.flatten(0, 1) + DH * DH.mT).sum((-1, -2))
+        HH = torch.add(self.gram, DG.reshape(-1, *self.gram.shape), alpha=2).flatten(0, 2).add_(DD, alpha=0.5)
+        inner = torch.addcmul(HH.mul_(DD), DG, DG.mT).sum((-1, -2)).reshape(len(D), clusters)
         found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
         return 2 * shares - shares.mean(-1, keepdim=True)

@@ -43,14 +43,15 @@ def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     `peaks` are those of the cells of every replicate (R, h, G · q), for each step of the sizes, and at last those of
     the tokens of no cell (·, h, G · q).
     """
-    best = Peak.joined(peaks).union().value.double()
+    best = Peak.joined(peaks).union().value
     _, clusters = np.unique(layer.clusters[layer.places(DETAIL_QUERIES)], return_inverse=True)
     member = members(clusters, best.device)
     member = member * (member.shape[1] / len(member))
 
     def of(vectors: Tensor) -> Tensor:
         """Mean squared norms in every cluster, (..., h, G · q, v) to (..., h · G, C)."""
-        return vectors.square().sum(-1).reshape(*vectors.shape[:-3], -1, len(member)) @ member
+        found: Tensor = torch.linalg.vecdot(vectors, vectors)
+        return found.double().reshape(*vectors.shape[:-3], -1, len(member)) @ member
 
     squares = torch.stack(
         [of(peak.value - best) for peak in accumulate(peaks[:-1], Peak.merge)], -1
