@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import pytest
@@ -89,6 +89,24 @@ def test_heads_at_once_are_heads_one_by_one(
     assert alone.bare.squares.shape == (SHARED * GROUPS, 5, 4, 3)
     monkeypatch.setattr(layer_module, "FLOATS_AT_ONCE", 1 << 30)
     assert_same(layer_curves(collector), alone)
+
+
+@pytest.mark.parametrize("blocks", [4, 2])
+def test_errors_are_those_of_merged_states(blocks: int) -> None:
+    """Of samples as they are, and with a sink, from states merged in float64; cut short, replicates have own limits."""
+    collector = collected(blocks, atom=True)
+    deck, layer, sink = collector.deck, collector.layer, collector.layer.atom
+    curves, counts = layer_curves(collector), deck.filled.cumsum(1)
+    (*steps, _), _ = zip(*layer_module._steps(collector, slice(None)), strict=True)
+    assert sink is not None
+    assert curves.atomic is not None
+    clusters = torch.eye(5, dtype=torch.float64)[torch.from_numpy(layer.clusters)] * (5 / QUERIES)
+    for j, sample in enumerate(accumulate(steps, State.merge)):
+        limit = curves.reference.thinned(torch.from_numpy(counts[:, j] / deck.seen)).merge(sink)
+        pairs = ((curves.bare, sample, curves.reference), (curves.atomic, sample.merge(sink), limit))
+        for found, state, wanted in pairs:
+            square = (state.output - wanted.output).square().sum(-1).reshape(len(counts), -1, QUERIES) @ clusters
+            np.testing.assert_allclose(found.squares[..., j], square.permute(1, 2, 0), rtol=2e-6)
 
 
 def test_cells_on_a_device_are_cells_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,21 @@ def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pyte
     monkeypatch.setattr(pilot_law, "NEAR", pilot_law.NEAR / 100)
     for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
         assert one.error == pytest.approx(lower.error, rel=5e-3)
+
+
+@pytest.mark.parametrize("spread", [1.5, 3.0, 6.0])
+def test_tokens_that_no_sample_consists_of_need_no_nodes(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faint ones share the first; told the same as on nodes of their own, beside an atom and by halves too."""
+    rng, asked, made = np.random.default_rng(3), [], pilot_law.nodes
+    monkeypatch.setattr(pilot_law, "nodes", lambda low, high: asked.append(low) or made(low, high))
+    given = spread * rng.normal(size=(6, 4000)), rng.normal(size=(4000, 4)), np.array([8, 64, 2000, 60_000])
+    atom = (np.full(6, 9.0), rng.normal(size=(6, 4)))
+    few = pilot_errors(*given, atom)
+    monkeypatch.setattr(pilot_law, "FAINTEST", np.inf)
+    for one, other in zip(few, pilot_errors(*given, atom), strict=True):
+        for own in fields(one):
+            np.testing.assert_allclose(getattr(one, own.name), getattr(other, own.name), rtol=1e-5)
+    assert asked[1] < asked[0] - 0.5 * spread
 
 
 def test_halves_are_pilots_of_their_own() -> None:
