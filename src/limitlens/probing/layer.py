@@ -31,8 +31,8 @@ from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, mem
 from limitlens.probing.peaks import hardmax_errors, peak_over
 from limitlens.sampling.placement import LEFT_OVER
 
-FLOATS_AT_ONCE = 1 << 17  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
-DEVICE_TIMES = 256  # as many on a GPU, where a launch takes as long for few numbers as for many
+FLOATS_AT_ONCE = 1 << 18  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
+DEVICE_TIMES = 128  # as many on a GPU, where a launch takes as long for few numbers as for many
 
 
 @dataclass(frozen=True, eq=False)

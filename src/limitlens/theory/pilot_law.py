@@ -303,7 +303,7 @@ class Gathered:
         b1 = once[..., -2] + s * (s < 1) * mass[:, None]
         a2 = twice[..., -1] - 2 * self._dot(c2, about) + (about**2).sum(-1)[:, None] * b2
         # (1 − q)^{n−2} for every size, of which the integral is a sum with these factors.
-        kept = STEP * xp.exp(self._held((size[:, None] - 2) * xp.log(left).swapaxes(1, 2)[:, :, None]))
+        kept = STEP * xp.exp(self._held(size[:, None] - 2) * self._held(xp.log(left).swapaxes(1, 2))[:, :, None])
         near, limit = self._dot(a1, a1), self.limit + centre
 
         def integral(*factors: Any) -> Any:
