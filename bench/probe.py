@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 REPLICATES, QUERIES, WINDOW = 24, 256, 256
 BATCHES = (8, 16)  # windows of the bare forward: what is faster for a model; with 4 and 32 it is slower for both
-TRIAL = 64  # windows that say which
+TRIAL = 32  # windows that say which
 REPEATS = 3
 WANTED = 1.3
 MEMORY_TOKENS = (100_000, 400_000)  # with fewer than 80,000 not every buffer is full

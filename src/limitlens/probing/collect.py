@@ -102,9 +102,9 @@ class Collector:
             for name, tensor in self.tensors().items():
                 tensor.copy_(saved[name])
 
-    def settle(self) -> None:
-        """Once the stream has ended: nothing waits any more."""
-        self.key, self.value = (tokens.to(torch.float32, copy=True) for tokens in (self.key, self.value))
+    def settle(self, copy: bool) -> None:
+        """Once the stream has ended: nothing waits any more, and with a copy of what is kept its room is given back."""
+        self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = self.waiting = ()
 
     def _stream(self, number: int, start: int, stop: int) -> None:

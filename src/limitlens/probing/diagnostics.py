@@ -204,7 +204,7 @@ def _around(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     unit, count = normalize(key.double(), dim=-1), usual_count(n)
     others = unit[:, beside(key, references(n))]
     cosine = torch.cat((normalize(query.double(), dim=-1).flatten(1, 2), others), 1) @ unit.mT
-    square = (2 - 2 * cosine).topk(min(count, n - 1) + 1, -1, largest=False).values.clamp_min(0)
+    square = (2 - 2 * _largest(cosine, min(count, n - 1) + 1).flip(-1)).clamp_min(0)
     distance, asked = square.sqrt(), query.shape[1] * query.shape[2]
     nearest, own = distance[:, :asked, :count], distance[:, asked:, -1]
     radius = nearest[..., -1:]

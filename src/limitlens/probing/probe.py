@@ -316,7 +316,10 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        list(self.workers(Collector.settle, self.collectors.values()))
+        room = (
+            self.memory is not None or self.loaded.model.device.type != "cpu"
+        )  # or no copy is worth it
+        list(self.workers(lambda collector: collector.settle(room), self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)

@@ -7,6 +7,8 @@ variance. It describes the tail that was seen; what an interval rests on is judg
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import Any, Self
 
 import numpy as np
@@ -248,23 +250,29 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 
 
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
-    """K̂(s)/(s²/2) - 1 and its standard error for projections (directions, n) at lengths s: (directions, points)."""
+    """K̂(s)/(s²/2) - 1 and its standard error for projections (directions, n) at lengths s: (directions, points).
+
+    Lengths are multiples 1, 2, 3, ... of the first, so that weights are powers of those there.
+    """
     lib, (directions, n) = library(projections), projections.shape
-    length, excess, stderr = beside(projections, s[:, None]), [], []
-    curve = length[:, 0] * length[:, 0] / 2
+    length, excess, stderr = beside(projections, s), [], []
     step = directions if lib is not np else max(1, _IN_CACHE // n)  # a few directions at a time on a CPU
     for start in range(0, directions, step):
-        some = projections[start : start + step, None]
-        scores = length * some  # (step, points, n)
-        top = lib.amax(scores, -1)[..., None]
-        weights = lib.exp(scores - top)
-        mean = weights.mean(-1)[..., None]
-        weights /= mean
-        slope = (weights * some).mean(-1)[..., None]  # K̂'(s)
-        # Whitening with the sample's own mean and variance takes out their noise: that is the influence left.
-        influence = weights - scores
-        influence -= (length / 2 * slope) * (some * some)
-        influence -= influence.mean(-1)[..., None]
-        excess.append((lib.log(mean) + top)[..., 0] / curve - 1.0)
-        stderr.append(lib.sqrt((influence * influence).mean(-1)) / n**0.5 / curve)
+        x = projections[start : start + step]
+        top = lib.amax(x, -1)[:, None]
+        once = lib.exp((x - top) * length[0])
+        weights = lib.stack(list(accumulate([once] * len(s), mul)), 1)  # (step, points, n)
+        powers = (lib.ones_like(x), x, x * x)
+        mass, slope, second = lib.moveaxis(lib.matmul(weights, lib.stack(powers, -1)) / n, -1, 0)
+        pairs = ((0, 1), (1, 1), (1, 2), (2, 2))
+        first, square, cube, fourth = (lib.einsum("dn,dn->d", powers[i], powers[j])[:, None] / n for i, j in pairs)
+        slope, second = slope / mass, second / mass  # the first is K̂'(s)
+        spread = lib.einsum("dpn,dpn->dp", weights, weights) / (n * mass * mass)
+        # Whitening with the sample's own mean and variance takes out their noise: the influence left is
+        # w − s x − b x², b = s K̂'(s)/2, of which this is the variance.
+        b = length / 2 * slope
+        variance = spread + length**2 * square + b * b * fourth + 2 * (length * (b * cube - slope) - b * second)
+        variance = variance - (1 - length * first - b * square) ** 2
+        excess.append((lib.log(mass) + length * top) / (length**2 / 2) - 1.0)
+        stderr.append(lib.sqrt(variance.clip(0)) / n**0.5 / (length**2 / 2))
     return lib.concatenate(excess), lib.concatenate(stderr)
