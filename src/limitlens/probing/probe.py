@@ -316,9 +316,7 @@ class _Work:
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        room = (
-            self.memory is not None or self.loaded.model.device.type != "cpu"
-        )  # or no copy is worth it
+        room = self.memory is not None or self.loaded.model.device.type != "cpu"  # where it is short
         list(self.workers(lambda collector: collector.settle(room), self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
