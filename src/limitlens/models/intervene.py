@@ -40,7 +40,8 @@ def intervene(
     Parameters
     ----------
     keys : "all", a choice of `limitlens.keys.CHOICES` by name, or a function from a layer's `Captured` to the one that
-        it shall attend to instead (`dataclasses.replace`: other queries, keys, values, mask or bias).
+        it shall attend to instead (`dataclasses.replace`: other queries, keys, values, mask or bias); a probe within
+        the block calls it from several threads.
     count : keys that each query keeps, or one number for each layer and key/value head.
     cut : the tokens before this position are the context whose cache is cut to `count` keys, once and for all queries
         at or behind it, which see all tokens from the cut on; queries before it see everything. Left out, every query
