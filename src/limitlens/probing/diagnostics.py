@@ -22,11 +22,11 @@ from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.heads.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
 from limitlens.heads.critical_rows import device_rows
+from limitlens.heads.plug_in import plug_in_errors
 from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
 from limitlens.probing.moment_errors import members
 from limitlens.probing.pilot import DETAIL_QUERIES
-from limitlens.probing.plug_in import plug_in_errors
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
 from limitlens.statistics.tails import sorted_shape, tail_length
 
@@ -41,7 +41,7 @@ class LayerDetail:
     """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise."""
 
     effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
-    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`probing.plug_in`)
+    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`heads.plug_in`)
     top_weight: Array  # (heads,): the largest weight and the entropy of the weights, in nats, at the largest size
     entropy: Array
     ranks: NDArray[np.int64]  # (K,), (heads, K): the weights of rank 1, 2, 4, ... in the largest sample of replicate 0
