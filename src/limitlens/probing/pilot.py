@@ -138,14 +138,13 @@ def run_pilot(
         """The windows of every forward, and which comes first."""
         start = 0
         for ids in windows.batches(batch, indices):
-            for few in ids.tensor_split(forwards.count):
+            for few in ids.tensor_split(min(forwards.count, len(ids))):
                 yield start, few
                 start += len(few)
 
     def forward(piece: tuple[int, Tensor]) -> int:
         gather.now.start, ids = piece
-        if len(ids):
-            see(input_ids=ids.to(loaded.model.device))
+        see(input_ids=ids.to(loaded.model.device))
         return ids.numel()
 
     def take(captured: Captured) -> None:

@@ -80,7 +80,7 @@ class _Piece:
     def cut(self, count: int) -> Iterator[_Piece]:
         """The same in so many pieces, nearly as long, or one for each window."""
         rest, each = self.part, len(self.part.rows) // len(self.ids)
-        *others, last = (ids for ids in self.ids.tensor_split(count) if len(ids))
+        *others, last = self.ids.tensor_split(min(count, len(self.ids)))
         for ids in others:
             part, rest = rest.cut(len(ids) * each)
             yield _Piece(ids, part)

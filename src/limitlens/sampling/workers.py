@@ -5,6 +5,7 @@ again, at a price that explodes on a busy machine; spread over workers, pieces r
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -111,10 +112,12 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
 
         def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
             own = torch.inference_mode()(function)  # the mode is each thread's own too
-            futures = [pool.submit(own, item) for item in items]
+            futures = deque([pool.submit(own, item) for item in items])
             try:
-                for future in futures:
-                    yield future.result()
+                while futures:
+                    found = futures[0].result()
+                    futures.popleft()  # what was handed out is held no longer
+                    yield found
             finally:
                 under_way = [future for future in futures if not (future.cancel() or future.done())]
                 if under_way:
