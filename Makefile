@@ -64,8 +64,8 @@ test-oldest:
 	  'hypothesis>=6.100' 'mpmath>=1.3' 'pytest>=8' 'pytest-xdist>=3.6'
 	$(OLDEST)/bin/pytest -n auto -W ignore::DeprecationWarning -k 'not modernbert' $(OLDEST_TESTS)
 
-OLDEST_TESTS := $(addprefix tests/test_,cli.py cli_theory.py measures.py models.py plan.py probe_cli.py \
-  report_renderers.py sampling.py state.py)
+OLDEST_TESTS := $(addprefix tests/,cli/test_cli.py cli/test_theory_command.py measures/test_measures.py models/test_models.py \
+  cache/test_plan.py cli/test_probe_command.py report/test_renderers.py sampling/test_sampling.py attention/test_state.py)
 
 bench: $(READY)
 	$(BIN)/python -m bench

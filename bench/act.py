@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from bench.cache import tell
-from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
-from limitlens.budgets.cut import BEHIND, measure_cut
-from limitlens.keys import CHOICES
-from limitlens.live.cache_trial import trial
+from limitlens.attention.policies import POLICIES
+from limitlens.cache.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.cache.cut import BEHIND, measure_cut
+from limitlens.cache.trial import trial
 from limitlens.models import load
 from limitlens.probing.probe import probe
 
@@ -72,7 +72,7 @@ def whole_trial(model: str) -> dict[str, Any]:
     """
     loaded = load(model, head=True)
     windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
-    curves = measure_cut(loaded, windows, order_of(windows, 0)[:2], CONTEXT, tuple(CHOICES))
+    curves = measure_cut(loaded, windows, order_of(windows, 0)[:2], CONTEXT, tuple(POLICIES))
     made = make_plan(loaded.name, TEXT, "auto", curves, np.ones(curves.full.shape[1:]), total=0.25, fitted=1)
     tried, seconds = timed(lambda: trial(made, documents=DOCUMENTS, model=loaded, progress=tell))
     print(

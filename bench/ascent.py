@@ -8,9 +8,9 @@ import numpy as np
 
 import limitlens as ll
 from limitlens.attention.design import designed_head
-from limitlens.curves import uniform
-from limitlens.curves.reference import reference_for
 from limitlens.errors import Array
+from limitlens.experiments import uniform
+from limitlens.experiments.reference import reference_for
 from limitlens.sampling.cells import Cells
 
 FEW, MANY = 12, 240  # random starts: those of version 0.1, and as many as make the comparison

@@ -1,7 +1,7 @@
 """Plans of the cache in a live model at full size: every choice of keys and allocation, two texts, at equal memory.
 
-`python -m bench.cache MODEL TEXT OTHER [CONTEXT [SHARES [DOCUMENTS [CHOICES [FITTED]]]]]`: MODEL an alias or a GGUF
-file, TEXT what plans are fitted on, OTHER a text never seen, CHOICES some of the choices, FITTED windows behind the
+`python -m bench.cache MODEL TEXT OTHER [CONTEXT [SHARES [DOCUMENTS [POLICIES [FITTED]]]]]`: MODEL an alias or a GGUF
+file, TEXT what plans are fitted on, OTHER a text never seen, POLICIES some of the choices, FITTED windows behind the
 curves (half as many check them). It leaves bench/results/cache-CONTEXT.json after each trial, so that a run that is cut
 short keeps its numbers. Five minutes on one H200 for a context of 1,024; hours on two cores.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from limitlens.attention.device import choose_device
-from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
-from limitlens.budgets.cut import measure_cut
-from limitlens.budgets.effect import effects
-from limitlens.keys import CHOICES
-from limitlens.live.cache_trial import trial
+from limitlens.attention.policies import POLICIES
+from limitlens.cache.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.cache.cut import measure_cut
+from limitlens.cache.fisher import effects
+from limitlens.cache.trial import trial
 from limitlens.models import load
 from limitlens.record import plain, to_json
 
@@ -32,7 +32,7 @@ def tell(done: float, total: float) -> None:
 
 def main(
     model: str, text: str, other: str, context: int = 1024, shares: str = "0.5,0.25", documents: int = 24,
-    choices: str = ",".join(CHOICES), fitted: int = FITTED,
+    choices: str = ",".join(POLICIES), fitted: int = FITTED,
 ) -> None:  # fmt: skip
     loaded = load(model, device=choose_device("auto"), head=True)
     windows, began = cut_windows(loaded, text, "auto", context), time.perf_counter()

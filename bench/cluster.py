@@ -22,10 +22,10 @@ from ray.cluster_utils import Cluster
 import limitlens as ll
 from limitlens.attention.design import designed_head
 from limitlens.models import Windows, load, open_corpus
-from limitlens.probing import shares
+from limitlens.probing import distributed as shares
 from limitlens.probing.probe import BLOCK
+from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.placement import Deck
 
 ROUNDS = 3
 WANTED = 1.6
@@ -62,7 +62,7 @@ def driver() -> dict[str, float]:
     loaded, begun = load("minilm"), time.perf_counter()
     windows = Windows(loaded, open_corpus("stdlib-code"), length=256, tokens=TOKENS)
     reading = windows.tokens / (time.perf_counter() - begun)
-    deck = Deck([BLOCK] * 64, Cells(parse_sizes("64:4096:7")), REPLICATES, 0)
+    deck = Assignment([BLOCK] * 64, Cells(parse_sizes("64:4096:7")), REPLICATES, 0)
     begun = time.perf_counter()
     for _ in deck.hands():
         pass

@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 import limitlens as ll
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.experiments.study_result import MOMENT, Curve
+from limitlens.experiments.study_result import MOMENT, StudyResult
 from limitlens.measures.base import Measure
+from limitlens.statistics.error_curve import ErrorCurve
 
 SIZES, STUDIES, REPLICATES, EVERY_QUERY = "50:800:5", 1000, 100, 4000
 NAMES = ("mean", "covariance", "output")
@@ -63,7 +63,7 @@ def run() -> Iterator[tuple[str, float, float, float]]:
                 yield f"{law}, {studies} studies of {replicates} replicates: {name} held", float(share), stderr, allowed
 
 
-def _truth(long: Curve, every: Curve, name: str) -> ErrorCurve:
+def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
     """The true curve of an error, as one of two replicates that agree."""
     power = np.asarray(long.error(name) ** MOMENT.get(name, 1))
     if name in long.fewer_queries:
@@ -72,7 +72,7 @@ def _truth(long: Curve, every: Curve, name: str) -> ErrorCurve:
     return ErrorCurve.of(long.sizes, np.tile(power, (2, 1)), moment=MOMENT.get(name, 1))
 
 
-def _holds(curve: Curve, truth: dict[str, ErrorCurve]) -> list[bool]:
+def _holds(curve: StudyResult, truth: dict[str, ErrorCurve]) -> list[bool]:
     """Whether the intervals of the rates and of n(ε) hold the truth."""
     held = [_between(curve.rate(name).interval, -_slope(truth[name])) for name in NAMES]  # type: ignore[union-attr]
     true = truth["output"].scaled(curve.scale[0])
@@ -90,7 +90,7 @@ def _slope(curve: ErrorCurve) -> float:
     return float(np.polyfit(np.log(curve.sizes), np.log(curve.error), 1)[0])
 
 
-def _cut(curve: Curve, first: int, count: int) -> Curve:
+def _cut(curve: StudyResult, first: int, count: int) -> StudyResult:
     """The study of some of the replicates."""
 
     def part(rows: dict[str, Array]) -> dict[str, Array]:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.live.depth import depth
-from limitlens.live.draws import Draws
+from limitlens.interventions.depth import depth
+from limitlens.interventions.draws import Draws
 from limitlens.models import Captured, Windows, capture, load, open_corpus
 from limitlens.models.intervene import attend
 from limitlens.probing.probe import probe

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 import limitlens as ll
-from limitlens.budgets.trial import Measured
-from limitlens.keys import CHOICES
-from limitlens.live.axes import mean
+from limitlens.attention.policies import POLICIES
+from limitlens.cache.random_trial import Measured
+from limitlens.interventions.axes import mean
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.record import plain, to_json
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 SHARES = (1 / 8, 1 / 4, 1 / 2)
-TRIED = [name for name in CHOICES if name != "random"]  # its weights are the same for all keys here, and cancel
+TRIED = [name for name in POLICIES if name != "random"]  # its weights are the same for all keys here, and cancel
 
 
 def embeddings(loaded: LoadedModel, windows: Windows) -> torch.Tensor:

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 import limitlens as ll
+from limitlens.arrays import to_device
 from limitlens.attention.kernels import split
-from limitlens.heads.regimes import Thresholds
-from limitlens.lazily import sent
 from limitlens.models import LoadedModel, Windows, load
-from limitlens.probing.opening import open_windows
+from limitlens.models.opening import open_windows
 from limitlens.probing.probe import _Work
+from limitlens.probing.regimes import Thresholds
 from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
@@ -175,7 +175,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
         begun = time.perf_counter()
         with torch.inference_mode():
             for ids in windows.batches(made.pool.per_forward, used):
-                loaded.model(input_ids=sent(ids.numpy(), device))
+                loaded.model(input_ids=to_device(ids.numpy(), device))
         _wait(device)
         return time.perf_counter() - begun
 

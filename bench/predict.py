@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import limitlens as ll
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.models import LoadedModel, load
 from limitlens.record import plain
+from limitlens.statistics.error_curve import ErrorCurve
 
 SEEDS = 6
 # Cut off at `cut`, the error at the largest size is extrapolated: 8 times as far for the encoder, 4 for the decoder.

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from bench.protocol import DIM, SCALES, SIZES, line_weights, random_head
 from limitlens.attention.kernels import cpu
-from limitlens.curves.controls import controlled
 from limitlens.errors import Array
+from limitlens.statistics.controls import controlled
 from limitlens.theory.exact import pointwise_error
 
 NAMES = ("mean", "covariance")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.timing import seconds
-from limitlens.critical.weight_samples import sample_direct, sample_weights
+from limitlens.experiments.weight_samples import sample_direct, sample_weights
 from limitlens.theory import KeyPoints, critical_beta, uniform
 
 

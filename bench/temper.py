@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.live.axes import material, mean, read
-from limitlens.live.reader import Reader
-from limitlens.live.schedules import schedules
-from limitlens.live.temper import Fit, temper
-from limitlens.live.temper_result import AXES, RULES, Temper, label
+from limitlens.interventions.axes import material, mean, read
+from limitlens.interventions.reader import Reader
+from limitlens.interventions.schedules import schedules
+from limitlens.interventions.temper import Fit, temper
+from limitlens.interventions.temper_result import AXES, RULES, Temper, label
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.stretch import stretched
 from limitlens.record import to_json, typed

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import transformers
 
-from limitlens.budgets.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
-from limitlens.budgets.cut import measure_cut
-from limitlens.budgets.effect import effects
-from limitlens.keys import CHOICES
+from limitlens.attention.policies import POLICIES
+from limitlens.cache.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
+from limitlens.cache.cut import measure_cut
+from limitlens.cache.fisher import effects
 from limitlens.models import LoadedModel
 from tiny_models import GROUPED, tiny_tokenizer
 
@@ -45,7 +45,7 @@ def measured() -> Any:
     """What every plan is made of: curves and effects."""
     windows = cut_windows(language_model(), text(), "auto", CONTEXT)
     order = order_of(windows, 0)[: FITTED + CHECKED]
-    curves = measure_cut(language_model(), windows, order, CONTEXT, tuple(CHOICES))
+    curves = measure_cut(language_model(), windows, order, CONTEXT, tuple(POLICIES))
     return curves, effects(language_model(), windows, order[:FITTED], CONTEXT)
 
 

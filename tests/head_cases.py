@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.heads.critical_factor import CriticalFactor
-from limitlens.heads.record import HeadRecord
-from limitlens.heads.regimes import Regime, Thresholds
-from limitlens.heads.result import ProbeRun
+from limitlens.probing.critical_factor import CriticalFactor
+from limitlens.probing.record import HeadRecord
+from limitlens.probing.regimes import Regime, Thresholds
+from limitlens.probing.result import ProbeRun
+from limitlens.statistics.error_curve import ErrorCurve
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 OTHERS = {"mean": 0.3, "covariance": 0.6, "hardmax": 2.0}  # errors of other curves over those of the output

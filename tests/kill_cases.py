@@ -65,7 +65,7 @@ def probe(checkpoint: ll.Checkpoint | None, **options: Any) -> ll.ProbeRun:
     return ll.probe(model(), text(), **own | options, batch=4, checkpoint=checkpoint)
 
 
-def study(checkpoint: ll.Checkpoint | None, **options: Any) -> ll.Curve:
+def study(checkpoint: ll.Checkpoint | None, **options: Any) -> ll.StudyResult:
     own: dict[str, Any] = {"sizes": [50, 5000, 20000], "replicates": 4, "queries": 64}
     return ll.study(LINE, ll.Head(1.2), **own | options, checkpoint=checkpoint)
 

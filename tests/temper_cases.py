@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from limitlens.live.temper import temper
-from limitlens.live.temper_result import Temper
+from limitlens.interventions.temper import temper
+from limitlens.interventions.temper_result import Temper
 from limitlens.models import LoadedModel
 
 TRAINED, TO = 128, 512

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import limitlens as ll
 from cache_cases import language_model
-from test_capture import run, token_ids
+from capture_cases import run, token_ids
 from tiny_models import LAYERS, TINY
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -18,17 +18,17 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from limitlens.curves.error_curve import ErrorCurve
+from limitlens.arrays import pd
 from limitlens.errors import InputError
-from limitlens.heads.regimes import Regime
-from limitlens.heads.result import ProbeRun
-from limitlens.lazily import pd
 from limitlens.loading import load
+from limitlens.probing.regimes import Regime
+from limitlens.probing.result import ProbeRun
 from limitlens.record import plain
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
-from limitlens.statistics.several import chance, holm
+from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.multiple_testing import chance, holm
 
 LEVEL = 0.05
 WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called

@@ -26,7 +26,7 @@ def machine_memory() -> float:
         return bound
 
 
-def admit(
+def check_cost(
     what: str, seconds: float = 0.0, memory: float = 0.0, yes: bool = False,
     remedy: str = "ask for fewer tokens, replicates or queries, or pass yes=True",
 ) -> None:  # fmt: skip

@@ -9,26 +9,26 @@ from limitlens.results import Result
 
 # The class of each kind of result, whose `load` reads it.
 KINDS = {
-    "study": "experiments.study_result:Curve",
+    "study": "experiments.study_result:StudyResult",
     "horizons": "experiments.sweeps:HorizonSweep",
     "radii": "experiments.sweeps:RadiusSweep",
     "hardmax": "experiments.hardmax:Hardmax",
     "tails": "experiments.heavy_tails:HeavyTails",
     "tail verdict": "statistics.tails:TailReport",
-    "scaling": "critical.scaling_limits:ScalingLimits",
-    "keys": "critical.real_keys:RealKeys",
-    "schedules": "critical.schedules:Schedules",
-    "heat": "critical.heat:HeatFlow",
-    "probe": "heads.result:ProbeRun",
-    "prediction": "foresight.prediction:Predictions",
-    "plan": "budgets.plan:Plan",
-    "cache plan": "budgets.cache_plan:CachePlan",
-    "cache trial": "live.cache_trial:CacheTrial",
-    "temper": "live.temper_result:Temper",
-    "depth": "live.depth_result:DepthRun",
-    "downstream": "live.downstream:Downstream",
-    "attributions": "live.attributions:Attributions",
-    "designs": "live.designs_result:Designs",
+    "scaling": "experiments.scaling_limits:ScalingLimits",
+    "keys": "experiments.real_keys:RealKeys",
+    "schedules": "experiments.schedules:Schedules",
+    "heat": "experiments.heat_flow:HeatFlow",
+    "probe": "probing.result:ProbeRun",
+    "prediction": "probing.prediction:Predictions",
+    "plan": "cache.plan:Plan",
+    "cache plan": "cache.cache_plan:CachePlan",
+    "cache trial": "cache.trial:CacheTrial",
+    "temper": "interventions.temper_result:Temper",
+    "depth": "interventions.depth_result:DepthRun",
+    "downstream": "interventions.downstream:Downstream",
+    "attributions": "interventions.stability:Attributions",
+    "designs": "interventions.designs_result:Designs",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",
     "reproduction": "published.reproduction:Reproduction",
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def load(folder: str | Path) -> Result:
-    """The result that `save` or `--out` left in a folder (or its run.json): a `Curve`, a `Plan`, ..., as it was.
+    """The result that `save` or `--out` left in a folder (or its run.json): a `StudyResult`, a `Plan`, ..., as it was.
 
     >>> told = ll.theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
     >>> ll.load(told.save('runs/theory')).kind

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from limitlens.lazily import Drawing, pd
+from limitlens.arrays import Drawing, pd
 from limitlens.record import Run, plain, provenance, typed, write_run
 from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
-    from limitlens.budgets.cache_plan import CachePlan
-    from limitlens.budgets.plan import Plan as Plan
-    from limitlens.heads.result import ProbeRun
+    from limitlens.cache.cache_plan import CachePlan
+    from limitlens.cache.plan import Plan as Plan
+    from limitlens.probing.result import ProbeRun
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,6 +107,6 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
 
 def plan(run: ProbeRun, error: float = 0.05, context: int | None = None, **options: Any) -> Plan | CachePlan:
     """KV entries per head of a probe for an error, checked on the reserved windows; see `limitlens.plan`."""
-    from limitlens.budgets.plan import plan as make  # heads know nothing of budgets, which read them
+    from limitlens.cache.plan import plan as make  # heads know nothing of budgets, which read them
 
     return make(run, error, context, **options)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from limitlens.arrays import Tensor, torch
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.lazily import Tensor, torch
 
 
 class Head:

@@ -1,6 +1,6 @@
 """Scores before the softmax, and the bound that some models put on them."""
 
-from limitlens.lazily import Tensor, torch
+from limitlens.arrays import Tensor, torch
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -24,7 +24,7 @@ def plan(
     Example: limitlens plan runs/demo --error 0.05 --context 32768 --out runs/plan; with --keep best (or --total 0.25)
     keys are chosen as caches choose them, measured in windows as long as the context, and limitlens trial proves it.
     """
-    from limitlens.budgets.plan import plan as make
+    from limitlens.cache.plan import plan as make
 
     return make(run, error, context, keep=keep, total=_total(total), trial=trial, seed=seed, **shared)
 

@@ -41,9 +41,9 @@ def probe(
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
     from limitlens.errors import InputError
-    from limitlens.foresight.predict import predict
-    from limitlens.heads.regimes import Thresholds
+    from limitlens.probing.predict import predict
     from limitlens.probing.probe import probe as run
+    from limitlens.probing.regimes import Thresholds
 
     tokens = (3072 if pilot_only else 1e5) if tokens is None else tokens
     queries = (48 if pilot_only else 256) if queries is None else queries

@@ -35,7 +35,7 @@ def scaling(
 
     Example: limitlens scaling --dim 5 --n 10000 --theta 1 --plot
     """
-    from limitlens.critical.scaling import scaling as run
+    from limitlens.experiments.scaling import scaling as run
 
     if device not in ("auto", "cpu"):
         told = f"--device {device} was ignored: scaling draws the nearest keys only, and runs on the CPU"

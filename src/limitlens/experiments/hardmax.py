@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from limitlens.arrays import pd, torch
 from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
-from limitlens.cost import admit
-from limitlens.curves.error_curve import ErrorCurve
-from limitlens.curves.fit import Rate
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments.gaussian_grid import grid_errors
-from limitlens.lazily import pd, torch
 from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
@@ -31,6 +29,8 @@ from limitlens.report.words import plural, read_words, short, worded_figure, wor
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
+from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.fit import Rate
 from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
@@ -182,7 +182,7 @@ def hardmax(
     check_seed(seed)
     if measure == "gaussian" and dim == 1:
         samples = float(replicates) * len(counts) * (1 + len(grid))
-        admit("hardmax", seconds=A_SAMPLE * samples, memory=A_ROW * float(replicates), yes=yes)
+        check_cost("hardmax", seconds=A_SAMPLE * samples, memory=A_ROW * float(replicates), yes=yes)
         softmax = []
         for done, horizon in enumerate(grid):
             softmax.append(softmax_line(horizon, counts, replicates, seed))
@@ -192,7 +192,7 @@ def hardmax(
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
     check_number("queries", queries, "at least 2, such as 2048", low=2)
     a_token = law.dim * (A_NUMBER + min(queries, counts[-1]) * A_SCORE)
-    admit("hardmax", seconds=a_token * replicates * counts[-1], yes=yes)
+    check_cost("hardmax", seconds=a_token * replicates * counts[-1], yes=yes)
     head = designed_head(law, 1.0, seed=seed)
     options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
     curve = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)

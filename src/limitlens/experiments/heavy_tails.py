@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.cost import admit
+from limitlens.arrays import pd
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
-from limitlens.lazily import pd
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, typed
 from limitlens.report.view import SHADES, Row, Table, View, cells, line, points
@@ -161,7 +161,7 @@ def tails(
     check_seed(seed)
     check_number("replicates", replicates, "at least 2, for the error bars", low=2)
     seconds, memory = A_TOKEN * replicates * sum(counts) * len(grid), 64.0 * max(counts[-1], replicates)
-    admit("tails", seconds=seconds, memory=memory, remedy="ask for smaller sizes, or fewer replicates or tilts")
+    check_cost("tails", seconds=seconds, memory=memory, remedy="ask for smaller sizes, or fewer replicates or tilts")
     attend = partial(heavy_curve, law, sizes=counts, degrees=degrees, replicates=replicates, seed=seed)
     return HeavyTails(law, tuple(attend(tilt) for tilt in grid), seed)
 

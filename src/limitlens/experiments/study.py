@@ -25,12 +25,11 @@ from limitlens.attention.head import Head, as_head
 from limitlens.attention.kernels import Kernel, Precision, as_precision, kernel_words, state_of
 from limitlens.attention.kernels.reference import attend as plain_kernel
 from limitlens.attention.state import State
-from limitlens.cost import admit
-from limitlens.curves.estimators import QuerySums, TokenSums, replicate_errors
-from limitlens.curves.reference import Reference, reference_for
-from limitlens.curves.uniform import told_of, uniform_errors
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.experiments.study_result import MOMENT, Curve
+from limitlens.experiments.reference import Reference, reference_for
+from limitlens.experiments.study_result import MOMENT, StudyResult
+from limitlens.experiments.uniform import told_of, uniform_errors
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
 from limitlens.measures.own import OwnMeasure, TokenLaw, as_measure
@@ -40,6 +39,7 @@ from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved, room
 from limitlens.sampling.streams import PAGE, generator_for
+from limitlens.statistics.estimators import QuerySums, TokenSums, replicate_errors
 from limitlens.theory import curve, rates
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
@@ -85,7 +85,7 @@ def study(
     memory: int | None = None,
     ray: str | None = None,
     precision: str = "accurate",
-) -> Curve:
+) -> StudyResult:
     """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
 
     A `Sample` is drawn from without replacement and compared with attention over all of it. There are as many `queries`
@@ -115,7 +115,7 @@ def study(
     if mask_self and cells.sizes[0] < 2:
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
-    admit("the study", *study_cost(head, cells, replicates, queries), yes=yes)
+    check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
     if isinstance(measure, OwnMeasure):
         measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
     reference = reference_for(measure, head, cells.sizes[-1], seed, where)
@@ -163,7 +163,7 @@ def study(
     notes = [] if radius is None else [told_of(found["missed"])]
     errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
     scale = float(reference.covariance.trace().clamp_min(0))
-    return Curve(
+    return StudyResult(
         sizes=cells.sizes,
         replicate_errors=errors,
         query_noise=noise,

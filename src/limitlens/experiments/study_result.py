@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from limitlens.curves.controls import controlled
-from limitlens.curves.error_curve import ErrorCurve, TokensFor
-from limitlens.curves.estimators import denoised
-from limitlens.curves.fit import Rate
+from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, check_relative
 from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
-from limitlens.lazily import pd
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
+from limitlens.statistics.controls import controlled
+from limitlens.statistics.error_curve import ErrorCurve, TokensFor
+from limitlens.statistics.estimators import denoised
+from limitlens.statistics.fit import Rate
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
 BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
@@ -30,7 +30,7 @@ AS_STORED = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve(Result):
+class StudyResult(Result):
     """Errors of attention over n tokens, for nested sizes n: what was measured, and what theory says of it."""
 
     kind = "study"
@@ -194,12 +194,12 @@ class Curve(Result):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """What was measured; `Curve.stored` turns it back."""
+        """What was measured; `StudyResult.stored` turns it back."""
         rows = {f"{of}.{name}": rows for of, part in BY_NAME.items() for name, rows in getattr(self, part).items()}
         return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
 
     @classmethod
-    def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array], **known: Any) -> Curve:
+    def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array], **known: Any) -> StudyResult:
         """The curve with this document and these arrays."""
         names = tuple(document["errors"])
         rows: dict[str, Any] = {
@@ -221,7 +221,7 @@ class Curve(Result):
         )
 
     @classmethod
-    def load(cls, run: Run) -> Curve:
+    def load(cls, run: Run) -> StudyResult:
         """The study of a run folder."""
         return cls.stored(run.document, run.arrays(), made=run.made)
 
@@ -233,6 +233,6 @@ class Curve(Result):
         fitted = [(name, rate) for name in SHOWN if name in self.names and (rate := self.rate(name))]
         rates = ", ".join(f"{name} {rate.slope:.3f} ± {rate.stderr:.3f}" for name, rate in fitted)
         ends = f"n = {self.sizes[0]:,} to {self.sizes[-1]:,}, {self.replicates} replicates"
-        return f"<Curve: {self.measure}, {ends}; rates: {rates or 'none'}>"
+        return f"<StudyResult: {self.measure}, {ends}; rates: {rates or 'none'}>"
 
     view = study_view

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitlens.curves.answers import CONTEXTS, ERRORS, answers
 from limitlens.report import view
 from limitlens.report.words import falling, join, plural, read_words, short
+from limitlens.statistics.answers import CONTEXTS, ERRORS, answers
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
-    from limitlens.curves.fit import Rate
-    from limitlens.experiments.study_result import Curve
+    from limitlens.experiments.study_result import StudyResult
     from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep
+    from limitlens.statistics.fit import Rate
 
 WORDS = read_words("experiments/study_words.json")
 SHOWN = tuple(WORDS["errors"])  # to people; documents and tables have every error
@@ -33,7 +33,7 @@ MOST_CURVES = len(view.SHADES) * len(view.DASHES)  # as many as can be told apar
 SEEN_FLOOR = 0.02  # of the smallest error: a floor below is too far away to draw
 
 
-def study_view(curve: Curve) -> view.View:
+def study_view(curve: StudyResult) -> view.View:
     """One study: its error curves and rates, against theory."""
     names = _shown(curve)
     said = _said("study", curve, **{key: short(value) for key, value in curve.theory.items()})
@@ -92,7 +92,7 @@ def radii_view(swept: RadiusSweep) -> view.View:
     return _view(said, sections, swept.curves, swept.interrupted, {})
 
 
-def errors_figure(curve: Curve) -> view.Figure:
+def errors_figure(curve: StudyResult) -> view.Figure:
     """Every error against n with its fitted power law and what theory predicts; the numerical floor where near."""
     series = []
     sizes = np.asarray(curve.sizes, dtype=float)
@@ -109,7 +109,7 @@ def errors_figure(curve: Curve) -> view.Figure:
     return view.Figure("Errors", TOKENS, view.Axis("error", log=True), series, height=400)
 
 
-def slopes_figure(curve: Curve) -> view.Figure:
+def slopes_figure(curve: StudyResult) -> view.Figure:
     """Slopes between neighbouring sizes, beside the rates they tend to."""
     n = np.asarray(curve.sizes, dtype=float)
     middle = np.sqrt(n[1:] * n[:-1])
@@ -172,15 +172,15 @@ def constants_figure(swept: RadiusSweep) -> view.Figure:
     return view.Figure("Constants against the radius", across, up, series, height=360)
 
 
-def _shown(curve: Curve) -> list[str]:
+def _shown(curve: StudyResult) -> list[str]:
     return [name for name in SHOWN if name in curve.names]
 
 
-def _least(curve: Curve) -> float:
+def _least(curve: StudyResult) -> float:
     return min(float(curve.error(name).min()) for name in curve.names)
 
 
-def _said(kind: str, curve: Curve, **known: Any) -> dict[str, str]:
+def _said(kind: str, curve: StudyResult, **known: Any) -> dict[str, str]:
     """Title, subtitle and sentences of a view."""
     known |= {name: getattr(curve, name) for name in ("measure", "replicates", "queries", "device")}
     return {part: text.format(low=curve.sizes[0], high=curve.sizes[-1], **known) for part, text in WORDS[kind].items()}
@@ -189,7 +189,7 @@ def _said(kind: str, curve: Curve, **known: Any) -> dict[str, str]:
 def _view(
     said: dict[str, str],
     sections: Sequence[view.Section],
-    curves: Sequence[Curve],
+    curves: Sequence[StudyResult],
     interrupted: bool,
     data: dict[str, Any],
 ) -> view.View:
@@ -214,13 +214,13 @@ def _measured(rate: Rate | None) -> view.Measured | None:
     return None if rate is None else view.Measured(rate.slope, rate.stderr)
 
 
-def _fitted(swept: HorizonSweep, name: str) -> list[tuple[float, Rate, Curve]]:
+def _fitted(swept: HorizonSweep, name: str) -> list[tuple[float, Rate, StudyResult]]:
     """Horizons at which the rate of an error could be fitted."""
     swept_over = zip(swept.horizons, swept.curves, strict=True)
     return [(horizon, rate, curve) for horizon, curve in swept_over if (rate := curve.rate(name)) is not None]
 
 
-def _rates_table(curve: Curve, names: Sequence[str]) -> view.Table:
+def _rates_table(curve: StudyResult, names: Sequence[str]) -> view.Table:
     rows: list[list[view.Cell]] = []
     for name in names:
         rate, interval, law = curve.rate(name), "too few sizes", None
@@ -232,7 +232,7 @@ def _rates_table(curve: Curve, names: Sequence[str]) -> view.Table:
     return view.Table("rates", WORDS["rates"], rows)
 
 
-def _found(curve: Curve, names: Sequence[str]) -> str:
+def _found(curve: StudyResult, names: Sequence[str]) -> str:
     fitted = {name: rate for name in names if (rate := curve.rate(name)) is not None}
     if not fitted:
         return str(WORDS["found"]["none"])
@@ -244,7 +244,7 @@ def _found(curve: Curve, names: Sequence[str]) -> str:
     return str(WORDS["found"]["rates"]).format(falls=falls, horizon=horizon, moments=moments, output=output) + tail
 
 
-def _tokens(curve: Curve) -> str:
+def _tokens(curve: StudyResult) -> str:
     """What to do: how many tokens to take."""
     found = {error: curve.tokens_for(error) for error in WANTED}
     if unknown := next((answer.why for answer in found.values() if answer.why), ""):
@@ -260,7 +260,7 @@ def _tokens(curve: Curve) -> str:
 
 
 def _budget(
-    curves: Sequence[Curve], labels: Sequence[str], places: Sequence[float], unit: str, *blocks: view.Block
+    curves: Sequence[StudyResult], labels: Sequence[str], places: Sequence[float], unit: str, *blocks: view.Block
 ) -> tuple[view.Section, dict[str, Any]]:
     """The section of the sliders, and for them the numbers of tokens errors take; none where every limit is 0."""
     known = [entry for entry in zip(curves, labels, places, strict=True) if entry[0].relative.defined]

@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from limitlens.arrays import pd
 from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
-from limitlens.cost import admit
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study import study, study_cost
-from limitlens.experiments.study_result import Curve
+from limitlens.experiments.study_result import StudyResult
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
-from limitlens.lazily import pd
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.view import Figure
@@ -34,7 +34,7 @@ class _Swept(Result):
     """One study for each value of what is swept, which `kind` names."""
 
     values: tuple[float, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[StudyResult, ...]
     interrupted: bool = False  # there are fewer than were asked for
 
     @property
@@ -55,7 +55,7 @@ class _Swept(Result):
     def load(cls, run: Run) -> Self:
         """The sweep of a run folder."""
         arrays = run.arrays()
-        curves = [Curve.stored(study, under(f"{k}.", arrays)) for k, study in enumerate(run.document["studies"])]
+        curves = [StudyResult.stored(study, under(f"{k}.", arrays)) for k, study in enumerate(run.document["studies"])]
         return cls(tuple(run.document[cls.kind]), tuple(curves), run.document["interrupted"])
 
 
@@ -189,7 +189,7 @@ def sweep(
     designed = [horizon] if radii is not None else values
     heads = [head] if head else [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in designed]
     seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
-    admit("the sweep", len(values) * seconds, len(values) * memory, yes=yes)
+    check_cost("the sweep", len(values) * seconds, len(values) * memory, yes=yes)
     options |= {"sizes": sizes, "replicates": replicates, "queries": queries, "seed": seed}
     one = partial(study, yes=True, **options)
     if radii is None:
@@ -204,11 +204,11 @@ def sweep(
 
 
 def _each(
-    values: Sequence[float], studies: Sequence[Callable[..., Curve]], progress: Progress | None, ray: str | None
-) -> tuple[tuple[float, ...], tuple[Curve, ...], bool]:
+    values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None, ray: str | None
+) -> tuple[tuple[float, ...], tuple[StudyResult, ...], bool]:
     """Run the studies of these values one after another; an interrupt keeps what was finished, and says so."""
     report = progress or (lambda done, total: None)
-    curves: list[Curve] = []
+    curves: list[StudyResult] = []
     try:
         with nullcontext() if ray is None else connected(ray):  # one connection for all, whose workers stay warm
             for index, run in enumerate(studies):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from limitlens.cost import admit
+from limitlens.arrays import torch
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.lazily import torch
 
 _MATRICES = 12
 
@@ -22,7 +22,9 @@ def check_dim(dim: int) -> int:
         raise InputError(f"dim is {dim!r}; expected a whole number, the dimension of the tokens") from None
     check_number("dim", number, "at least 1, the dimension of the tokens", low=1)
     # Head, covariance and their factors are matrices; some dozen of them live at once.
-    admit(f"a law of dimension {number:,}", memory=8.0 * _MATRICES * number**2, remedy="choose a smaller dimension")
+    check_cost(
+        f"a law of dimension {number:,}", memory=8.0 * _MATRICES * number**2, remedy="choose a smaller dimension"
+    )
     return number
 
 

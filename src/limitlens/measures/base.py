@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import torch
 
 
 class Measure(ABC):

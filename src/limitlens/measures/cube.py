@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from limitlens.arrays import torch
 from limitlens.errors import Array
-from limitlens.lazily import torch
 from limitlens.measures._shared import check_dim, check_scalar, token_shape, uniform
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_K, radial_tangential, radial_variance

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.lazily import torch
 from limitlens.measures._shared import by_blocks, check_weights, choose, token_shape
 from limitlens.measures.base import Measure
 

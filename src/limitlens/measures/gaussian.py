@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_covariance
-from limitlens.lazily import torch
 from limitlens.measures._shared import brief, standard_normal, token_shape
 from limitlens.measures.base import Measure
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import torch
 from limitlens.measures._shared import brief, by_blocks, check_weights, choose, standard_normal, token_shape
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian

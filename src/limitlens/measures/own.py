@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import torch
 from limitlens.measures._shared import brief, check_dim, token_shape
 from limitlens.measures.base import Measure
 

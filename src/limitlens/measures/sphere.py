@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import torch
 from limitlens.measures._shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform
 from limitlens.measures.base import Measure
 from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance

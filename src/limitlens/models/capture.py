@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from limitlens.lazily import PreTrainedModel, Tensor
+from limitlens.arrays import PreTrainedModel, Tensor
 from limitlens.models.relay import Captured, Output, See, through
 
 

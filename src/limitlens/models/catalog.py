@@ -19,9 +19,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from limitlens.cost import admit
+from limitlens.arrays import PreTrainedModel, torch
+from limitlens.cost import check_cost
 from limitlens.errors import InputError
-from limitlens.lazily import PreTrainedModel, torch
 from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 from limitlens.report.words import read_words
@@ -238,7 +238,7 @@ def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
         raise InputError(f"the model {name} claims {layers:,} layers; expected at most {MOST_LAYERS:,}")
     with torch.device("meta"):
         weights = sum(part.numel() for part in kind.from_config(config).parameters())
-    admit(f"the model {name}", memory=float(weights) * dtype.itemsize, remedy="choose a smaller model")
+    check_cost(f"the model {name}", memory=float(weights) * dtype.itemsize, remedy="choose a smaller model")
 
 
 def _check_whole(name: str, found: Mapping[str, Any]) -> None:

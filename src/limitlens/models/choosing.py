@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.attention.policies import PolicyInput, Selection, named
 from limitlens.errors import InputError
-from limitlens.keys import Kept, Sight, named
 from limitlens.models.relay import Captured
 from limitlens.sampling.streams import generator_for
 
@@ -32,7 +32,7 @@ class Choosing:
         if cut is not None and bool((self.counts > cut).any()):
             most = int(self.counts.max())
             raise InputError(f"{most} keys are to be kept of {cut} before the cut; expected at most as many")
-        self.made: dict[int, Kept] = {}  # what was kept at the cut, by layer
+        self.made: dict[int, Selection] = {}  # what was kept at the cut, by layer
 
     def __call__(self, call: Captured) -> Captured:
         """What the layer attends to."""
@@ -89,7 +89,7 @@ class Choosing:
     def _kept(
         self, call: Captured, there: int, seen: Tensor | None, place: Tensor, rows: slice | None,
         past: Tensor | None = None,
-    ) -> Kept:  # fmt: skip
+    ) -> Selection:  # fmt: skip
         """What is kept of the first `there` keys, for queries at `place` among them (the rows, where they are seen)."""
         if past is None and self.choice.needs_past and not call.causal:
             past = call.query  # an encoder's queries are all there
@@ -98,13 +98,13 @@ class Choosing:
         own = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
         counts = own.view(-1, *(1,) * (2 + self.choice.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
         kept = self.choice.choose(sight, counts, 1, generator_for(self.seed, call.layer, there))
-        return Kept(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
+        return Selection(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
 
 
 def sight_of(
     call: Captured, there: int, place: Tensor, *, past: Tensor | None, served: Tensor | None = None,
     seen: Tensor | None = None,
-) -> Sight:  # fmt: skip
+) -> PolicyInput:  # fmt: skip
     """What a choice may look at when it chooses among the first `there` keys of a layer.
 
     Leading axes are the batch, key/value heads and, where a choice looks at the queries `served`, the query heads that
@@ -122,7 +122,7 @@ def sight_of(
         scores = grouped(served) @ key.mT  # a softcap changes no order
         seen = seen if seen is None or seen.ndim < 4 else seen[:, :, None]
     sink = int(call.causal and call.sliding_window is None and seen is None)  # the first token, at a cut
-    return Sight(key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap)
+    return PolicyInput(key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap)
 
 
 def _per_query_head(given: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import Array, InputError
-from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.record import text_writer, to_json, typed, write_all
 
 Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.attention.scores import capped
 from limitlens.errors import InputError, as_array
-from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.exponents import read_exponents
 from limitlens.models.relay import Captured, Output, through
@@ -39,7 +39,7 @@ def intervene(
 
     Parameters
     ----------
-    keys : "all", a choice of `limitlens.keys.CHOICES` by name, or a function from a layer's `Captured` to the one that
+    keys : "all", a key policy by name, or a function from a layer's `Captured` to the one that
         it shall attend to instead (`dataclasses.replace`: other queries, keys, values, mask or bias); a probe within
         the block calls it from several threads.
     count : keys that each query keeps, or one number for each layer and key/value head.

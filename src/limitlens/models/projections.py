@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from limitlens.lazily import Tensor, torch
+from limitlens.arrays import Tensor, torch
 
 if TYPE_CHECKING:
     from limitlens.models.relay import Captured

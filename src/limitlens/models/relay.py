@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import InputError
-from limitlens.lazily import PreTrainedModel, Tensor, torch
 from limitlens.models._quiet import quiet
 from limitlens.models.projections import query_projection
 
@@ -72,7 +72,7 @@ class Captured:
 
 @contextmanager
 def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False) -> Iterator[See]:
-    """Hand every call of every attention layer of `model` to `handle` within the block.
+    """BlockAssignment every call of every attention layer of `model` to `handle` within the block.
 
     The block is given a function that runs the model where only these calls are wanted: it breaks off when the last
     layer would go on, so that nothing is computed which no call can show.

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import InputError, check_number
-from limitlens.lazily import PreTrainedModel, Tensor, torch
 
 STRETCHES = ("none", "linear", "ntk", "yarn")
 FAST, SLOW = 32, 1  # turns within the trained window at which YaRN's ramp begins and ends

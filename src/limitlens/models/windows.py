@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError
-from limitlens.lazily import Tensor, torch
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.corpora import Corpus
 

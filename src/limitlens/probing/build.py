@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.curves.foresight import Foresight
+from limitlens.arrays import to_device, to_numpy
 from limitlens.errors import Array
-from limitlens.heads.record import HeadRecord, Sink
-from limitlens.heads.regimes import Thresholds, classify, resampled
-from limitlens.heads.sinks import dilution_length, sink_share
-from limitlens.lazily import copied, sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
-from limitlens.probing.foretell import TOKENS, foretell
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
 from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.moment_errors import CLEAR
 from limitlens.probing.pilot import Layer
+from limitlens.probing.predict_layer import TOKENS, foretell
+from limitlens.probing.record import HeadRecord, Sink
+from limitlens.probing.regimes import Thresholds, classify, resampled
+from limitlens.probing.sinks import dilution_length, sink_share
 from limitlens.record import plain
-from limitlens.theory.pilot_law import QUARTERS
+from limitlens.statistics.predicted_curve import Foresight
+from limitlens.theory.exact_bootstrap import QUARTERS
 
 # What a head's record takes from its layer's as it is, by the same name.
 GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
@@ -98,7 +98,7 @@ def _foretold(collector: Collector) -> list[tuple[Foresight, ...]]:
     """What some of the kept tokens of a layer foretell of each of its heads."""
     deck = collector.deck
     slots = deck.some_slots(TOKENS)
-    some = sent(slots, collector.key.device)
+    some = to_device(slots, collector.key.device)
     # Single documents scatter as the text does: its chance is not added once more.
     quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
     sizes = np.rint(deck.filled.cumsum(1).mean(0)).tolist()
@@ -149,7 +149,7 @@ def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:
     if layer.atom is None:
         return None
     m = layer.query.shape[2]
-    score, rest = (lse.reshape(-1, m) for lse in copied(layer.atom.lse, reference.lse))
+    score, rest = (lse.reshape(-1, m) for lse in to_numpy(layer.atom.lse, reference.lse))
     kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
     kind = " and ".join(name for name, there in kinds.items() if there)
     shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)

@@ -20,7 +20,7 @@ from limitlens.probing.moments import Moments
 from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.peaks import peak_over
 from limitlens.probing.pilot import Layer
-from limitlens.sampling.placement import Deck, Hand, Part
+from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
 
 Work: TypeAlias = dict[str, Callable[[], None]]  # by name: each piece is done whole or not at all
 
@@ -28,7 +28,7 @@ Work: TypeAlias = dict[str, Callable[[], None]]  # by name: each piece is done w
 class Collector:
     """What one layer has seen of the pool."""
 
-    def __init__(self, layer: Layer, deck: Deck) -> None:
+    def __init__(self, layer: Layer, deck: Assignment) -> None:
         self.layer, self.deck, self.lock = layer, deck, Lock()
         self.query = layer.flat_query
         self.detail_query = layer.query[:, :, layer.detail].flatten(1, 2)
@@ -46,7 +46,7 @@ class Collector:
         self.on_device: DeviceCells | None = None  # what holds both on a GPU
 
     def work(
-        self, captured: Captured, part: Part, positions: slice, special: Tensor, marks: int, turn: int | None
+        self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int, turn: int | None
     ) -> Work:
         """What to do with what the layer captured in one forward.
 
@@ -78,7 +78,7 @@ class Collector:
             work["hidden"] = lambda: self._add_hidden(hidden, part, turn)
         return work
 
-    def cells(self, hand: Hand, spans: Tensor, marks: int) -> list[Callable[[], None]]:
+    def cells(self, hand: BlockAssignment, spans: Tensor, marks: int) -> list[Callable[[], None]]:
         """What to do once a hand is complete: attend to what has waited, and to so many marks."""
         device, marked = self.on_device, (self.deck.wait, self.deck.wait + marks)
         if device is not None:
@@ -115,7 +115,7 @@ class Collector:
         peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
         self.states[number], self.peaks[number] = state, self.peaks[number].merge(peak)
 
-    def _add_hidden(self, hidden: Tensor, part: Part, turn: int | None) -> None:
+    def _add_hidden(self, hidden: Tensor, part: ForwardSlice, turn: int | None) -> None:
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
         if part.counted:

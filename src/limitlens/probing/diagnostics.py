@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from limitlens.arrays import array_like, native, to_numpy
 from limitlens.attention.kernels import state_of
 from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
-from limitlens.heads.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
-from limitlens.heads.critical_rows import device_rows
-from limitlens.heads.plug_in import plug_in_errors
-from limitlens.lazily import beside, copied, native
 from limitlens.probing.collect import Collector
+from limitlens.probing.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
 from limitlens.probing.moment_errors import members
 from limitlens.probing.pilot import DETAIL_QUERIES
+from limitlens.probing.plug_in import plug_in_errors
+from limitlens.statistics.critical_rows import device_rows
 from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
 from limitlens.statistics.tails import sorted_shape, tail_length
 
@@ -94,7 +94,7 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
     for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
-        slots, sizes = beside(query, deck.slots_of(r)), deck.filled[r].cumsum().tolist()  # nested sizes in order
+        slots, sizes = array_like(query, deck.slots_of(r)), deck.filled[r].cumsum().tolist()  # nested sizes in order
         kept = (tokens[:, heads].index_select(0, slots) for tokens in (collector.key, collector.value))
         key, value = (tokens.transpose(0, 1) for tokens in kept)
         scores = scores_of(query, key, layer.traits.softcap)
@@ -104,8 +104,8 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     top = _largest(scores, tail_length(scores.shape[-1]) + 1).double()
     ordered = torch.exp(top - lse[..., None]).reshape(-1, q, top.shape[-1]).mean(1)
     few, rows = within(sizes, context), some_rows(q)
-    near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, beside(scores, rows)])
-    found = copied(
+    near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, array_like(scores, rows)])
+    found = to_numpy(
         torch.stack(sums, 1), ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
         *_around(layer.query[heads][:, :, layer.some(DIMENSION_QUERIES)], key),
         device_rows(near, few) if isinstance(near, Tensor) else critical_rows(near, few),
@@ -202,7 +202,7 @@ def _around(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         none = torch.full(shape, torch.nan, dtype=torch.float64, device=key.device)
         return none, none
     unit, count = normalize(key.double(), dim=-1), usual_count(n)
-    others = unit[:, beside(key, references(n))]
+    others = unit[:, array_like(key, references(n))]
     cosine = torch.cat((normalize(query.double(), dim=-1).flatten(1, 2), others), 1) @ unit.mT
     square = (2 - 2 * _largest(cosine, min(count, n - 1) + 1).flip(-1)).clamp_min(0)
     distance, asked = square.sqrt(), query.shape[1] * query.shape[2]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limitlens.curves.estimators import norm_by_squaring
+from limitlens.arrays import array_like, to_numpy
 from limitlens.errors import Array
-from limitlens.lazily import beside, copied
 from limitlens.probing.collect import Collector
+from limitlens.statistics.estimators import norm_by_squaring
 from limitlens.statistics.tails import TailReport, tails_of
 
 PRINCIPAL_AXES = 64  # of a layer's tokens along which their tails are judged
@@ -61,7 +61,7 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
                 pairs.append((Wk @ spread_of @ Wk.mT, Wq @ Wq.mT))
                 weighed.append(place)
     reach = _reach(*(torch.cat(side) for side in zip(*pairs, strict=True)))
-    found = copied(reach, *(part.clamp_min(0).sqrt() for part in (tilt, spread)), largest)
+    found = to_numpy(reach, *(part.clamp_min(0).sqrt() for part in (tilt, spread)), largest)
     reaches, tilts, spreads = (part.reshape(-1, shared * groups // count) for part in found[:-1])
     white, told = dict(zip(weighed, reaches[count:], strict=True)), []
     for place, (layer, own, top) in enumerate(zip(layers, traits, found[-1], strict=True)):
@@ -91,7 +91,7 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
     slots = slots[slots < len(store)]
     if len(slots) < _FEWEST_TOKENS:
         return None, tokens
-    rows = store.index_select(0, beside(store, slots)).flatten(1).double()
+    rows = store.index_select(0, array_like(store, slots)).flatten(1).double()
     known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
     leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_AN_AXIS)) :]
     return tails_of(rows @ leading), tokens

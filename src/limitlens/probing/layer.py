@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.arrays import to_device, to_numpy
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
-from limitlens.lazily import copied, sent
 from limitlens.probing.collect import Collector
 from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, members
 from limitlens.probing.peaks import hardmax_errors, peak_over
-from limitlens.sampling.placement import LEFT_OVER
+from limitlens.sampling.assignment import LEFT_OVER
+from limitlens.statistics.error_curve import ErrorCurve
 
 FLOATS_AT_ONCE = 1 << 18  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
 DEVICE_TIMES = 128  # as many on a GPU, where a launch takes as long for few numbers as for many
@@ -99,7 +99,7 @@ def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleE
     if atom is not None:
         # One count for all replicates, unless the stream was cut short.
         distinct = counts.T[:, :1] if (counts == counts[0]).all() else counts.T
-        shares = sent(distinct.flatten() / deck.seen, reference.lse.device)
+        shares = to_device(distinct.flatten() / deck.seen, reference.lse.device)
         limits = reference.thinned(shares).merge(atom[heads]).tensors()
         shaped = {name: part.reshape(*distinct.shape, *part.shape[1:]) for name, part in limits.items()}
         beside = atom[heads], State.of(shaped)
@@ -133,7 +133,7 @@ def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
     states: list[State] = []
     peaks: list[Peak] = []
     for length, alike in zip(lengths, groups, strict=True):
-        slots = sent((deck.start[alike, j][:, None] + np.arange(length)).flatten(), device)
+        slots = to_device((deck.start[alike, j][:, None] + np.arange(length)).flatten(), device)
         tokens = (held[:, heads].index_select(0, slots) for held in (collector.key, collector.value))
         key, value = (rows.reshape(len(alike), length, *rows.shape[1:]).transpose(1, 2) for rows in tokens)
         states.append(state_of(collector.query[heads], key, value, kernel=collector.layer.kernel))
@@ -145,7 +145,7 @@ def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
     state, peak, order = State.joined(states), Peak.joined(peaks), np.concatenate(groups)
     if (np.diff(order) > 0).all():  # whole replicates, which are kept, come first
         return state, peak
-    place = sent(np.argsort(order), device)
+    place = to_device(np.argsort(order), device)
     return state[place], peak[place]
 
 
@@ -205,5 +205,5 @@ def _views(
         output = (squares(limits) @ member).mean(1).permute(1, 2, 0)  # (h · G, C, J)
         mean = output.mean(1, keepdim=True)
         parts = (torch.where(mean > 0, output / mean, 1.0), *scales)
-        found.append(SampleErrors(*copied(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
+        found.append(SampleErrors(*to_numpy(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
     return found

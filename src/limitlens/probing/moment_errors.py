@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.curves.error_curve import ErrorCurve
+from limitlens.arrays import to_device, to_numpy
 from limitlens.errors import Array
-from limitlens.lazily import copied, sent
+from limitlens.statistics.error_curve import ErrorCurve
 
 MOMENTS = ("mean", "covariance")
 CLEAR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted
@@ -63,7 +63,7 @@ class Squares:
 
 def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
     """Which queries (m,) are in which cluster, (m, C): 1 or 0."""
-    return sent(np.eye(clusters.max() + 1)[clusters], device)
+    return to_device(np.eye(clusters.max() + 1)[clusters], device)
 
 
 class OutputMoments:
@@ -85,7 +85,7 @@ class OutputMoments:
         order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
         rows = np.empty(m, np.int64)
         rows[order] = 2 * self.most * clusters[order] + np.arange(m) - first[clusters[order]]
-        self.rows = sent(rows, limit.device)
+        self.rows = to_device(rows, limit.device)
         self.stacked = self.centred.new_zeros(0)  # those rows, (r · G, C, 2 s, v): what is not written stays 0
 
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
@@ -104,7 +104,7 @@ class OutputMoments:
             (found, alike, norm[:, None].expand(-1, found.shape[-1]))
             for found, norm in zip(self.found, norms, strict=True)
         )
-        return tuple(Squares(*copied(*part)) for part in parts)
+        return tuple(Squares(*to_numpy(*part)) for part in parts)
 
     def _squares(self, difference: Tensor) -> Tensor:
         """Squared errors of both moments, (2, r, G, C); NaN where there is one cluster.

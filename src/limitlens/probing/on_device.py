@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.arrays import to_device
 from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
-from limitlens.lazily import sent
-from limitlens.sampling.placement import LEFT_OVER, Deck, Hand
+from limitlens.sampling.assignment import LEFT_OVER, Assignment, BlockAssignment
 
 ROWS = 128  # that a program puts
 
@@ -54,12 +54,12 @@ class DeviceCells:
                 split.padded(d), ROWS,
             )  # fmt: skip
 
-    def take(self, hand: Hand, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
+    def take(self, hand: BlockAssignment, spans: Tensor, special: tuple[int, int], key: Tensor, value: Tensor) -> None:
         """Attend to what has waited for every cell of a hand (cells, 3), and for that of the special tokens.
 
         Keys and values are (n, Hkv, ·), as they were put.
         """
-        cells = torch.cat((spans, sent(np.array([[len(self.states.lse) - 1, *special]]), key.device)))
+        cells = torch.cat((spans, to_device(np.array([[len(self.states.lse) - 1, *special]]), key.device)))
         longest = max(stop - start for start, stop in (special, *(span[1:] for span in hand.streamed)))
         which, (state, best) = cells[:, 0], self.attend(cells[:, 1:], longest, key, value, sizes=self.sizes)
         merged, better = self.states[which].merge(state), self.peaks[which].merge(best)
@@ -87,13 +87,13 @@ class DeviceCells:
         score, place = (part.view(*shape, -1)[..., self.detail] for part in (found.peak, found.where))
         return state, Peak(score.float(), value[place, head[None, :, None]].float())
 
-    def steps(self, deck: Deck, key: Tensor, value: Tensor, heads: slice) -> list[tuple[State, Peak]]:
+    def steps(self, deck: Assignment, key: Tensor, value: Tensor, heads: slice) -> list[tuple[State, Peak]]:
         """Those of every step of the replicates (R, h, ·), of kept tokens (slots, Hkv, ·) too; of no cell at last."""
         start, filled, device = deck.start[deck.kept], deck.filled[deck.kept], key.device
-        spans = sent(np.stack((start, start + filled), 1), device)
+        spans = to_device(np.stack((start, start + filled), 1), device)
         states, peaks = self.attend(spans, int(filled.max()), key, value, heads)
         state, peak = State.joined([self.states[:, heads], states]), Peak.joined([self.peaks[:, heads], peaks])
         beside = len(self.states.lse) + np.cumsum(deck.kept).reshape(deck.kept.shape) - 1
-        steps = sent(np.ascontiguousarray(np.where(deck.kept, beside, deck.number).T), device)
+        steps = to_device(np.ascontiguousarray(np.where(deck.kept, beside, deck.number).T), device)
         left_over = slice(deck.states - LEFT_OVER, deck.states)
         return [(state[row], peak[row]) for row in (*steps, left_over)]

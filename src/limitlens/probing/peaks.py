@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.arrays import to_numpy
 from limitlens.attention.scores import scores_of
 from limitlens.attention.state import Peak
-from limitlens.lazily import copied
 from limitlens.probing.moment_errors import Squares, members
 from limitlens.probing.pilot import DETAIL_QUERIES, Layer
 
@@ -59,4 +59,4 @@ def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     own = of(best)[..., None].expand(*squares.shape[1:])
     scale = own.mean(1)
     outputs = own / scale[:, None].clamp_min(1e-300)
-    return Squares(*copied(squares.permute(1, 2, 0, 3), outputs, scale.sqrt()))
+    return Squares(*to_numpy(squares.permute(1, 2, 0, 3), outputs, scale.sqrt()))

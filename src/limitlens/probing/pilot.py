@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.arrays import to_device
 from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import InputError
-from limitlens.lazily import sent
 from limitlens.models import Captured, Projections, Windows, capture, projector
 from limitlens.models.catalog import LoadedModel
 from limitlens.sampling.workers import Workers, one_after_another
@@ -94,7 +94,7 @@ class Layer:
 
     def some(self, count: int) -> Tensor:
         """The same where the queries are."""
-        return sent(self.places(count), self.query.device)
+        return to_device(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:
@@ -208,7 +208,7 @@ class _Gather:
         if self.now.place[0] != start:
             stop = start + captured.query.shape[0]
             window, position = self.chosen[(self.chosen[:, 0] >= start) & (self.chosen[:, 0] < stop)].T
-            self.now.place = (start, *sent(np.stack((window - start, position)), captured.query.device))
+            self.now.place = (start, *to_device(np.stack((window - start, position)), captured.query.device))
         _, row, column = self.now.place
         query = captured.query[row, :, column].float() * (captured.scale * self.factor)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())

@@ -20,29 +20,29 @@ from torch import Tensor
 
 from limitlens.attention.kernels import Precision, as_precision, kernel_words
 from limitlens.attention.state import State
-from limitlens.cost import admit
+from limitlens.cost import check_cost
 from limitlens.errors import InputError, Progress, check_number, check_seed
-from limitlens.heads.overview import LayerRecord
-from limitlens.heads.record import HeadRecord
-from limitlens.heads.regimes import Thresholds
-from limitlens.heads.result import ProbeRun
 from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
+from limitlens.models.opening import FORWARD, open_windows
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector
-from limitlens.probing.fitting import waiting, window_bytes, windows_at_once
+from limitlens.probing.distributed import gather
 from limitlens.probing.joining import groups
-from limitlens.probing.opening import FORWARD, open_windows
+from limitlens.probing.memory_plan import waiting, window_bytes, windows_at_once
+from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
-from limitlens.probing.shares import gather
+from limitlens.probing.record import HeadRecord
+from limitlens.probing.regimes import Thresholds
+from limitlens.probing.result import ProbeRun
 from limitlens.probing.stream import Pool, stream
+from limitlens.sampling.assignment import KEPT_STEP, Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.clock import Clock
-from limitlens.sampling.documents import MODES, DocumentDeck
+from limitlens.sampling.documents import MODES, DocumentAssignment
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import KEPT_STEP, Deck
 from limitlens.sampling.workers import Workers, workers_for
 
 BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
@@ -132,7 +132,7 @@ def probe(
             accuracy,
         )  # fmt: skip
         work.check_size(windows.length)  # refused before it is said what would be
-        admit("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
+        check_cost("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
@@ -230,7 +230,7 @@ class _Work:
         single = self.mode != "pool"
         if single:
             self.warnings.append("samples are of single documents; beyond their sizes the law of the pool is followed")
-        self.deck = DocumentDeck(*dealt, positions, self.mode == "contiguous") if single else Deck(*dealt)
+        self.deck = DocumentAssignment(*dealt, positions, self.mode == "contiguous") if single else Assignment(*dealt)
         part, forward = self.pool.at_once * positions, self.pool.at_once * window
         self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
         self.deck.marks = self.deck.wait // positions * int(self.windows.marked(self.pilot.positions).sum())

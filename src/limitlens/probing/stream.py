@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.lazily import sent
+from limitlens.arrays import to_device
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
+from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
 from limitlens.sampling.checkpoint import Job, under
-from limitlens.sampling.clock import Attending, Clock
+from limitlens.sampling.clock import Clock, DeviceTimer
 from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
-from limitlens.sampling.placement import Deck, Hand, Part
 from limitlens.sampling.workers import Workers, one_after_another
 
 
@@ -47,8 +47,8 @@ class Pool:
 
 
 def going_on(
-    pool: Pool, deck: Deck, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
-) -> tuple[Iterator[Hand], int]:
+    pool: Pool, deck: Assignment, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
+) -> tuple[Iterator[BlockAssignment], int]:
     """The hands that are left and how many blocks were done before; collectors are as they were then."""
     hands, done = deck.hands(), 0
     if job.saved is not None:
@@ -61,7 +61,7 @@ def going_on(
 
 
 def standing(
-    done: int, pool: Pool, deck: Deck, collectors: dict[int, Collector]
+    done: int, pool: Pool, deck: Assignment, collectors: dict[int, Collector]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Where a probe stands after so many blocks."""
     held = {index: collector.tensors() for index, collector in collectors.items()}
@@ -74,7 +74,7 @@ class _Piece:
     """What one forward runs."""
 
     ids: Tensor  # (windows, length)
-    part: Part
+    part: ForwardSlice
     turn: int | None = None  # among those that run side by side
 
     def cut(self, count: int) -> Iterator[_Piece]:
@@ -95,7 +95,7 @@ class _Now(threading.local):
 
 
 def stream(
-    loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Deck, collectors: dict[int, Collector],
+    loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Assignment, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
 ) -> None:  # fmt: skip
     """Run the model once over the pool, from where the job stood; `report` is told of tokens.
@@ -111,13 +111,13 @@ def stream(
     parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
-    limit, now, turns, attending = pool.at_once, _Now(), count(), Attending(device)
-    last: Part
+    limit, now, turns, attending = pool.at_once, _Now(), count(), DeviceTimer(device)
+    last: ForwardSlice
 
     @cache
     def marks(many: int) -> Tensor:
         """Which pooled tokens of so many windows are special."""
-        return sent(np.flatnonzero(np.tile(special, many)), device)
+        return to_device(np.flatnonzero(np.tile(special, many)), device)
 
     def marked(tokens: int) -> int:
         """How many of the tokens of whole windows are."""
@@ -144,7 +144,7 @@ def stream(
             return sum([forward(half, before) for half in piece.cut(2)])
         now.piece, now.done = piece, set(before)
         try:
-            see(input_ids=sent(piece.ids.numpy(), device))
+            see(input_ids=to_device(piece.ids.numpy(), device))
         except torch.cuda.OutOfMemoryError:
             limit = halved(len(piece.ids), "windows", warnings)
             forward(piece, frozenset(now.done))

@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from scipy import stats
 
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array, InputError
 from limitlens.experiments.hardmax import softmax_line
-from limitlens.live.downstream import downstream as classify
+from limitlens.interventions.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projections
-from limitlens.probing.opening import open_windows
+from limitlens.models.opening import open_windows
 from limitlens.probing.probe import probe
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.theory.rates import rate_drawn, rate_rms_output, rate_sharp
 
 MOMENTS = ("mean", "covariance")

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from limitlens.attention.head import Head
-from limitlens.curves.reference import sampled_moments
 from limitlens.errors import Array
 from limitlens.experiments.hardmax import hardmax
+from limitlens.experiments.reference import sampled_moments
 from limitlens.experiments.study import study
 from limitlens.measures import Gaussian, Sphere
 from limitlens.measures.base import Measure

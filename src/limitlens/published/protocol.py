@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from limitlens.curves.error_curve import ErrorCurve
 from limitlens.errors import Array
+from limitlens.statistics.error_curve import ErrorCurve
 
 CHUNK = 512  # keys after which the published sums are rounded
 Moments: TypeAlias = tuple[Tensor, Tensor]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeVar
 
+from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
-from limitlens.lazily import pd
 from limitlens.published.catalogue import Number, catalogue, named
 from limitlens.report.view import Block, Cell, Colour, Measured, Series, Table, Text, View, line, look, points
 from limitlens.report.words import cell, plural, read_words, worded_figure, worded_view

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from limitlens.critical.heat import heat_flow
-from limitlens.critical.quantity import Quantity
-from limitlens.critical.scaling_limits import scaling_limits
-from limitlens.critical.weight_samples import sample_ordered
+from limitlens.experiments.heat_flow import heat_flow
+from limitlens.experiments.quantity import Quantity
+from limitlens.experiments.scaling_limits import scaling_limits
+from limitlens.experiments.weight_samples import sample_ordered
 from limitlens.published.catalogue import Number
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid

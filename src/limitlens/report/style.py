@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from limitlens.arrays import Drawing
 from limitlens.errors import InputError
-from limitlens.lazily import Drawing
 from limitlens.record import write_all
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.

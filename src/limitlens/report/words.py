@@ -81,7 +81,7 @@ def plural(count: int, word: str) -> str:
 
 
 def read_words(file: str) -> dict[str, Any]:
-    """The words in a file of the package, such as "critical/words.json"."""
+    """The words in a file of the package, such as "experiments/scaling_words.json"."""
     found: dict[str, Any] = json.loads((resources.files("limitlens") / file).read_text(encoding="utf-8"))
     return found
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError, Progress
-from limitlens.lazily import Tensor, torch
 from limitlens.measures import Sample
 from limitlens.measures.base import Measure
 from limitlens.record import installed, plain, write_all

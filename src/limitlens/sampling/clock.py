@@ -22,7 +22,7 @@ class Clock:
     attention: float = 0.0
 
 
-class Attending:
+class DeviceTimer:
     """Seconds within spans of work: of the device's own time where there is one, which runs behind whoever asks."""
 
     def __init__(self, device: torch.device) -> None:

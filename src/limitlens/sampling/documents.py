@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
-from limitlens.sampling.placement import Deck
 
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many are taken
 MODES = ("pool", "document", "contiguous")  # samples of the pool; of one document at random places; a run of its tokens
 
 
-class DocumentDeck(Deck):
+class DocumentAssignment(Assignment):
     """A deck whose replicates are documents of `length` tokens each, from all of the stream; blocks hold whole ones.
 
     A sample is of random places of its document, or where `contiguous` a run that begins at a random one and

@@ -73,7 +73,7 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """Sums of rows in bags, times weights (`theory.pilot_law.Bags`): a sparse product takes five times as long."""
+    """Sums of rows in bags, times weights (`exact_bootstrap.Bags`): a sparse product takes five times as long."""
     index, offsets, times = (torch.from_numpy(part) for part in (places, ends, weights))
     bag = torch.nn.functional.embedding_bag
     found = bag(index, torch.from_numpy(rows), offsets, mode="sum", per_sample_weights=times, include_last_offset=True)

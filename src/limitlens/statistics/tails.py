@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
+from limitlens.arrays import array_like, library, native, pd, to_numpy
 from limitlens.errors import Array, InputError, as_array
-from limitlens.lazily import beside, copied, library, native, pd
 from limitlens.outcome import Outcome
 from limitlens.record import Run
 from limitlens.report.view import SHADES, Cell, Table, View, cells, points
@@ -70,7 +70,7 @@ def _posterior_mean(x: Any) -> tuple[Any, Any]:
     largest, quartile = x[..., -1:], x[..., int(m / 4 + 0.5) - 1, None]
     quartile = lib.where(quartile > 0, quartile, largest)  # a quarter of the tail ties with its threshold
     count = 30 + int(np.sqrt(m))
-    grid = beside(x, 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5)))
+    grid = array_like(x, 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5)))
     theta = 1.0 / largest + grid / (3.0 * quartile)
     theta = lib.where(theta == 0.0, 1e-12 / largest, theta)  # σ = -k/θ is continuous there, its formula is not
     # A few grid points at a time on a CPU: the whole table is (queries, grid, tail).
@@ -190,18 +190,18 @@ def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> Ta
     """What `check_tails` says of enough tokens (n, d): an array, or a tensor on any device."""
     n, centred = len(x), x - x.mean(0)
     covariance = centred.T @ centred / n
-    as_array("the covariance of the tokens", *copied(covariance))
-    to_white, own = _whitener(*copied(*library(x).linalg.eigh(covariance)))
-    white, rank = centred @ beside(x, to_white), to_white.shape[1]
+    as_array("the covariance of the tokens", *to_numpy(covariance))
+    to_white, own = _whitener(*to_numpy(*library(x).linalg.eigh(covariance)))
+    white, rank = centred @ array_like(x, to_white), to_white.shape[1]
     axes = np.concatenate((np.eye(rank), own))
     units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
     lengths = np.linalg.norm(units, axis=1, keepdims=True)
     if units.shape[1] != rank or not (lengths > 0).all():
         raise InputError(f"directions have shape {units.shape}; expected non-zero rows of length {rank}")
     tilts = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
-    projections = beside(x, units / lengths) @ white.T
+    projections = array_like(x, units / lengths) @ white.T
     measured = _log_moment_excess(projections if library(x) is np else native(projections), tilts)
-    excess, stderr, squares = copied(*measured, (white * white).sum(1))
+    excess, stderr, squares = to_numpy(*measured, (white * white).sum(1))
     gaussian = rank * (rank + 2)
     # A Gaussian sample whitened by itself has the mean d(d+2)(n-1)/(n+1) and the variance 8d(d+2)/n.
     kurtosis = float((np.mean(squares**2) - gaussian * (n - 1) / (n + 1)) / np.sqrt(8 * gaussian / n))
@@ -255,7 +255,7 @@ def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     Lengths are multiples 1, 2, 3, ... of the first, so that weights are powers of those there.
     """
     lib, (directions, n) = library(projections), projections.shape
-    length, excess, stderr = beside(projections, s), [], []
+    length, excess, stderr = array_like(projections, s), [], []
     step = directions if lib is not np else max(1, _IN_CACHE // n)  # a few directions at a time on a CPU
     for start in range(0, directions, step):
         x = projections[start : start + step]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from limitlens.theory.clt import *  # noqa: F403
     from limitlens.theory.curve import *  # noqa: F403
     from limitlens.theory.exact import *  # noqa: F403
+    from limitlens.theory.exact_bootstrap import *  # noqa: F403
     from limitlens.theory.finite import *  # noqa: F403
     from limitlens.theory.hardmax import *  # noqa: F403
     from limitlens.theory.heavy import *  # noqa: F403
-    from limitlens.theory.pilot_law import *  # noqa: F403
     from limitlens.theory.prediction import *  # noqa: F403
     from limitlens.theory.proxy import *  # noqa: F403
     from limitlens.theory.rates import *  # noqa: F403
@@ -45,7 +45,7 @@ _MODULES = {
     "finite": "TiltCost tilt_cost",
     "hardmax": "hardmax_asymptotic hardmax_finite",
     "heavy": "Existence HeavyLaw laplace_K laplace_law laplace_limit student_law",
-    "pilot_law": "PilotErrors pilot_errors",
+    "exact_bootstrap": "PilotErrors pilot_errors",
     "prediction": "Prediction Status",
     "proxy": "variance_proxy",
     "rates": "SharpLaw predictions rate_drawn rate_drawn_coupling rate_proved rate_rms rate_rms_output rate_sharp "

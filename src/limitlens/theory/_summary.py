@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.lazily import pd
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.own import TokenLaw, as_measure

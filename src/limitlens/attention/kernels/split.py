@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from limitlens.lazily import Lazy
+from limitlens.arrays import Lazy
 
 programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first used; triton is not everywhere
 

@@ -8,7 +8,7 @@ collapses onto the nearest key (supercritical). The critical scale is θ = 1, th
 
 How many keys share the mass at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
 about 2^{−a} beyond. So a regime is named by the expected participation. That of a measured head
-(`limitlens.heads.regimes`) also asks how its effective tokens grow with n.
+(`limitlens.probing.regimes`) also asks how its effective tokens grow with n.
 """
 
 import math

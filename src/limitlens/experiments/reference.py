@@ -1,0 +1,164 @@
+"""What a study compares with: Γ at any query, and the mean and covariance of Γ(X) over the law.
+
+The limit is also the control variate of every moment (docs/estimators.md): what few queries cannot see, the average of
+Γ over all n tokens, is added exactly.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention.attend import attend_state
+from limitlens.attention.head import Head
+from limitlens.attention.limit import limit
+from limitlens.errors import Array, InputError
+from limitlens.measures import Discrete, Gaussian, Sample, Sphere
+from limitlens.measures.base import Measure
+from limitlens.sampling.streams import IidStream, PoolStream, generator_for
+from limitlens.statistics.controls import GaussianControls
+from limitlens.statistics.estimators import TokenSums
+from limitlens.theory.sphere_limit import SMOOTH_FROM, limit_covariance
+
+BLOCK = 1 << 16
+REFERENCE_FACTOR = 64  # tokens behind Monte Carlo moments of Γ over the largest size: they cost O(1) each, not O(m)
+QUERIES = 4096  # of a pool that attend to all of it at a time
+POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
+CHECKED, FEW = 512, 10  # queries looked at, and effective tokens, below which a pool is not its own limit
+
+
+class Reference:
+    """Tokens of each replicate, and the limit that attention over them is compared with."""
+
+    mean: Tensor  # (v,) E Γ(X)
+    covariance: Tensor  # (v, v) Cov Γ(X)
+    warnings: tuple[str, ...] = ()
+    _stream: IidStream | PoolStream
+    _linear: tuple[Tensor, Tensor] | None = None  # slope and offset of a limit that is affine in the tokens
+    _controls: GaussianControls | None = None
+
+    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Tokens (replicates, stop − start, d) and the vectors to sum over them (replicates, stop − start, f), float64.
+
+        The vectors are the tokens where the limit is affine in them, which saves the limits, and the limits elsewhere.
+        """
+        raise NotImplementedError
+
+    def factor(self, n: int) -> float:
+        """Measured error over true error at size n, from the finite pool or the sampled reference."""
+        raise NotImplementedError
+
+    @property
+    def page(self) -> int:
+        """Tokens of a replicate that are best drawn at a time."""
+        return self._stream.page
+
+    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
+        """The tokens that `draw` returns, alone."""
+        return self._stream.draw(replicates, start, stop)
+
+    def limits(self, vectors: Tensor) -> Tensor:
+        """The limits (..., v) at tokens with these vectors."""
+        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:
+        """The sums of the limits, from those of the vectors."""
+        return sums.mapped(*self._linear) if self._linear else sums
+
+    def controls(self, sums: TokenSums) -> Tensor:
+        """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
+        return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
+
+
+class LawReference(Reference):
+    """Independent tokens from a law whose K is known."""
+
+    def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
+        self.measure, self.head = measure, head
+        self._stream = IidStream(measure, seed, device, largest)
+        self._samples = float("inf")
+        if isinstance(measure, Gaussian):
+            # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.
+            slope = head.V @ measure.covariance @ head.A
+            offset = limit(measure, head, np.zeros((1, head.dim)))[0]
+            self._linear = (torch.from_numpy(slope).to(device), torch.from_numpy(offset).to(device))
+            self._controls = GaussianControls(measure, head, device)
+            mean, covariance = slope @ measure.mean + offset, slope @ measure.covariance @ slope.T
+        elif isinstance(measure, Discrete):
+            at_points = limit(measure, head, measure.points)
+            mean = measure.weights @ at_points
+            covariance = (at_points - mean).T @ (measure.weights[:, None] * (at_points - mean))
+        elif isinstance(measure, Sphere) and measure.dim >= SMOOTH_FROM and not head.query_bias.any():
+            mean, covariance = head.value_bias, head.V @ limit_covariance(head.A, measure.radius) @ head.V.T
+        else:
+            self._samples = float(max(REFERENCE_FACTOR * largest, 1 << 20))
+            mean, covariance = sampled_moments(measure, head, int(self._samples), seed)
+        self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
+
+    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
+        tokens = self.tokens(replicates, start, stop)
+        if self._linear:
+            return tokens, tokens
+        return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
+
+    def factor(self, n: int) -> float:  # noqa: D102
+        return float(np.sqrt(1 + n / self._samples))
+
+
+def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
+    """Mean (v,) and covariance (v, v) of Γ(X) over so many tokens of the law."""
+    total, square = np.zeros(head.value_dim), np.zeros((head.value_dim,) * 2)
+    for start in range(0, samples, BLOCK):
+        tokens = measure.sample(min(BLOCK, samples - start), generator_for(seed, 0x4EF, start))
+        at_tokens = limit(measure, head, tokens.numpy())
+        total += at_tokens.sum(0)
+        square += at_tokens.T @ at_tokens
+    mean = total / samples
+    return mean, square / samples - np.outer(mean, mean)
+
+
+class PoolReference(Reference):
+    """Draws without replacement from a pool; the limit is attention over the whole pool."""
+
+    def __init__(self, sample: Sample, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
+        rows = sample.tokens
+        if len(rows) > POOL_LIMIT:
+            keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
+            self.warnings = (f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}",)
+            rows = rows[keep.sort().values.numpy()]
+        tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
+        if largest >= len(rows):
+            raise InputError(
+                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
+                "sample, all of which is what they are compared with, so lower the sizes or bring more tokens"
+            )
+        self._pool = self._stream = PoolStream(tokens.to(device), largest, seed)
+        at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
+        self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
+        # Where queries rest on few tokens, the pool itself is far from its limit.
+        some = tokens[:CHECKED]
+        once, twice = (attend_state(tokens, head, some, times=times, precise=False).lse for times in (1, 2))
+        share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
+        if share >= 0.01:
+            self.warnings += (
+                f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has "
+                "not converged there: their errors are lower bounds, and more tokens would raise them",
+            )
+        self._limits = self._limits.to(device)
+        self.mean = self._limits.mean(0)
+        self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
+
+    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
+        chosen = self._pool.indices(replicates, start, stop)
+        return self._pool.tokens[chosen].double(), self._limits[chosen]
+
+    def factor(self, n: int) -> float:  # noqa: D102
+        return self._pool.unseen(n)
+
+
+def reference_for(
+    measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
+) -> Reference:
+    """The reference of a study: the pool itself for a sample, the closed form for a law."""
+    if isinstance(measure, Sample):
+        return PoolReference(measure, head, largest, seed, device)
+    return LawReference(measure, head, largest, seed, device)

@@ -1,0 +1,145 @@
+"""The uniform error over a ball, sup over |x| ≤ R of |Γ_n(x) − Γ(x)|, by ascent from many starts.
+
+Γ_n and Γ are gradients: with K_n the empirical cumulant function, δ(t) = ∇K_n(t) − ∇K(t) and the error is |V δ(A x)|.
+The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, that is the derivative of δ itself along u: two
+more evaluations of δ give it, so the ascent needs nothing but attention, streams its tokens, and works for every law.
+
+Climbs begin where the error is largest among many candidates, of which the useful ones aim at tokens far out: the query
+x = R Aᵀ(X − m)/|Aᵀ(X − m)| sees the token X best. What is found is a lower bound of the supremum. What one half of the
+candidates misses of both is measured; as the expected maximum is concave in their number, twice as many would add at
+most twice that.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention.head import Head
+from limitlens.attention.kernels import state_of
+from limitlens.attention.state import State
+from limitlens.errors import Array
+from limitlens.experiments.reference import Reference
+from limitlens.measures.base import Measure
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.streams import PAGE
+
+CANDIDATES, STARTS, STEPS = 192, 8, 32  # of each half: points looked at, of which so many are climbed from, for so long
+AIMED = 1 / 3  # of the candidates, at the farthest tokens
+
+
+class UniformErrors(NamedTuple):
+    """The largest errors found, and how far short of them one half of the starts falls; each (replicates, sizes)."""
+
+    largest: Array
+    missed: Array  # relative: 1 − (mean of the halves' largest)/largest
+
+
+def told_of(missed: Array) -> str:
+    """What the search may have missed, at the largest size, with its standard error over replicates."""
+    last = 100 * missed[:, -1]
+    less = f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}%"
+    return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
+
+
+def uniform_errors(
+    measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
+) -> UniformErrors:
+    """Uniform errors of each replicate at each size, in float64."""
+    ascent = _Ascent(measure, head, reference, replicates, radius)
+    known, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
+    for size in cells.sizes:
+        x, error = ascent.climb(np.concatenate((*ascent.halves(size), known), 1), size)
+        best = error.max(1)
+        alone = (error[:, :STARTS].max(1) + error[:, STARTS : 2 * STARTS].max(1)) / 2
+        largest.append(best)
+        missed.append(1 - np.divide(alone, best, out=np.ones_like(best), where=best > 0))
+        known = x[np.arange(len(x)), error.argmax(1)][:, None]  # the next size has its own landscape, often alike
+    return UniformErrors(np.stack(largest, 1), np.stack(missed, 1))
+
+
+class _Ascent:
+    """Projected gradient ascent of the error for a group of replicates, many starts at once: points are (r, s, d)."""
+
+    def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
+        self.measure, self.head, self.reference = measure, head, reference
+        self.replicates, self.radius = replicates, radius
+        # One for each replicate, so that its starts do not depend on which others are climbed beside it.
+        self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
+
+    def halves(self, size: int) -> tuple[Array, Array]:
+        """Two independent sets of starts (r, STARTS, d): the candidates of each with the largest errors."""
+        aimed = self._aimed(size, 2 * int(AIMED * CANDIDATES))
+        first, second = (self._best(np.concatenate((self._spread(), aimed[:, half::2]), 1), size) for half in (0, 1))
+        return first, second
+
+    def _best(self, candidates: Array, size: int) -> Array:
+        error = self._norm(self._delta(self.head.tilts(candidates), size))
+        return np.take_along_axis(candidates, np.argsort(-error, axis=1)[:, :STARTS, None], 1)
+
+    def _spread(self) -> Array:
+        """Points spread over the ball, half of them on its surface, where the farthest tilts are."""
+        count = CANDIDATES - int(AIMED * CANDIDATES)
+        direction = np.stack([own.standard_normal((count, self.head.dim)) for own in self.generators])
+        direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+        distance, inner = np.ones((1, count, 1)), count // 2
+        distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim)
+        return np.asarray(self.radius * distance * direction)
+
+    def _aimed(self, size: int, count: int) -> Array:
+        """The queries that see the `count` tokens best which lie farthest out as keys: (r, at most count, d)."""
+        queries = np.empty((len(self.replicates), 0, self.head.dim))
+        for _, start, stop in Cells((size,)).blocks(PAGE):
+            tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
+            keys = tokens if self.head.key_map is None else tokens @ self.head.key_map.T
+            queries = np.concatenate((queries, keys @ self.head.query_map), 1)
+            lengths = np.linalg.norm(queries, axis=-1)
+            queries = np.take_along_axis(queries, np.argsort(-lengths, axis=1)[:, :count, None], 1)
+        lengths = np.linalg.norm(queries, axis=-1, keepdims=True)
+        return np.asarray(self.radius * queries / np.maximum(lengths, 1e-300))
+
+    def climb(self, x: Array, size: int) -> tuple[Array, Array]:
+        """Local maxima above x and their errors (r, s): a step that fails is halved, one that helps is lengthened."""
+        delta = self._delta(self.head.tilts(x), size)
+        error = self._norm(delta)
+        length = np.full(error.shape, self.radius / 4)
+        for _ in range(STEPS):
+            gradient = self._gradient(x, delta, size)
+            norm = np.linalg.norm(gradient, axis=-1, keepdims=True)
+            step = np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
+            trial = x + length[..., None] * step
+            distance = np.linalg.norm(trial, axis=-1, keepdims=True)
+            trial *= np.minimum(1, self.radius / np.maximum(distance, 1e-300))  # back into the ball
+            trial_delta = self._delta(self.head.tilts(trial), size)
+            trial_error = self._norm(trial_delta)
+            better = trial_error > error
+            x, delta = np.where(better[..., None], trial, x), np.where(better[..., None], trial_delta, delta)
+            error = np.where(better, trial_error, error)
+            length = np.where(better, 1.5 * length, length / 2)
+        return x, error
+
+    def _gradient(self, x: Array, delta: Array, size: int) -> Array:
+        """Gradient in x of half the squared error, by a central difference of δ along u = VᵀVδ."""
+        along = delta @ self.head.V.T @ self.head.V
+        norm = np.linalg.norm(along, axis=-1, keepdims=True)
+        unit = np.divide(along, norm, out=np.zeros_like(along), where=norm > 0)
+        tilts = self.head.tilts(x)
+        spacing = 1e-5 * (1 + np.linalg.norm(tilts, axis=-1, keepdims=True))
+        both = np.concatenate((tilts + spacing * unit, tilts - spacing * unit), axis=1)
+        ahead, behind = np.split(self._delta(both, size), 2, axis=1)
+        curvature = norm * (ahead - behind) / (2 * spacing)
+        queries = curvature if self.head.key_map is None else curvature @ self.head.key_map.T
+        return np.asarray(queries @ self.head.query_map)
+
+    def _norm(self, delta: Array) -> Array:
+        return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))
+
+    def _delta(self, tilts: Array, size: int) -> Array:
+        """∇K_n − ∇K at tilts (r, s, d), with K_n over the first `size` tokens of each replicate."""
+        query = torch.from_numpy(np.ascontiguousarray(tilts))
+        state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
+        for _, start, stop in Cells((size,)).blocks(PAGE):
+            tokens: Tensor = self.reference.tokens(self.replicates, start, stop).cpu()
+            state = state.merge(state_of(query, tokens, tokens))
+        return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))

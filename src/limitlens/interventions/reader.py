@@ -1,0 +1,123 @@
+"""A language model as a reader: how many nats each token of a long text costs, with memory bounded throughout."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from limitlens.arrays import Tensor, torch
+from limitlens.attention.scores import capped
+from limitlens.errors import InputError
+from limitlens.models import LoadedModel, intervene
+from limitlens.models.exponents import Factor
+
+ROWS = 2048  # tokens whose logits are held at once
+STRIDE = 8  # a truncated context is moved by this part of the window at a time
+
+
+class Reader:
+    """The layers and the head of a decoder; with `half` products are in bfloat16, softmax, norms and losses not."""
+
+    def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
+        model: Any = loaded.model
+        if not loaded.causal or model.get_output_embeddings() is None:
+            raise InputError(f"{loaded.name} is no decoder with its language-model head; expected one that predicts")
+        self.loaded, self.half = loaded, half
+        self.stack: Any = model.base_model
+        self.project: Any = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
+        self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.device = model.device
+        self._check()
+
+    def nll(self, ids: Tensor) -> Tensor:
+        """Nats of tokens 1 .. n − 1 of a text (n,), each given all before it."""
+        with torch.no_grad(), self.precision():
+            return self.cost(self.hidden(ids), ids)
+
+    def truncated(self, ids: Tensor, window: int) -> Tensor:
+        """The same where only the last tokens are read, 7/8 to all of `window`: a window that is moved by an eighth."""
+        step, found = max(window // STRIDE, 1), [self.nll(ids[:window])]
+        for start in range(window, len(ids), step):
+            stop = min(start + step, len(ids))
+            found.append(self.nll(ids[stop - window : stop])[start - stop :])
+        return torch.cat(found)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The last hidden states (n, d)."""
+        found: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What hidden states (n, d) predict, (n, vocabulary) in float32."""
+        return capped(self.project(states).float(), self.softcap)
+
+    def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
+        """Nats of tokens start .. n − 1 from the hidden states before them; logits are computed again for gradients."""
+        from torch.utils.checkpoint import checkpoint
+
+        targets = ids.to(self.device)
+
+        def part(states: Tensor, wanted: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(self.logits(states), wanted, reduction="none")
+
+        found = []
+        for begin in range(start, len(ids), ROWS):
+            end = min(begin + ROWS, len(ids))
+            rows = hidden[begin - 1 : end - 1], targets[begin:end]
+            found.append(checkpoint(part, *rows, use_reentrant=False) if hidden.requires_grad else part(*rows))
+        return torch.cat(found)
+
+    def precision(self) -> Any:
+        """The precision of everything that runs within the block."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
+    @contextmanager
+    def acting(self, factor: Factor | None) -> Iterator[None]:
+        """Scores times a factor within the block; nothing of size n × n is held."""
+        with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, factor=factor):
+            yield
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Layers are computed again for gradients, one at a time, so that only their inputs are held."""
+        if not self.stack.supports_gradient_checkpointing:
+            raise InputError(f"{self.loaded.name} cannot compute its layers again for gradients; expected one that can")
+        self.stack.gradient_checkpointing_enable({"use_reentrant": False})
+        layers = [module for module in self.stack.modules() if getattr(module, "gradient_checkpointing", False)]
+        before = [layer.training for layer in layers]
+        try:
+            for layer in layers:
+                layer.training = True  # of the layer alone, not of what is in it: dropout stays off
+            yield
+        finally:
+            for layer, was in zip(layers, before, strict=True):
+                layer.training = was
+            self.stack.gradient_checkpointing_disable()
+
+    def _check(self) -> None:
+        """The head must do what `cost` does: models that scale their logits otherwise are refused."""
+        ids = torch.arange(8, device=self.device) % self.loaded.model.config.get_text_config().vocab_size
+        with torch.no_grad():
+            logits = self.loaded.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+            expected = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+            found = self.cost(self.hidden(ids), ids)
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+            raise InputError(f"{self.loaded.name} changes its logits in a way that is not known; choose another model")
+
+
+@contextmanager
+def _ungrouped() -> Iterator[None]:
+    """Have transformers repeat shared keys: in float32 torch has no grouped kernel that holds less than n × n."""
+    import transformers.integrations.sdpa_attention as home
+
+    before = getattr(home, "use_gqa_in_sdpa", None)
+    if before is None:
+        yield
+        return
+    home.use_gqa_in_sdpa = lambda *args, **kwargs: False
+    try:
+        yield
+    finally:
+        home.use_gqa_in_sdpa = before

@@ -1,0 +1,277 @@
+"""Choices of keys: each keeps what its name says, as many as asked for, and none that a query does not see."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from cases import KEY_CASES, KeyCase
+from limitlens.attention.policies import PATTERNS, KeyPolicy, PolicyInput, Selection, keep, named
+from limitlens.attention.policies import POLICIES as CACHED
+from limitlens.attention.policies.past import LAW, SMOOTH, Expected
+from limitlens.attention.policies.streaming import SINKS
+from limitlens.errors import InputError
+
+LENGTH, DRAWS, DIM = 24, 6, 4
+POLICIES = CACHED | PATTERNS
+every = pytest.mark.parametrize("name", KEY_CASES)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def sight(held: int = 0, past: int = LENGTH, length: int = LENGTH) -> PolicyInput:
+    """Two by three heads of random keys; causal queries that see the last 16 keys, their own among them."""
+    position = torch.tensor([5, 11, length - 1])
+    distance = position[:, None] - torch.arange(length)
+    key, value, query = (torch.randn(2, 3, count, DIM, generator=generator(count)) for count in (length, length + 1, 3))
+    asked = torch.randn(2, 3, 2, past, DIM, generator=generator(7))
+    seen = (distance >= 0) & (distance < 16)
+    return PolicyInput(key, value[:, :, 1:], query @ key.mT, seen, position, held, asked)
+
+
+def kept(choice: KeyPolicy, given: PolicyInput, counts: torch.Tensor | int, seed: int = 0) -> torch.Tensor:
+    found = choice.choose(given, counts, DRAWS, generator(seed)).mask
+    assert given.scores is not None
+    return found.expand(len(found), *given.scores.shape)
+
+
+def attended(given: PolicyInput, scores: torch.Tensor, found: Selection) -> torch.Tensor:
+    """Attention outputs over what was kept."""
+    added = 0 if found.log_weights is None else found.log_weights
+    weights = (scores + added).masked_fill(~found.mask, -torch.inf).softmax(-1)
+    return weights @ given.value
+
+
+def test_every_choice_has_a_case() -> None:
+    assert set(KEY_CASES) == set(POLICIES)
+    with pytest.raises(InputError, match="'nearest'; expected one of random, "):
+        named("nearest")
+
+
+@every
+def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
+    """Pooled tokens have keys and values alone: no order, no scores, no earlier queries."""
+    choice, whole = POLICIES[name], sight()
+    pooled = PolicyInput(whole.key, whole.value)
+    needed = choice.ordered or choice.sees_queries or choice.needs_past
+    told = f"(pooled tokens have no order|no scores were given|no earlier queries were given).*'{name}'"
+    with pytest.raises(InputError, match=told) if needed else nullcontext():
+        choice.choose(pooled, 4, 1, generator(0))
+
+
+@every
+def test_a_choice_is_what_its_case_says(name: str) -> None:
+    choice, case = POLICIES[name], KEY_CASES[name]
+    assert choice.name == name
+    assert choice.words
+    found = KeyCase(choice.sees_queries, choice.ordered, choice.needs_past, choice.sampled, choice.unbiased)
+    assert found == case
+
+
+@every
+def test_a_choice_keeps_as_many_keys_as_asked_for_and_only_those_seen(name: str) -> None:
+    given, choice = sight(), POLICIES[name]
+    assert given.seen is not None
+    counts = torch.tensor([[1, 4, 9], [2, 30, 16]]).view(2, 3, 1, 1)
+    found = kept(choice, given, counts)
+    assert len(found) == (DRAWS if choice.sampled else 1)
+    assert not (found & ~given.seen).any()
+    there = given.seen.sum(-1)
+    torch.testing.assert_close(found.sum(-1), torch.minimum(counts[..., 0], there).expand(len(found), -1, -1, -1))
+    torch.testing.assert_close(kept(choice, given, 4), kept(choice, given, torch.tensor([[[[4]]]])))
+
+
+@every
+def test_the_same_seed_gives_the_same_keys_and_more_keys_hold_fewer(name: str) -> None:
+    given, choice = sight(), POLICIES[name]
+    few, again, more = (kept(choice, given, count) for count in (3, 3, 7))
+    assert torch.equal(few, again)
+    assert not (few & ~more).any()
+    assert torch.equal(few, kept(choice, given, 3, seed=1)) is not choice.sampled
+
+
+@every
+def test_keeping_everything_is_full_attention(name: str) -> None:
+    """To the last bit: nothing is dropped, nothing weighs more than itself."""
+    given, choice = sight(), POLICIES[name]
+    assert given.scores is not None
+    assert given.seen is not None
+    for counts in (LENGTH, LENGTH + 5, torch.tensor([[[[LENGTH]]]])):
+        found = choice.choose(given, counts, DRAWS, generator())
+        assert torch.equal(found.mask.expand(len(found.mask), 2, 3, 3, LENGTH)[0, 0, 0], given.seen)
+        assert found.log_weights is None or not found.log_weights.masked_fill(~found.mask, 0).any()
+
+
+@every
+def test_only_what_looks_at_queries_changes_with_them(name: str) -> None:
+    given, choice = sight(), POLICIES[name]
+    assert given.scores is not None
+    assert given.past is not None
+    other = PolicyInput(given.key, given.value, -given.scores, given.seen, given.position, 0, given.past)
+    assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.sees_queries
+    other = PolicyInput(given.key, given.value, given.scores, given.seen, given.position, 0, -given.past)
+    assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.needs_past
+
+
+@every
+def test_what_is_not_there_is_asked_for_in_one_sentence(name: str) -> None:
+    given, choice = sight(), POLICIES[name]
+    missing = []
+    for without, what in (
+        (PolicyInput(given.key, given.value, None, None, given.position, 0, given.past), "scores"),
+        (PolicyInput(given.key, given.value, given.scores, None, None, 0, given.past), "order"),
+        (PolicyInput(given.key, given.value, given.scores, None, given.position), "earlier queries"),
+    ):
+        try:
+            found = choice.choose(without, 5, DRAWS, generator()).mask
+            assert found.sum(-1).unique().tolist() == [5]
+        except InputError as error:
+            missing += [what] if what in str(error) else [str(error)]
+    case = KEY_CASES[name]
+    assert missing == ["scores"] * case.sees_queries + ["order"] * case.ordered + ["earlier queries"] * case.needs_past
+
+
+@pytest.mark.parametrize("name", [name for name, case in KEY_CASES.items() if case.unbiased])
+def test_weighted_sums_are_unbiased(name: str) -> None:
+    """Over many draws Σ_kept e^{w+s} (1, v) has the mean of the full sums, within four standard errors."""
+    given, draws = sight(held=1), 4000
+    given = PolicyInput(given.key, given.value, given.scores, None, None, 1, given.past)
+    assert given.scores is not None
+    found = POLICIES[name].choose(given, 8, draws, generator(3))
+    assert found.log_weights is not None
+    weight = found.log_weights.double().exp() * found.mask
+    for query in range(3):
+        mass = given.scores[:, :, query].double().exp()
+        for part in (mass, mass * given.value[..., 0].double()):
+            sums = (weight[..., 0, :] * part).sum(-1)
+            off = (sums.mean(0) - part.sum(-1)) / (sums.std(0) / draws**0.5)
+            assert off.abs().max() < 4
+
+
+def test_eviction_without_weights_is_biased() -> None:
+    """The same keys without weights sum to less: the check above can fail."""
+    given = sight()
+    found = POLICIES["unweighted"].choose(PolicyInput(given.key, given.value), 8, 4000, generator(3))
+    assert found.log_weights is None
+    assert found.mask.double().sum(-1).mean() == 8
+
+
+def test_random_keys_are_uniform_and_hold_the_sink() -> None:
+    key = torch.zeros(1, 1, 10, DIM)
+    found = POLICIES["random"].choose(PolicyInput(key, key), 3, 4000, generator()).mask
+    assert found.shape == (4000, 1, 1, 1, 10)  # one draw for every query of a head
+    share = found.double().mean((0, 1, 2, 3))
+    torch.testing.assert_close(share, torch.full((10,), 0.3, dtype=torch.float64), atol=0.03, rtol=0)
+    beside = POLICIES["random"].choose(PolicyInput(key, key, held=1), 3, 4000, generator())
+    assert beside.mask[..., 0].all()
+    assert beside.log_weights is not None
+    torch.testing.assert_close(beside.log_weights[0, 0, 0, 0], torch.tensor([0.0] + [4.5] * 9).clamp_min(1).log())
+    torch.testing.assert_close(
+        beside.mask[..., 1:].double().mean((0, 1, 2, 3)),
+        torch.full((9,), 2 / 9, dtype=torch.float64),
+        atol=0.03,
+        rtol=0,
+    )
+
+
+def test_recent_keys_are_the_nearest_and_sinks_the_first_too() -> None:
+    key = torch.zeros(1, 1, 21, DIM)
+    given = PolicyInput(key, key, None, None, torch.tensor([20]))
+    for name, places in (("recent", range(14, 21)), ("sinks", [*range(SINKS), 18, 19, 20])):
+        found = POLICIES[name].choose(given, SINKS + 3, 1, generator()).mask
+        assert torch.nonzero(found.flatten()).flatten().tolist() == list(places)
+
+
+def test_top_keys_hold_the_most_mass() -> None:
+    given = sight()
+    assert given.scores is not None
+    assert given.seen is not None
+    weights = torch.softmax(given.scores.masked_fill(~given.seen, -torch.inf), -1)
+    masses = {name: (weights * kept(choice, given, 5)).sum(-1) for name, choice in POLICIES.items()}
+    assert all((masses["top"] >= mass - 1e-6).all() for mass in masses.values())
+
+
+def test_short_keys_are_kept_first() -> None:
+    key = torch.arange(1.0, 9).view(1, 8, 1).flip(1)
+    found = POLICIES["norm"].choose(PolicyInput(key, key, held=1), 3, 1, generator()).mask
+    assert torch.nonzero(found.flatten()).flatten().tolist() == [0, 6, 7]
+
+
+def test_the_attention_of_the_last_queries_is_added_up() -> None:
+    """A key that all of them look at, and its neighbours."""
+    length, spot = 200, 40
+    key = torch.zeros(1, length, DIM)
+    key[0, spot, 0] = 30
+    past = torch.zeros(1, 1, length, DIM)
+    past[..., 0] = 1
+    given = PolicyInput(key, torch.ones(1, length, DIM), past=past)
+    found = POLICIES["accumulated"].choose(given, SMOOTH, 1, generator()).mask.flatten()
+    assert torch.nonzero(found).flatten().tolist() == [*range(spot - SMOOTH // 2, spot + SMOOTH // 2 + 1)]
+
+
+def test_expected_attention_is_the_mean_over_gaussian_queries() -> None:
+    """Against the average of e^{<q,k>} over queries drawn from the law, and value norms beside it."""
+    length = 12
+    key, value = (torch.randn(1, length, DIM, generator=generator(seed)) for seed in (1, 2))
+    mean, root = torch.randn(DIM, generator=generator(3)), 0.2 * torch.randn(DIM, DIM, generator=generator(4))
+    draws = (mean + torch.randn(200_000, DIM, generator=generator(5)).double() @ root.double()).double()
+    past = draws[:LAW].float().view(1, 1, LAW, DIM)
+    law = Expected().weight(PolicyInput(key, value, past=past))[0].double() / value[0].double().norm(dim=-1)
+    # The same law as the past has: its own mean and covariance.
+    centred = past[0, 0].double() - past[0, 0].double().mean(0)
+    normal = torch.randn(200_000, DIM, generator=generator(6), dtype=torch.float64)
+    root = torch.linalg.cholesky(centred.T @ centred / LAW)
+    drawn = torch.exp((past[0, 0].double().mean(0) + normal @ root.T) @ key[0].double().T).mean(0)
+    torch.testing.assert_close(law, drawn / drawn.sum(), rtol=0.03, atol=0)
+
+
+def test_sampling_by_a_guess_beats_uniform_sampling_where_the_guess_is_right() -> None:
+    """Served queries like the last ones: a smaller error at equal keys than random keys."""
+    length, count = 256, 64
+    key, value = (torch.randn(1, length, 8, generator=generator(seed)) for seed in (1, 2))
+    query = torch.randn(1, 1, length, 8, generator=generator(3)) * 0.3 + 0.5
+    served = torch.randn(1, 32, 8, generator=generator(4)) * 0.3 + 0.5
+    given = PolicyInput(key, value, served @ key.mT, past=query)
+    assert given.scores is not None
+    full = given.scores.softmax(-1) @ value
+    errors = {}
+    for name in ("random", "mixed"):
+        found = POLICIES[name].choose(given, count, 200, generator(5))
+        errors[name] = (attended(given, given.scores, found) - full).square().mean()
+    assert errors["mixed"] < 0.7 * errors["random"]
+
+
+def test_patterns_keep_the_places_that_their_names_say() -> None:
+    def places(name: str, position: int, count: int) -> list[int]:
+        key = torch.zeros(1, 16, DIM)
+        given = PolicyInput(key, key, position=torch.tensor([position]))
+        return torch.nonzero(PATTERNS[name].choose(given, count, 1, generator()).mask.flatten()).flatten().tolist()
+
+    assert places("strided", 15, 4) == [3, 7, 11, 15]
+    assert places("strided", 5, 8) == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert places("dilated", 15, 3) == [7, 11, 15]
+    assert places("dilated", 15, 5) == [3, 7, 11, 14, 15]
+    assert places("block", 6, 4) == [4, 5, 6, 7]
+    assert places("block", 6, 8) == [*range(8)]
+    assert set(places("bigbird", 15, 8)) >= {12, 13, 14, 15}
+
+
+def test_bigbird_is_half_a_window_and_half_random() -> None:
+    """Among those a query sees alone: of 8 keys 4 to 5 are the nearest, the others are spread evenly."""
+    key = torch.zeros(1, 40, DIM)
+    seen = torch.arange(40) <= 31
+    given = PolicyInput(key, key, seen=seen[None], position=torch.tensor([31]))
+    share = PATTERNS["bigbird"].choose(given, 8, 4000, generator()).mask.double().mean((0, 1, 2))
+    assert share[28:32].tolist() == [1.0] * 4
+    assert not share[32:].any()
+    torch.testing.assert_close(share[:27], torch.full((27,), float(share[:27].mean())).double(), atol=0.03, rtol=0)
+
+
+def test_keep_takes_the_highest_priorities() -> None:
+    priority = torch.tensor([[3.0, 1.0, 2.0, 5.0]])
+    assert keep(priority, 2).tolist() == [[True, False, False, True]]
+    assert keep(priority, 2, torch.tensor([True, True, True, False])).tolist() == [[True, False, True, False]]

@@ -1,0 +1,241 @@
+"""`limitlens scaling` from end to end: documents with predictions, measurements and p-values; figures; bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from limitlens.cli import main
+from limitlens.errors import InputError
+from limitlens.experiments.heat_flow import HeatFlow, heat_flow
+from limitlens.experiments.real_keys import RealKeys
+from limitlens.experiments.regimes_figure import regime_figures
+from limitlens.experiments.scaling import scaling
+from limitlens.experiments.scaling_limits import ScalingLimits, ambient, scaling_limits
+from limitlens.experiments.schedules import Schedules, follow_schedules
+from limitlens.record import plain, read_run, to_json
+from limitlens.report.view import Figure
+from limitlens.theory import VonMisesFisherGap, critical_beta, subsphere, uniform
+
+
+def scaling_document(*arguments: Any, **options: Any) -> dict[str, Any]:
+    return scaling_limits(*arguments, **options).document()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["scaling", *arguments])
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def z(entry: dict[str, float], against: str) -> float:
+    return abs(entry["measured"] - entry[against]) / entry["stderr"]
+
+
+def test_the_command_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--dim", "5", "--n", "10000", "--theta", "1", "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["inputs"]["beta"] == pytest.approx(critical_beta(10_000, uniform(5)))
+    shared = document["quantities"]["participation"]
+    assert shared["predicted"] == pytest.approx(0.2033, abs=5e-5)
+    assert shared["exact"] == pytest.approx(0.2044, abs=5e-5)
+    assert shared["stderr"] < 0.003
+    for name, entry in document["quantities"].items():
+        assert entry["status"] == "verified"
+        assert z(entry, "predicted" if name == "keys_holding_90" else "exact") < 4, name
+    for name in ("top_weight", "participation", "output_gap", "output_tangential"):
+        assert document["laws"][name]["p"] > 0.01, name
+    assert document["laws"]["output_gaussian"]["p"] < 1e-3  # no Gaussian at the critical scale
+    assert document["regime"] == "selective"
+
+
+def test_the_page_shows_the_same_keys_at_three_temperatures() -> None:
+    made = scaling_limits(uniform(5), 10_000, theta=1.0, replicates=100)
+    (section,) = made.view().later()
+    *maps, ordered, _ = [block for block in section.flat if isinstance(block, Figure)]
+    assert [figure.title.rsplit(" ", 1)[1] for figure in maps] == ["averages", "selects", "collapses"]
+    largest = [max(figure.series[0].sizes or ()) for figure in maps]
+    assert largest[0] < largest[1] < largest[2]  # ever more of the mass lies on one key
+    top = {series.name.split(":")[0]: series.y[0] for series in ordered.series if series.kind == "points"}
+    assert top["averages"] < 0.02 < 0.2 < top["selects"] < 0.6 < 0.9 < top["collapses"]
+    assert scaling_limits(uniform(3), 300, theta=1.0, replicates=100).view().later() == []
+
+
+def test_averaging_side() -> None:
+    document = scaling_document(uniform(5), 10_000, theta=200.0, replicates=1000, seed=1)
+    side = document["averaging"]
+    assert side["applies"]
+    assert not document["collapse"]["applies"]
+    assert document["regime"] == "averaging"
+    for name in ("mean", "bias", "radial_variance", "tangential_variance"):
+        assert z(side[name], "predicted") < 3.5, name
+    assert side["effective_sample_size"]["measured"] == pytest.approx(
+        side["effective_sample_size"]["predicted"], rel=0.01
+    )
+    assert document["laws"]["output_gaussian"]["p"] > 0.01  # Gaussian from θ of about 100
+
+
+def test_collapse_side() -> None:
+    document = scaling_document(uniform(3), 10_000, theta=0.01, replicates=4000, seed=2)
+    side = document["collapse"]
+    assert side["applies"]
+    assert document["regime"] == "frozen"
+    assert z(side["nearest_distance"], "predicted") < 3.5
+    assert z(side["one_minus_top_weight"], "predicted") < 3.5
+
+
+def test_circle_has_no_collapse_formula_but_exact_values() -> None:
+    document = scaling_document(uniform(2), 1000, beta=1e8, replicates=200)
+    assert document["collapse"]["one_minus_top_weight"] is None
+    assert z(document["quantities"]["top_weight"], "exact") < 4
+
+
+def test_off_axis_law_at_ten_billion_keys() -> None:
+    document = scaling_document(VonMisesFisherGap(5, 3.0, 0.5), 10**10, theta=1.0, replicates=1000, seed=3)
+    assert document["method"] == "nearest keys"
+    assert document["replaced_mass"] < 1e-9
+    assert "output_tangential" not in document["laws"]
+    assert document["laws"]["top_weight"]["p"] > 0.01
+
+
+def test_limit_is_far_away_in_high_dimension() -> None:
+    """θ = 1 in dimension 64 averages over ten thousand keys; the exact values say so and the document warns."""
+    document = scaling_document(uniform(64), 100_000, theta=1.0, replicates=100)
+    shared = document["quantities"]["participation"]
+    assert shared["exact"] / shared["predicted"] > 1e5
+    assert z(shared, "exact") < 3.5
+    assert document["regime"] == "averaging"
+    assert "trust the exact values" in document["warnings"][0]
+
+
+def test_subsphere_against_its_ambient_scale() -> None:
+    around = ambient(subsphere(9, 4), 9, 10_000, replicates=300)
+    assert around.theta.predicted == pytest.approx(61.6, abs=0.05)
+    assert z(plain(around.participation), "predicted") < 3.5
+
+
+def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--law", "subsphere", "--dim", "9", "--sub", "4", "--replicates", "200")
+    assert code == 0
+    assert "local exponent 3" in out
+    assert "0.2952" in out
+    assert "ambient sphere" in out
+    code, out, _ = run(capsys, "--theta", "100", "--replicates", "50")
+    assert "Formulas of the averaging side" in out
+    code, out, _ = run(capsys, "--schedules", "4096:65536:2", "--dim", "9")
+    assert "yarn" in out
+    code, out, _ = run(capsys, "--heat", "--n", "500")
+    assert "grew to 0.610671, where the backward heat equation at t = 0.2 says 0.610701" in out
+
+
+def test_real_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    keys = rng.standard_normal((2000, 4)).astype(np.float32)
+    np.save(tmp_path / "keys.npy", keys)
+    np.save(tmp_path / "queries.npy", keys[:3])
+    files = ["--keys", str(tmp_path / "keys.npy"), "--queries", str(tmp_path / "queries.npy")]
+    code, _, err = run(capsys, *files)
+    assert code == 2
+    assert "expected unit vectors on the sphere" in err
+    code, out, _ = run(capsys, *files, "--normalise", "--json")
+    document = json.loads(out)
+    assert document["inputs"]["keys"] == 1999  # the query itself is left out
+    low, high = document["queries"][0]["exponent"]["interval"]
+    assert low < 3 < high
+    code, out, _ = run(capsys, *files, "--normalise", "--schedules", "2000:200000:2", "--json")
+    assert json.loads(out)["status"] == "heuristic"
+    code, out, _ = run(capsys, *files, "--normalise")
+    assert "median local exponent" in out
+
+
+def test_run_folder_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, _, _ = run(capsys, "--replicates", "20", "--n", "500", "--plot", "--out", str(folder))
+    assert code == 0
+    assert json.loads((folder / "run.json").read_text())["result"]["inputs"]["n"] == 500
+    assert (folder / "scaling.png").stat().st_size > 20_000
+    assert (folder / "scaling.pdf").exists()
+    table = pd.read_parquet(folder / "scaling.parquet").set_index(["part", "quantity"])
+    assert table.loc[("quantities", "participation"), "predicted"] == pytest.approx(0.2033, abs=5e-5)
+    for flags in (["--heat", "--layers", "10"], ["--schedules", "1000:2000:2"]):
+        code, _, err = run(capsys, *flags, "--n", "500", "--out", str(folder), "--device", "cuda")
+        assert code == 0
+        assert "ignored" in err
+        assert len(pd.read_csv(folder / "scaling.csv")) == (11 if "--heat" in flags else 8)
+
+
+def test_figures_show_what_they_say() -> None:
+    *maps, ordered, shared = regime_figures(uniform(3), 1000)
+    assert [figure.title.split(": ")[1] for figure in maps] == ["averages", "selects", "collapses"]
+    assert [series.name for series in ordered.series if series.listed] == ["averages", "selects", "collapses"]
+    (limit,) = (series for series in shared.series if series.name == "scaling limit")
+    assert np.interp(0.0, np.log(limit.x)[::-1], limit.y[::-1]) == pytest.approx(0.4385, abs=5e-3)
+    assert len(follow_schedules([1e3, 1e4], uniform(5), beta=20.0).plot().axes) == 3
+    heat = heat_flow(n=500).plot()
+    assert heat.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(0.5 * np.exp(0.2))
+
+
+def test_saved_results_are_read_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    found: dict[Any, Any] = {
+        ScalingLimits: scaling(law="subsphere", dim=6, sub=3, n=500, replicates=30),
+        Schedules: scaling(schedules=[100.0, 1000.0], law="vmf"),
+        HeatFlow: scaling(heat=True, layers=10, n=200, beta=200.0),
+        RealKeys: scaling(keys=rng.standard_normal((800, 5)), queries=rng.standard_normal((4, 5)), normalise=True),
+    }
+    for kind, made in found.items():
+        assert type(made) is kind
+        made.save(tmp_path / made.kind)
+        read = kind.load(read_run(tmp_path / made.kind))
+        assert to_json(read.document()) == to_json(made.document())
+        assert read.view() == made.view()
+        assert len(repr(read)) < 200
+        assert read.plot() is not None
+    assert "ambient sphere" in str(found[ScalingLimits])
+    assert "4 queries on 800 real keys" in str(found[RealKeys])
+    assert "n⁰·⁵⁰" in scaling(n=500, replicates=20).view().verdict[2]  # 2/α with α = 4
+
+
+def test_a_law_nobody_can_name_is_told_when_read_back(tmp_path: Path) -> None:
+    scaling_limits(uniform(3), 500, theta=1.0, replicates=20, name="my own", dim=3).save(tmp_path)
+    with pytest.raises(InputError, match="the law is 'my own'; expected uniform"):
+        ScalingLimits.load(read_run(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dim", "1"], "dim is 1"),
+        (["--theta", "0"], "theta is 0"),
+        (["--theta", "-1"], "theta is -1"),
+        (["--beta", "0"], "beta is 0"),
+        (["--beta", "-3"], "beta is -3"),
+        (["--n", "1"], "n is 1"),
+        (["--n", "2.5"], "whole number"),
+        (["--n", "nan"], "n is nan"),
+        (["--theta", "1", "--beta", "2"], "both theta and beta"),
+        (["--theta", "20000"], "less than n"),
+        (["--law", "cauchy"], "'cauchy'"),
+        (["--replicates", "1"], "replicates is 1"),
+        (["--n", "50", "--replicates", "2", "--plot"], "at least 400 keys"),
+        (["--heat", "--schedules", "10:20:2"], "expected it alone"),
+        (["--heat", "--amplitude", "2"], "amplitude is 2"),
+        (["--keys", "keys.npy"], "expected both"),
+        (["--keys", "none.npy", "--queries", "none.npy"], "there is no file"),
+        (["--schedules", "20:10:2"], "range of context lengths"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1

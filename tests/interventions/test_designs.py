@@ -1,0 +1,155 @@
+"""Sparse designs: nothing is lost where all keys are kept, random keys are the probe's, a window has a floor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import limitlens as ll
+from limitlens.attention.policies.mixing import MIXINGS
+from limitlens.cli import main
+from limitlens.errors import InputError
+from limitlens.interventions.designs_result import DESIGNS, Designs
+from limitlens.models import Captured, capture
+from limitlens.models.catalog import LoadedModel
+from limitlens.models.opening import open_some
+from tiny_models import TINY, tiny_tokenizer
+
+CONTEXT = 32
+
+
+def tiny(name: str) -> LoadedModel:
+    return LoadedModel(name, TINY[name].model(), tiny_tokenizer(special=False))
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Independent letters: a text whose tokens are a sample."""
+    path = tmp_path_factory.mktemp("text") / "letters.txt"
+    path.write_text("".join(np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), 40_000)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def found(letters: str) -> Designs:
+    return ll.designs(tiny("bert"), letters, [4, 8, 16], context=CONTEXT, documents=40, queries=3)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gemma2", "gpt_oss"])
+def test_designs_that_cover_all_keys_lose_nothing(name: str, letters: str) -> None:
+    run = ll.designs(tiny(name), letters, [4, CONTEXT], context=CONTEXT, documents=5, queries=2)
+    covering = [s for s, design in enumerate(run.designs) if design != "linformer"]
+    for kind in ("error", "floor"):
+        told = run.numbers(run.relative)[kind][:, covering]
+        assert np.abs(told[..., 1]).max() < 1e-5
+    assert run.overall["error"][:, 0].min() > 0.01
+    assert run.overall["error"][run.designs.index("linformer"), 1] > 0.1  # it mixes: it never covers them
+    assert not run.winners[1]["sure"]
+
+
+def test_errors_are_those_of_attention_over_the_last_keys(letters: str) -> None:
+    """One head of a causal model by hand, in float64: a window of 4 keys, the last place of every document."""
+    model = tiny("llama")
+    run = ll.designs(model, letters, [4], context=CONTEXT, documents=6, queries=1, designs=["recent", "sinks"])
+    _, _, ids = open_some(model, letters, 6, CONTEXT, special="auto", seed=0, device="cpu")
+    calls: list[Captured] = []
+    with torch.inference_mode(), capture(model.model, calls.append):
+        model.model(input_ids=ids)
+    call = calls[1]
+    query, key, value = (part.double() for part in (call.query[:, 3, -1], call.key[:, 1], call.value[:, 1]))
+    scores = call.scale * (key @ query[..., None])[..., 0]
+    full = (scores.softmax(-1)[:, None] @ value)[:, 0]
+    near = (scores[:, -4:].softmax(-1)[:, None] @ value[:, -4:])[:, 0]
+    squares = (near - full).square().sum(-1).numpy()
+    row = run.places.index((1, 3))
+    assert run.squares[row, 0, 0] == pytest.approx(squares, rel=1e-3)
+    assert run.outputs[row] == pytest.approx(full.square().sum(-1).numpy(), rel=1e-3)
+    told = run.table.query("layer == 1 and head == 3 and design == 'recent'").iloc[0]
+    assert told["error"] == pytest.approx(np.sqrt(squares.sum() / full.square().sum().item()), rel=1e-3)
+
+
+def test_random_keys_are_those_of_the_probe(letters: str) -> None:
+    """k random tokens of one document are k tokens of the pool where tokens are independent: the first layer of a model
+    that knows no positions, which a document holds each of once."""
+    model = tiny("bert")
+    model.model.embeddings.position_embeddings.weight.zero_()
+    known: dict[str, Any] = {"documents": 40, "queries": 4, "context": CONTEXT, "designs": ["random", "recent"]}
+    run = ll.designs(model, letters, [4, 8, 16], **known)
+    probe = ll.probe(model, letters, 20_000, window=CONTEXT, sizes=run.keys, replicates=40, queries=128)
+    own, heads = run.numbers(run.relative), probe.records[:4]
+    theirs = np.array([head.curve.error for head in heads])
+    errors = np.hypot(own["fluctuation_stderr"][:4], np.array([head.curve.stderr for head in heads])[:, None])
+    off = (own["fluctuation"][:4] - theirs[:, None]) / errors
+    assert np.abs(off).max() < 3.5  # a window too: its tokens are as independent as any
+    assert np.abs(off.mean((0, 2))).max() < 1.5
+    assert (errors / theirs[:, None]).max() < 0.15  # or nothing could be told apart
+    rates = [[head.curve.rate.slope, head.curve.rate.stderr] for head in heads if head.curve.rate is not None]
+    slopes, spread = np.array(rates).T
+    assert np.abs((own["rate"][:4, 0, 0] - slopes) / np.hypot(own["rate_stderr"][:4, 0, 0], spread)).max() < 3.5
+
+
+def test_random_keys_have_no_floor_and_a_window_has(found: Designs) -> None:
+    squares = found.relative["floor"].mean(0)
+    whole, left = squares[..., 0], squares[..., 1:]
+    count = found.documents
+    square = whole + (count - 1) * (whole - left.mean(-1))
+    spread = np.sqrt((count - 1) * left.var(-1))
+    off = dict(zip(found.designs, square / spread, strict=True))
+    assert np.abs(off["random"]).max() < 4
+    for name in ("recent", "block", "norm", "linformer"):
+        assert off[name].min() > 4
+    assert found.overall["floor"][0] == pytest.approx(np.sign(square[0]) * np.sqrt(np.abs(square[0])))
+
+
+def test_the_best_design_is_told_with_whether_that_is_sure(found: Designs) -> None:
+    last = found.winners[-1]
+    assert sum(last["heads"].values()) == len(found.places)
+    assert found.overall["error"][:, -1].argmin() == found.designs.index(last["best"])
+    rng = np.random.default_rng(1)
+    shape = (3, 2, 1, 20)
+    noise = np.abs(rng.normal(1, 0.1, shape))
+    same: dict[str, Any] = {
+        "floors": np.zeros((3, 2, 1, 21)),
+        "apart": noise,
+        "outputs": np.ones((3, 20)),
+        "limits": np.ones((3, 21)),
+    }
+    known: Any = ("letters", "a", 8, 20, 1, (4,), ("random", "recent"), ((0, 0), (0, 1), (0, 2)))
+    alike, apart = (Designs(*known, squares=noise * factor, **same) for factor in (1, np.array([1, 4])[:, None, None]))
+    assert [run.winners[0]["sure"] for run in (alike, apart)] == [False, True]
+    assert apart.winners[0]["heads_sure"] == {"random": 3, "recent": 0}
+
+
+def test_groups_keep_the_mass_of_their_keys() -> None:
+    """Means of k groups of equal keys stand for all of them, whatever the query."""
+    rng = torch.Generator().manual_seed(0)
+    key = torch.randn(2, 3, 4, 5, generator=rng).repeat_interleave(8, -2)
+    value = torch.randn(2, 3, 32, 5, generator=rng)
+    query = torch.randn(2, 3, 7, 5, generator=rng)
+    full = (query @ key.mT).softmax(-1) @ value
+    ((mixed, means, added),) = MIXINGS["leading"][1](key, value, [4], rng)
+    assert added is not None
+    torch.testing.assert_close((query @ mixed.mT + added[..., None, :]).softmax(-1) @ means, full)
+    ((_, _, uneven),) = MIXINGS["leading"][1](key, value, [5], rng)
+    assert uneven is not None
+    torch.testing.assert_close(uneven.exp().sum(-1), torch.full((2, 3), 32.0))
+
+
+def test_mistakes_are_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny("bert")
+    with pytest.raises(InputError, match="33 keys are to be kept of documents of 32 tokens; expected at most as many"):
+        ll.designs(model, keys=[33], context=32)
+    with pytest.raises(InputError, match=r"holds [0-9,]+ documents of 32 tokens; 4,000 were asked for"):
+        ll.designs(model, __file__, keys=[8], context=32, documents=4000)
+    with pytest.raises(InputError, match="'windows'; expected some of random, recent"):
+        ll.designs(model, keys=[8], designs=["windows", "random"])
+    with pytest.raises(InputError, match="documents is 3; expected at least 4"):
+        ll.designs(model, keys=[8], documents=3)
+    with pytest.raises(SystemExit) as stopped:
+        main(["designs", "minilm", "--keys", "16:1024:3"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert len(DESIGNS) == 10

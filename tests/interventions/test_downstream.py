@@ -1,0 +1,133 @@
+"""A task when each query sees n keys: labelled documents, the logistic head, outcomes, a classifier of one's own."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+
+import limitlens as ll
+from command_line import run as command
+from downstream_cases import classifier, data, documents, encoder
+from limitlens.errors import InputError
+from limitlens.interventions.downstream import Downstream
+from limitlens.interventions.labelled import fit_head, read_labelled, scores
+from limitlens.models import Captured, capture, load
+
+
+@cache
+def asked() -> Downstream:
+    return ll.downstream(encoder(), data(), [4, 42], test=30, window=42)
+
+
+def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
+    rows = documents()
+    for suffix, mark in ((".csv", ","), (".tsv", "\t")):
+        (tmp_path / f"rows{suffix}").write_text("\n".join([f"text{mark}label", *(mark.join(row) for row in rows)]))
+        assert read_labelled(str(tmp_path / f"rows{suffix}")) == rows
+    assert read_labelled(data()) == rows
+    for place, (words, label) in enumerate(rows):
+        folder = tmp_path / "tree" / "inner" / label
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{place:03}.txt").write_text(words)
+    assert sorted(read_labelled(str(tmp_path / "tree"))) == sorted(rows)
+    with ZipFile(tmp_path / "rows.zip", "w") as archive:
+        for place, (words, label) in enumerate(rows):
+            archive.writestr(f"{label}/{place:03}.txt", words)
+    assert sorted(read_labelled(str(tmp_path / "rows.zip"))) == sorted(rows)
+    (tmp_path / "holder").mkdir()
+    (tmp_path / "rows.zip").rename(tmp_path / "holder" / "rows.zip")
+    assert sorted(read_labelled(str(tmp_path / "holder"))) == sorted(rows)
+
+
+def test_the_head_is_the_minimum_of_its_loss() -> None:
+    generator = np.random.default_rng(0)
+    truth = np.array([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
+    x = generator.normal(size=(3000, 2))
+    noise = generator.gumbel(size=(3000, 3))
+    y = (scores(truth, x) + noise).argmax(1)
+    weights, penalty = fit_head(x, y, 0)
+    inner, given, wanted = torch.tensor(weights, requires_grad=True), torch.tensor(x), torch.tensor(y)
+    loss = torch.nn.functional.cross_entropy(given @ inner[:-1] + inner[-1], wanted)
+    (loss + penalty / 2 * inner[:-1].square().sum()).backward()
+    assert inner.grad is not None
+    assert inner.grad.abs().max() < 1e-4
+    best = torch.nn.functional.cross_entropy(torch.tensor(scores(truth, x)), wanted)
+    assert loss.item() == pytest.approx(best.item(), abs=0.02)
+
+
+def test_all_keys_change_nothing_and_few_keys_something() -> None:
+    table = asked().table
+    every = table[table["keys"] == 42]
+    assert (every["agreement"] == 1).all()
+    assert every["margin_error"].max() < 1e-5
+    assert every["accuracy_change"].abs().max() == 0
+    few = table[(table["keys"] == 4) & (table["documents"] == "all")].iloc[0]
+    assert few["margin_error"] > 0.05
+    assert 0 < few["margin_error_stderr"] < few["margin_error"]
+    assert every["accuracy"].iloc[0] > 0.8  # what the letters tell
+    assert asked().trained == 60
+    assert set(table["documents"]) == {"all", "low horizon", "middle horizon", "high horizon"}
+
+
+def test_the_horizon_of_a_document_is_that_of_its_scores() -> None:
+    """The largest singular value of the centred matrix of scores, over its number of tokens, of every head."""
+    order = np.random.default_rng(0).permutation(len(documents()))
+    ids = encoder().tokenizer(documents()[order[0]][0])["input_ids"]
+    found = []
+
+    def take(call: Captured) -> None:
+        scores = call.scale * (call.query[0] @ call.key[0].mT).double()
+        centred = scores - scores.mean(-1, keepdim=True)
+        centred = centred - centred.mean(-2, keepdim=True)
+        found.extend((torch.linalg.svdvals(centred)[:, 0] / len(ids)).tolist())
+
+    with torch.inference_mode(), capture(encoder().model, take):
+        encoder().model(input_ids=torch.tensor([ids]))
+    assert asked().horizon[0] == pytest.approx(np.mean(found), rel=1e-4)
+
+
+def test_a_classifier_of_ones_own_is_asked_as_it_is() -> None:
+    loaded = load(classifier(), labels=True)
+    made = ll.downstream(loaded, data(), [4, 42], test=12, window=42)
+    assert made.trained == 0
+    assert made.labels == ("a", "b")
+    order = np.random.default_rng(0).permutation(len(documents()))[:12]
+    for place, index in enumerate(order):
+        words, label = documents()[index]
+        logits = loaded.model(**loaded.tokenizer(words, return_tensors="pt")).logits[0]
+        margin = (logits[0] - logits[1]) * (1 if label == "a" else -1)
+        assert made.outcomes[place, 0, 5] == pytest.approx(float(margin), abs=1e-5)
+
+
+def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = ("downstream", classifier(), "--test", 8, "--window", 42, "--keys", "4,42")
+    code, out, _ = command(capsys, *small, "--data", data(), "--json", "--out", tmp_path / "run")
+    told = json.loads(out)
+    assert (code, told["documents"], len(told["keys"])) == (0, 8, 8)
+    assert ll.load(tmp_path / "run").document() == told
+    (tmp_path / "none.jsonl").write_text('{"text": "abc"}\n')
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("abc")
+    (tmp_path / "broken.zip").write_text("abc")
+    (tmp_path / "other.csv").write_text("text,label\n" + "abc,x\nabc,y\n" * 20)
+    for given, words in (
+        ((data(), "--keys", "4,43"), "4, 43 for documents of 42 tokens; expected numbers from 1 to 42"),
+        ((tmp_path / "none.jsonl",), "a row without 'label'; expected a text and a label"),
+        ((tmp_path / "one",), "fewer than two labels; expected a folder for each label"),
+        ((tmp_path / "broken.zip",), "cannot be read"),
+        ((tmp_path / "nowhere",), "No such file"),
+        ((tmp_path / "other.csv", "--keys", "4"), "labelled x, y and"),
+        ((data(), "--keys", "4", "--way", "alone"), "a way of shared, own"),
+    ):
+        code, out, err = command(capsys, *small, "--data", *given)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+    with pytest.raises(InputError, match="0 learned"):
+        ll.downstream(encoder(), data(), [4], test=90, window=42)

@@ -1,0 +1,94 @@
+"""The critical factor from gap counting: laws with a known critical scale; ties; the error bar of a head."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+
+from limitlens.probing.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
+from limitlens.statistics.critical_rows import device_rows
+from limitlens.statistics.gap_counting import critical_inverse_temperature
+from limitlens.theory import critical_beta, uniform
+
+
+def rows_of(dim: int, n: int, rows: int, seed: int) -> np.ndarray:
+    """Scores <q, k> of n uniform keys on the sphere."""
+    return np.asarray(1 - uniform(dim).quantile(np.random.default_rng(seed).random((rows, n))))
+
+
+@pytest.mark.parametrize(("dim", "ratio"), [(3, 0.24), (5, 0.65), (9, 1.15)])
+def test_it_grows_like_the_critical_scale_of_a_known_law(dim: int, ratio: float) -> None:
+    """β over the exact critical β is one number for every n, and so grows like n^{2/(d−1)}."""
+    for seed, n in enumerate((500, 8000)):
+        found = critical_inverse_temperature(rows_of(dim, n, 400, seed))
+        assert np.median(found) / critical_beta(n, uniform(dim)) == pytest.approx(ratio, rel=0.08)
+
+
+def test_at_the_critical_scale_of_a_sphere_the_transform_is_one_more_than_theta() -> None:
+    """d = 3: E Σ e^{−βg} = 1 + θ, so that five keys are θ = 4."""
+    scores = rows_of(3, 4000, 2000, 3)
+    gaps = scores.max(1, keepdims=True) - scores
+    transform = np.exp(-critical_beta(4000, uniform(3), 4.0) * gaps).sum(1)
+    assert abs(transform.mean() - 5) < 3 * transform.std() / np.sqrt(len(transform))
+
+
+def of_a_head(
+    scores: np.ndarray, sizes: tuple[int, ...], windows: np.ndarray, context: int, seed: int = 0
+) -> CriticalFactor:
+    """The factor of one head from scores (q, N)."""
+    some, few = some_rows(len(scores)), within(sizes, context)
+    (found,) = critical_factors(critical_rows(scores[None, some], few), few, windows[some], seed=seed)
+    return found
+
+
+def test_each_row_is_solved_and_ties_are_told() -> None:
+    scores = np.random.default_rng(4).normal(size=(7, 300)).astype(np.float32)
+    found = critical_inverse_temperature(scores)
+    transform = np.exp(-found[:, None] * (scores.max(1, keepdims=True) - scores)).sum(1)
+    np.testing.assert_allclose(transform, 5, rtol=1e-4)
+    np.testing.assert_allclose(critical_inverse_temperature(2 * scores), found / 2, rtol=1e-5)
+    scores[0, :5] = 9  # five keys tie: no temperature parts them
+    assert np.isinf(critical_inverse_temperature(scores)[0])
+    assert (critical_inverse_temperature(scores[:, :5]) == 0).all()
+
+
+def test_a_head_has_the_median_of_its_rows_with_an_error_that_covers() -> None:
+    """The standard error of the median and of the growth over windows, against the scatter of independent heads."""
+    sizes, windows = (500, 2000, 4000), np.arange(32)
+    found = [of_a_head(rows_of(5, 2000, 32, 10 + i), sizes, windows, 3000, i) for i in range(60)]
+    assert {one.n for one in found} == {2000}  # the largest size within the context
+    logs = np.log([one.factor for one in found])
+    assert np.mean([one.stderr / one.factor for one in found]) == pytest.approx(logs.std(ddof=1), rel=0.3)
+    growth = np.array([one.growth for one in found])
+    assert abs(growth.mean() - 0.5) < 3 * growth.std() / np.sqrt(60) + 0.02
+    tied = of_a_head(np.zeros((4, 64)), (32, 64), np.arange(4), 64)
+    assert np.isinf(tied.factor)
+    assert tied.growth is None
+
+
+def test_on_a_device_all_rows_and_sizes_are_solved_at_once() -> None:
+    """Ties, all but ties that need many steps, and sizes with no more keys than make a row critical."""
+    scores = np.random.default_rng(5).normal(size=(3, 8, 400)).astype(np.float32) * 3
+    scores[0, 0, :6] = 20  # in every sample, even the smallest
+    scores[1, 2, 100:106] = 20  # in the largest alone
+    scores[2, 1, :8] = 20 + np.arange(8, dtype=np.float32) * 1e-5
+    sizes = (5, 50, 400)
+    expected = critical_rows(scores, sizes)
+    assert np.isinf(expected).sum() == 3
+    assert expected[1, 2, 1] > 1e4
+    found = device_rows(torch.from_numpy(scores), sizes).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_heads_at_once_have_the_factors_they_have_alone() -> None:
+    sizes, windows = (100, 300, 900), np.arange(32) // 2
+    rows = critical_rows(np.random.default_rng(6).normal(size=(4, 32, 900)), sizes)
+    rows[:, 1] = np.inf
+    together = critical_factors(rows, sizes, windows, seed=3)
+    assert [one.growth is None for one in together] == [False, True, False, False]
+    alone = [critical_factors(rows[:, head, None], sizes, windows, seed=3)[0] for head in range(4)]
+    both = (np.array([astuple(one) for one in found], float) for found in (together, alone))
+    np.testing.assert_allclose(*both, rtol=1e-12)

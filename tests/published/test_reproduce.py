@@ -1,0 +1,233 @@
+"""Published experiments: every name at a tiny size, the catalogue, the published definitions, the sphere's limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+
+import limitlens as ll
+from downstream_cases import data as documents
+from limitlens.cli import main
+from limitlens.experiments.reference import LawReference, sampled_moments
+from limitlens.models import LoadedModel
+from limitlens.published.catalogue import Claim, Number, catalogue
+from limitlens.published.protocol import error_rows, moments, output, slopes
+from limitlens.published.reproduction import HOME
+from limitlens.theory.sphere_limit import limit_covariance
+from tiny_models import TINY, tiny_tokenizer
+
+PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400, "long": 2000}
+TINY_SIZES: dict[str, dict[str, Any]] = {
+    "gaussian-horizon": {"dim": 6, "scales": "0.05:50:3", "sizes": "100:800:4", "replicates": 8, "protocol": PROTOCOL},
+    "sphere-d50": {
+        "dim": 8, "scales": "1:1000:3", "sizes": "100:800:4", "replicates": 8, "queries": 32, "samples": 4000,
+    },
+    "hardmax-log": {"sizes": "100:10000:4", "replicates": 20},
+    "bert-layers": {
+        "tokens": 4000, "window": 32, "sizes": "8:64:4", "replicates": 8, "queries": 16,
+        "protocol": {"sizes": "8:24:4", "replicates": 6},
+    },
+    "window-random": {"window": 32, "windows": 2, "halves": "2,4,8", "random": 6, "documents": 4, "draws": 1},
+    "horizon-ablation": {
+        "law_factors": "0.1:10:6", "law_sizes": "100:10000:4", "law_replicates": 40, "factors": "0.5,2",
+        "tokens": 2000, "sizes": "8:64:4", "replicates": 6, "queries": 16,
+    },
+    "downstream": {"keys": "4,8,16", "test": 24, "train": 60, "window": 40, "corpus": documents()},
+    "critical-weights": {"dims": [3, 5], "n": 1000, "replicates": 200},
+    "three-regimes": {"n": 1000, "thetas": [30, 1, 0.01], "replicates": 200},
+    "backward-heat": {"layers": 5, "n": 300},
+    "critical-log-n": {"correlations": [0.1, 0.5], "sizes": [64, 256], "dim": 256, "queries": 8},
+}  # fmt: skip
+
+
+def run(name: str, **options: Any) -> Any:
+    sizes = dict(TINY_SIZES[name])
+    if "model" in catalogue()[name].full:
+        sizes["model"] = LoadedModel("letters", TINY["bert"].model(), tiny_tokenizer(special=True))
+    return ll.reproduce(name, quick=True, **sizes, **options)
+
+
+@pytest.mark.parametrize("name", TINY_SIZES)
+def test_every_experiment_runs_and_says_what_it_found(name: str, tmp_path: Any) -> None:
+    told: list[float] = []
+    found = run(name, as_published=True, progress=lambda done, total: told.append(done / total))
+    claims = catalogue()[name].claims
+    assert set(found.numbers) <= set(claims)
+    assert told == sorted(told)
+    assert all(0 < part <= 1 for part in told)
+    assert len(found.table) == len(found.numbers)
+    assert all(
+        verdict.split(":")[0].split()[0] in ("agrees", "differs", "no", "not") for verdict in found.table["verdict"]
+    )
+    assert all(math.isfinite(y) or name in ("bert-layers", "horizon-ablation") for one in found.drawn for y in one.y)
+    again = ll.load(found.save(tmp_path / "run"))
+    assert str(again) == str(found)
+    assert catalogue()[name].title in again.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    again.plot(tmp_path / "figure.png")
+
+
+def test_every_name_has_a_place_and_tiny_sizes_and_its_quick_sizes_are_parameters() -> None:
+    assert {name for names in HOME.values() for name in names.split()} == set(catalogue()) == set(TINY_SIZES)
+    for one in catalogue().values():
+        assert set(one.quick) <= set(one.full)
+
+
+@pytest.mark.parametrize(
+    ("claim", "number", "verdict"),
+    [
+        (Claim("", "", 1.0), Number(1.2, 0.1), "agrees within errors"),
+        (Claim("", "", 1.0, why="small"), Number(1.4, 0.1), "differs: small"),
+        (Claim("", "", 1.0, within=0.5), Number(1.4), "agrees within 50%"),
+        (Claim("", "", 1.0, "at least"), Number(2.0, 0.1), "agrees"),
+        (Claim("", "", 1.0, "at most"), Number(2.0, 0.1), "differs"),
+        (Claim("", "", 1.0), Number(2.0, 0.1, published=2.1), "agrees within errors"),
+        (Claim("", "", 1.0, "at least"), Number(0.9, 0.1), "agrees within errors"),
+        (Claim("", "", 0.0, "below"), Number(-0.4, 0.1), "agrees within errors"),
+        (Claim("", "", 0.0, "below", why="none"), Number(-0.2, 0.1), "differs: none"),
+        (Claim("", ""), Number(2.0, 0.1), "no number to compare"),
+        (Claim("", "", 1.0), Number(math.nan), "not known at these sizes"),
+    ],
+)
+def test_verdicts(claim: Claim, number: Number, verdict: str) -> None:
+    assert claim.verdict(number)[1] == verdict
+
+
+def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "gaussian"])
+    assert stop.value.code == 2
+    assert "no experiment 'gaussian'; expected one of gaussian-horizon, sphere-d50" in capsys.readouterr().err
+    with pytest.raises(ll.InputError, match="'hardmax-log' has no parameter 'corpus'; expected one of sizes"):
+        ll.reproduce("hardmax-log", corpus="x")
+
+
+def test_too_little_text_is_told(tmp_path: Any) -> None:
+    (tmp_path / "few.txt").write_text("a few words")
+    with pytest.raises(ll.InputError, match="holds 0 windows of 32 tokens; expected at least 6, so give more text"):
+        run("window-random", corpus=str(tmp_path / "few.txt"))
+
+
+def test_an_interrupted_step_is_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from limitlens.published import laws
+
+    whole = laws.study
+    monkeypatch.setattr(laws, "study", lambda *given, **options: replace(whole(*given, **options), interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        run("gaussian-horizon")
+
+
+def test_downstream_without_documents_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "downstream", "--quick"])
+    assert stop.value.code == 2
+    assert "given no labelled documents; expected some, so pass --corpus reviews" in capsys.readouterr().err
+
+
+def test_the_list_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "--list", "--json"])
+    assert stop.value.code == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(catalogue())
+
+
+def test_a_quick_run_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "backward-heat", "--quick", "--json", "--out", str(tmp_path / "run")])
+    assert stop.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["numbers"]["mode"]["value"] == pytest.approx(0.5 * math.exp(100 / 2000), rel=1e-3)
+    assert (tmp_path / "run" / "backward-heat.png").exists()
+
+
+def test_the_transition_of_correlated_tokens_is_where_the_theorem_says() -> None:
+    found = ll.reproduce("critical-log-n", quick=True, dim=4000, sizes=[64, 400], queries=8).numbers
+    # With all correlations exactly ρ half of the mass is a token's own at log(n − 1)/log n.
+    for rho in (0.1, 0.5, 0.9):
+        assert found[f"transition_{rho:g}"].value == pytest.approx(math.log(399) / math.log(400), abs=0.003)
+
+
+def test_the_horizon_as_published_lacks_the_root_of_the_dimension() -> None:
+    number = run("gaussian-horizon", as_published=True).numbers["horizon_high"]
+    assert number.as_published == pytest.approx(number.value * math.sqrt(6))
+
+
+def test_the_protocol_by_hand() -> None:
+    query, key, value = torch.randn(3, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    weights = torch.softmax(query @ key.mT, -1)
+    rows = torch.cat(list(weights @ value), 1).double()
+    mean, covariance = moments((query, key, value))
+    assert mean == pytest.approx(rows.mean(0), abs=1e-6)
+    assert covariance == pytest.approx((rows - rows.mean(0)).T @ (rows - rows.mean(0)) / 5, abs=1e-6)
+    apart = (output((query, key, value), half=True) - weights @ value).abs().max()
+    assert 1e-5 < apart < 5e-3
+
+
+def test_sums_in_float16_lose_what_is_added_to_them_late() -> None:
+    # Equal scores: the sum of weights reaches 65,504, the largest number of float16, and the output vanishes.
+    tokens = torch.full((1, 80_000, 1), 1e-3)
+    low = output((torch.zeros(1, 1, 1), tokens, tokens), half=True)
+    assert float(low) == 0
+    assert float(output((torch.zeros(1, 1, 1), tokens, tokens))) == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_slopes_and_the_standard_error_divided_twice() -> None:
+    rng, sizes = np.random.default_rng(0), [100, 200, 400, 800, 1600]
+    own, published = [], []
+    for _ in range(40):
+        rows = np.abs(rng.standard_normal((60, 5))) / np.sqrt(sizes)
+        right, theirs = slopes(sizes, rows)
+        own.append(right)
+        published.append(theirs)
+    scatter = float(np.std([slope for slope, _ in own]))
+    assert np.mean([stderr for _, stderr in own]) == pytest.approx(scatter, rel=0.3)
+    assert np.mean([stderr for _, stderr in published]) < scatter / 5  # √60 is 7.7
+    assert np.mean([slope for slope, _ in own]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_errors_against_a_limit_fall_with_n() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> tuple[torch.Tensor, ...]:
+        tokens = torch.randn(1, n, 2, generator=generator)
+        return 0.3 * tokens, tokens, tokens
+
+    limit = torch.zeros(2, dtype=torch.float64), 0.09 * torch.eye(2, dtype=torch.float64)
+    errors = error_rows(draw, limit, [50, 800], 30).mean(1)
+    assert errors[:, 0] / errors[:, 1] == pytest.approx([4, 4], rel=0.35)
+
+
+@pytest.mark.parametrize("dim", [8, 20])
+def test_the_covariance_of_the_limit_on_a_sphere(dim: int) -> None:
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((dim, dim)) @ rng.standard_normal((dim, dim)) / math.sqrt(dim)
+    # Where softmax is an argmax, λ_i = s_i² E[z_i²/Q] is an integral over one variable.
+    squares = np.square(np.linalg.svd(A, compute_uv=False))
+
+    def inside(v: float, own: float) -> float:
+        return own / (math.exp(-v) + 2 * own) * math.exp(-np.log1p(2 * squares * math.exp(v)).sum() / 2)
+
+    exact = sorted(quad(inside, -40, 40, args=(own,), limit=200)[0] for own in squares)
+    assert np.linalg.eigvalsh(limit_covariance(1e9 * A)) == pytest.approx(exact, rel=1e-6)
+    law, head = ll.Sphere(dim, 1.5), ll.Head(2 * A, rng.standard_normal((3, dim)))
+    mean, covariance = sampled_moments(law, head, 200_000, 0)
+    reference = LawReference(law, head, 1000, 0, "cpu")
+    assert reference.factor(1000) == 1
+    assert np.abs(mean).max() < 0.02
+    assert reference.covariance.numpy() == pytest.approx(covariance, abs=0.02 * np.abs(covariance).max())
+
+
+def test_a_sphere_whose_scores_are_all_alike() -> None:
+    # A = s times a rotation: Γ has the length A_d(s) in every direction.
+    from limitlens.measures.radial import radial_mean
+
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 9)))[0]
+    assert limit_covariance(5 * rotation) == pytest.approx(radial_mean(5.0, 9) ** 2 / 9 * np.eye(9), abs=1e-12)
+    assert limit_covariance(np.zeros((9, 9))) == pytest.approx(0)

@@ -1,0 +1,271 @@
+"""Checkpoints: exact resume after kills, interrupts, damage and a full disk; refusals in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import limitlens as ll
+from kill_cases import JOBS, LINE, model, probe, study, text, told
+from limitlens.cli import main
+from limitlens.cli import study as command
+from limitlens.models import LoadedModel
+from limitlens.sampling import checkpoint as module
+from limitlens.sampling.interrupt import Interrupt, held_interrupt
+
+NEWEST, BEFORE = module.NEWEST, module.BEFORE
+
+
+class Killed(BaseException):
+    """Ends a job as a kill would: nobody catches it."""
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, job: Any, folder: Path, after: int = 2, **options: Any) -> None:
+    """Run a job until its checkpoint was written so many times."""
+    write, count = module._write, 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal count
+        write(*arguments)
+        if (count := count + 1) == after:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_write", counted)
+        with pytest.raises(Killed):
+            job(ll.Checkpoint(folder, every=1), **options)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limitlens.probing.probe.BLOCK", 16 * 16)
+
+
+def test_jobs_killed_at_random_moments_end_as_if_nobody_had_killed_them() -> None:
+    command = [sys.executable, str(Path(__file__).parents[1] / "kill_cases.py"), "20", "7"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    found = json.loads(done.stdout)
+    assert found["different"] == [], done.stderr
+    assert found["kills"] >= 20
+    assert found["resumed"] >= 5
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_stopped_job_goes_on_to_the_same_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(monkeypatch, JOBS[name], tmp_path)
+    assert told(JOBS[name](ll.Checkpoint(tmp_path, resume=True))) == told(JOBS[name](None))
+
+
+def test_every_damage_is_seen_and_the_one_before_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = told(study(None))
+    stopped(monkeypatch, study, tmp_path, after=3)
+    good = (tmp_path / NEWEST).read_bytes()
+    assert module._read(tmp_path / NEWEST)[1][0].position["blocks"] == 3
+    for length in (0, 7, 100, len(good) // 2, len(good) - 1):
+        (tmp_path / NEWEST).write_bytes(good[:length])
+        assert told(study(ll.Checkpoint(tmp_path, resume=True))) == whole
+        assert "going on from the checkpoint before it" in capsys.readouterr().err
+    (tmp_path / BEFORE).write_bytes(b"\0" * 99)
+    with pytest.raises(ll.InputError, match=r"is damaged .*; expected one that is whole, so begin again"):
+        ll.Checkpoint(tmp_path, resume=True)
+    (tmp_path / NEWEST).unlink()
+    (tmp_path / BEFORE).unlink()
+    assert told(study(ll.Checkpoint(tmp_path, resume=True))) == whole  # there is nothing yet: begun at the start
+
+
+def test_no_flipped_bit_is_read_as_something_else(tmp_path: Path) -> None:
+    job = ll.Checkpoint(tmp_path, every=1).begin({"job": "test", "seed": 3})
+    tensors = {
+        "a": torch.arange(3.0),
+        "b": torch.tensor([[7]]),
+        "c": torch.empty(0, 2),
+        "d": torch.tensor(2.5).double(),
+    }
+    job.passed(1, lambda: ({"rows": 2}, tensors), Interrupt())
+    path, flips = tmp_path / NEWEST, np.random.default_rng(0)
+    good = path.read_bytes()
+    made, (saved,) = module._read(path)
+    assert {name: t.tolist() for name, t in saved.tensors.items()} == {name: t.tolist() for name, t in tensors.items()}
+    seen = 0
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ (1 << int(flips.integers(8)))]) + good[place + 1 :])
+        try:
+            again, (one,) = module._read(path)
+        except module.DAMAGE:  # what `Checkpoint` knows; anything else ends the test
+            seen += 1
+        else:  # a blank of the header, perhaps
+            assert (again, one.job, one.position) == (made, saved.job, saved.position)
+            assert all(torch.equal(one.tensors[name], saved.tensors[name]) for name in tensors)
+    assert seen > 0.95 * len(good)
+
+
+def test_the_file_is_plain_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(monkeypatch, probe, tmp_path)
+    with safe_open(tmp_path / NEWEST, "pt") as file:
+        header = file.metadata()
+        names = list(file.keys())
+    assert set(header) == {"limitlens", "sha256"}
+    assert "0.layer0.state0.lse" in names
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_stops_nothing_and_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped(monkeypatch, study, tmp_path)
+    before = (tmp_path / NEWEST).read_bytes()
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert told(study(ll.Checkpoint(tmp_path, every=1, resume=True))) == told(study(None))
+    assert "no checkpoint could be written" in capsys.readouterr().err
+    assert (tmp_path / NEWEST).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [BEFORE, NEWEST]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seed": 1}, "of seed 0 and this is seed 1"),
+        ({"sizes": [50, 5000]}, r"of sizes \[50, 5000, 20000\] and"),
+        ({"replicates": 5}, "of replicates 4 and this is replicates 5"),
+        ({"mask_self": True}, "of mask_self False and"),
+        ({"queries": None}, "of queries 64 and this is queries None"),
+    ],
+)
+def test_other_arguments_are_refused(
+    changed: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(monkeypatch, study, tmp_path)
+    with pytest.raises(ll.InputError, match=f"the checkpoint in .* is {words}.*; expected the same, so give"):
+        study(ll.Checkpoint(tmp_path, resume=True), **changed)
+
+
+def test_another_law_head_model_text_or_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(monkeypatch, study, tmp_path / "study")
+    own: dict[str, Any] = {"sizes": [50, 5000, 20000], "replicates": 4, "queries": 64}
+    for law, head, words in ((ll.Gaussian(0.0, 2.0), ll.Head(1.2), "of law"), (LINE, ll.Head(1.3), "of head")):
+        with pytest.raises(ll.InputError, match=words):
+            ll.study(law, head, **own, checkpoint=ll.Checkpoint(tmp_path / "study", resume=True))
+    stopped(monkeypatch, probe, tmp_path / "probe")
+    other, moved = model("Bert", 2), LoadedModel("Bert", model().model, model().tokenizer)
+    weight = next(moved.model.parameters())
+    weight += 1
+    options: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
+    try:
+        for changed in (other, moved):
+            with pytest.raises(ll.InputError, match="of weights"):
+                ll.probe(changed, text(), **options, batch=4, checkpoint=ll.Checkpoint(tmp_path / "probe", resume=True))
+    finally:
+        weight -= 1
+    (tmp_path / "text.txt").write_text(Path(text()).read_text().replace("a", "b"))
+    with pytest.raises(ll.InputError, match="of text"):
+        ll.probe(
+            model(), str(tmp_path / "text.txt"), **options, batch=4,
+            checkpoint=ll.Checkpoint(tmp_path / "probe", resume=True),
+        )  # fmt: skip
+    monkeypatch.setattr(module, "installed", lambda names: {"limitlens": "9.9.9"})
+    with pytest.raises(ll.InputError, match=r"limitlens .* and this is limitlens 9\.9\.9"):
+        ll.Checkpoint(tmp_path / "probe", resume=True)
+
+
+def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, written = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+
+    def write(folder: Path, jobs: Any) -> None:
+        written.append(clock[0])
+        clock[0] += 3  # writing is slow
+
+    monkeypatch.setattr(module, "_write", write)
+    by_clock = ll.Checkpoint(tmp_path, every="10s").begin({})
+    while clock[0] < 100:
+        clock[0] += 1
+        by_clock.passed(1000, lambda: ({}, {}), Interrupt())
+    assert written == [10, 43, 76]  # at most a tenth of the time goes into writing
+    written.clear()
+    by_tokens = ll.Checkpoint(tmp_path, every=2500).begin({})
+    for _ in range(10):
+        by_tokens.passed(1000, lambda: ({}, {}), Interrupt())
+    assert len(written) == 3
+    for wrong in ("soon", "0", "-5", "5m", "0s", ".s", "1.2.3", ""):
+        with pytest.raises(ll.InputError, match="expected tokens, such as 100000, or seconds, such as 60s"):
+            ll.Checkpoint(tmp_path, every=wrong)
+
+
+def test_the_second_signal_stops_at_once() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with held_interrupt() as interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+OPTIONS = ["study", "--sizes", "50,5000", "--replicates", "6", "--queries", "32", "--json"]
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([*OPTIONS, *arguments])
+    out, err = capsys.readouterr()
+    document = json.loads(out) if out else {}
+    document.pop("seconds", None)
+    return int(ended.value.code or 0), document, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_goes_on_after_a_signal(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("limitlens.experiments.study.CHUNK_FLOATS", 1)
+    out = str(tmp_path / "run")
+
+    @contextmanager
+    def press(title: str, quiet: bool, unit: str = "") -> Any:
+        yield lambda done, total: signal.raise_signal(number) if done == 3 else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command.common, "progress", press)
+        code, cut, err = ran(capsys, "--out", out)
+    assert code == 130
+    assert cut["interrupted"]
+    assert f"the work so far is in {out}/{NEWEST}" in err
+    code, document, _ = ran(capsys, "--out", out, "--resume", "--checkpoint-every", "60s")
+    assert code == 0
+    assert document == ran(capsys)[1]
+    assert not list(Path(out).glob("*checkpoint*"))
+
+
+def test_the_command_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--resume"], "--resume was given without --out; expected the folder"),
+        (["--checkpoint-every", "60s"], "--checkpoint-every was given without --out"),
+        (["--checkpoint-every", "soon", "--out", str(tmp_path)], "every 'soon'; expected tokens"),
+        (["--memory", "4"], "--memory is '4'; expected a size such as 16MB"),
+        (["--memory", "1MB"], "memory is bounded to 0.001 GB; expected"),
+    ):
+        code, _, err = ran(capsys, *arguments)
+        assert code == 2
+        assert words in err
+        assert err.count("\n") == 1

@@ -1,0 +1,232 @@
+"""What is the same bit for bit and what to rounding: blocks, threads, memory, and a GPU that runs out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import limitlens as ll
+from kill_cases import LINE, model, probe, study, text, told
+from limitlens.cli.common import size
+from limitlens.experiments import study as study_module
+from limitlens.probing import memory_plan as fitting
+from limitlens.sampling import memory
+from limitlens.sampling.assignment import Assignment
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.workers import InTurn, one_after_another
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limitlens.probing.probe.BLOCK", 32 * 16)
+
+
+def near(one: ll.ProbeRun, other: ll.ProbeRun) -> None:
+    """The same deal of tokens, and errors that differ by rounding alone."""
+    for name in ("n", "replicate"):
+        assert one.replicate_errors[name].equals(other.replicate_errors[name])
+    for a, b in zip(one.records, other.records, strict=True):
+        np.testing.assert_allclose(a.curve.error, b.curve.error, rtol=1e-6)
+        geometry = ([one.horizon, one.coupling, one.mean_tilt, one.score_std] for one in (a, b))
+        np.testing.assert_allclose(*geometry, rtol=1e-5)
+    for name, tensor in one.reference.items():
+        torch.testing.assert_close(tensor, other.reference[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_hand_in_pieces_is_the_hand() -> None:
+    deck = Assignment([60, 60, 30], Cells((4, 12, 40)), 3, seed=5)
+    deck.kept[:, 1:] = False  # cells of few tokens would all be kept
+    cells = {False: set(), True: set()}
+    for block, hand in enumerate(deck.hands()):
+        for small, wait in ((False, 60), (True, 10)):
+            start, waits = 0, {}
+            deck.wait = wait
+            for part in hand.parts(5, deck):
+                pieces = part.cut(2) if small else (part,)
+                for piece, begin in zip(pieces, (0, 2), strict=False):
+                    rows = [(row, start + begin + token) for token, row in enumerate(piece.rows.tolist())]
+                    waits |= {row - deck.slots: token for row, token in rows if row >= deck.slots}
+                    cells[small] |= {("slot", row, block, token) for row, token in rows if row < deck.slots}
+                    cells[small] |= {("some", block, token) for token in (piece.some + start + begin).tolist()}
+                    if piece.complete is not None:
+                        spans = piece.complete.streamed
+                        assert [tuple(span) for span in piece.spans.tolist()] == spans
+                        assert sorted(waits) == list(range(spans[-1][2] if spans else 0))
+                        cells[small] |= {(n, block, waits[place]) for n, a, b in spans for place in range(a, b)}
+                        waits = {}
+                start += len(part.rows)
+            assert start == len(hand.order)
+            assert part.ends
+    assert cells[True] == cells[False]
+
+
+def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = probe(None)
+    asked: list[int] = []
+    held = memory.resident(torch.device("cpu"))
+    monkeypatch.setattr(memory, "resident", lambda device: held)
+    needed = 200_000
+    for name, few in (("ACTIVATIONS", 8), ("COPIES", 0), ("SCORES", 0)):
+        monkeypatch.setattr(fitting, name, few)
+    wait = fitting.waiting
+    monkeypatch.setattr(
+        "limitlens.probing.probe.waiting", lambda *arguments: asked.append(wait(*arguments)) or asked[-1]
+    )
+    while True:  # the tightest that is not refused
+        try:
+            tight = probe(None, memory=held + needed)
+            break
+        except ll.InputError:
+            needed = int(1.1 * needed)
+    assert asked[-1] < 32 * 16
+    near(tight, whole)
+    assert told(probe(None, memory=10**12)) == told(whole)
+    with pytest.raises(ll.InputError, match=r"memory is bounded to 0\.001 GB; expected .* GB at least for a forward"):
+        probe(None, memory=10**6)
+
+
+def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, held = study(None), 10**9
+    monkeypatch.setattr(memory, "resident", lambda device: held)
+    small = study(None, memory=held + study_module.FLOAT_BYTES * 25_000)
+    for name in whole.names:
+        np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
+    with pytest.raises(ll.InputError, match="at least for a study of one replicate"):
+        study(None, memory=held + 1000)
+
+
+def test_sizes_of_memory() -> None:
+    assert [size("--memory", given) for given in (None, "4GB", "1.5 MiB", "700b")] == [None, 4 * 10**9, 1572864, 700]
+    with pytest.raises(ll.InputError, match="--memory is '4'; expected a size such as 16MB"):
+        size("--memory", "4")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")
+def test_the_peak_of_a_study_stays_within_its_memory() -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import numpy as np, torch, limitlens as ll
+from limitlens.sampling.memory import resident
+torch.set_num_threads(1)
+law, head = ll.Gaussian(np.zeros(64), 1.0), ll.designed_head(np.eye(64), 1.0)
+ll.study(law, head, [50, 100], replicates=2, queries=32)
+bound = resident(torch.device("cpu")) + 40_000_000
+ll.study(law, head, [1000, 9000], replicates=6, queries=512, memory=bound)
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+print(peak / bound)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.15
+
+
+def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from limitlens.probing.collect import Collector
+    from limitlens.probing.moments import Moments
+
+    # As on a device, where forwards do not run side by side.
+    monkeypatch.setattr("limitlens.probing.probe.workers_for", lambda device: nullcontext(one_after_another))
+    whole = probe(None)
+    add, mark, full, large = Moments.add, Collector._mark, [0], [0]
+
+    def short(self: Any, rows: torch.Tensor, turn: None) -> None:
+        """No memory for the moments of more than two windows, noticed once those of the keys were added."""
+        large[0] += (own := len(rows) > 2 * 16)
+        if own and large[0] == 2:
+            full[0] += 1
+            raise torch.cuda.OutOfMemoryError
+        add(self, rows, turn)
+
+    monkeypatch.setattr(Moments, "add", short)
+    run = probe(None)
+    assert full[0] == 1  # from there on windows come in twos
+    assert run.warnings[-1] == "the GPU ran out of memory: windows were taken 2 at a time from there on"
+    assert run.warnings[-1] in capsys.readouterr().err
+    near(run, whole)
+    count = [0]
+
+    def at_last(self: Any, *given: Any) -> None:
+        """Once in the middle of the last part of a block, after one piece of work was done."""
+        count[0] += 1
+        if count[0] == 8:
+            raise torch.cuda.OutOfMemoryError
+        mark(self, *given)
+
+    monkeypatch.setattr(Moments, "add", add)
+    monkeypatch.setattr(Collector, "_mark", at_last)
+    near(probe(None), whole)
+    assert count[0] > 8
+    monkeypatch.setattr(Moments, "add", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    with pytest.raises(ll.InputError, match="the GPU has no memory for one of the windows"):
+        probe(None)
+
+
+def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, draw = study(None), ll.study.__globals__["_Pass"]._add
+
+    def short(self: Any, start: int, stop: int) -> None:
+        if len(self.replicates) > 1 and start:
+            raise torch.cuda.OutOfMemoryError
+        draw(self, start, stop)
+
+    monkeypatch.setattr(ll.study.__globals__["_Pass"], "_add", short)
+    curve = study(None)
+    assert [warning for warning in curve.warnings if "GPU" in warning] == [
+        f"the GPU ran out of memory: replicates were taken {few} at a time from there on" for few in (2, 1)
+    ]
+    for name in whole.names:
+        np.testing.assert_allclose(curve.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
+
+
+def test_threads_change_nothing_but_rounding() -> None:
+    before, found = torch.get_num_threads(), {}
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found[threads] = probe(None), study(None)
+        assert told(study(None)) == told(found[2][1])
+    finally:
+        torch.set_num_threads(before)
+    near(found[1][0], found[2][0])
+    for name in found[1][1].names:
+        one, two = (found[threads][1].replicate_errors[name] for threads in (1, 2))
+        np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])  # of the last there are more than windows of a forward
+def test_threads_give_the_same_bits_again(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert told(probe(None)) == told(probe(None))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_has_turns_is_done_in_their_order() -> None:
+    in_turn, done = InTurn(), []
+    for turn in (1, 3, 0, 2, 4):
+        in_turn(turn, partial(done.append, turn))
+        assert done == list(range(len(done)))
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> None:
+    own: dict[str, Any] = {"sizes": [100], "queries": 16, "radius": 1.5}
+    few, more = (ll.study(LINE, ll.Head(1.0), replicates=count, **own) for count in (2, 4))
+    np.testing.assert_allclose(few.replicate_errors["uniform"], more.replicate_errors["uniform"][:2], rtol=1e-12)
+
+
+def test_the_batch_a_person_asks_for_is_a_deal_of_its_own() -> None:
+    options: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
+    one, other = (ll.probe(model(), text(), **options, batch=batch) for batch in (4, 3))
+    assert not np.allclose(one.records[0].curve.error, other.records[0].curve.error, rtol=1e-3)

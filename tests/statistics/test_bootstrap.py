@@ -1,0 +1,148 @@
+"""Two sources of scatter: errors count replicates and clusters of queries, and what these share once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from limitlens.errors import Array
+from limitlens.probing.regimes import Regime, classify, resampled
+from limitlens.statistics.bootstrap import student
+from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.predicted_curve import Foresight
+from limitlens.theory.exact_bootstrap import pilot_errors
+
+SIZES = (64, 128, 256, 512)
+CLUSTERS, REPLICATES = 16, 24
+
+
+def drawn(rng: np.random.Generator, over: float, across: float, both: float) -> ErrorCurve:
+    """A curve e = n^−1/2 with noise of replicates, of clusters (in the output too), and of single cells."""
+    replicate, cluster = (
+        1 + width * rng.standard_normal(count) for width, count in ((over, REPLICATES), (across, CLUSTERS))
+    )
+    cells = 1 + both * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
+    output = 1 + 0.3 * (cluster - 1)  # a cluster with large errors has large outputs
+    powers = cluster[:, None, None] * replicate[:, None] * cells / np.array(SIZES)
+    mean = output.mean()
+    return ErrorCurve(SIZES, powers / mean, np.tile((output / mean)[:, None], (1, len(SIZES))))
+
+
+@pytest.mark.parametrize("widths", [(0.5, 0.0, 0.0), (0.0, 0.4, 0.0), (0.3, 0.3, 0.2), (0.0, 0.0, 0.8)])
+def test_standard_errors_are_the_scatter_of_whole_experiments(widths: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng(0)
+    curves = [drawn(rng, *widths) for _ in range(400)]
+    logs = np.log([curve.error for curve in curves])
+    stated = np.sqrt(np.mean([np.square(curve.stderr / curve.error) for curve in curves], axis=0))
+    assert stated / logs.std(0) == pytest.approx(np.ones(len(SIZES)), abs=0.12)  # 3.5% is the scatter of 400
+
+
+def test_replicates_alone_would_miss_the_queries() -> None:
+    """What a probe said before: replicates share their queries, so their scatter does not know of them."""
+    curve = drawn(np.random.default_rng(1), 0.05, 0.5, 0.0)
+    alone = ErrorCurve.of(SIZES, curve.rows)
+    assert (curve.stderr > 3 * alone.stderr).all()
+    wide, narrow = (np.subtract(*one.predict(200)[:0:-1]) for one in (curve, alone))
+    assert wide > 3 * narrow
+    assert np.diff(curve.tokens_for(0.08).interval) > 3 * np.diff(alone.tokens_for(0.08).interval)
+
+
+def test_intervals_cover() -> None:
+    rng, hits = np.random.default_rng(2), []
+    for _ in range(300):
+        curve = drawn(rng, 0.3, 0.4, 0.3)
+        _, low, high = curve.predict(128)
+        interval = curve.tokens_for(0.0625).interval
+        hits.append(
+            (
+                low <= 128**-0.5 <= high,
+                interval[0] <= 256 <= interval[1],
+                curve.rate.interval[0] <= 0.5 <= curve.rate.interval[1],
+            )
+        )
+    assert np.mean(hits, axis=0) == pytest.approx([0.95] * 3, abs=0.035)
+
+
+def test_a_slope_that_differs_between_windows_is_uncertain() -> None:
+    rng = np.random.default_rng(3)
+    slopes = 0.5 + 0.1 * rng.standard_normal(CLUSTERS)
+    powers = np.array(SIZES) ** (-2 * slopes[:, None, None]) * (
+        1 + 0.02 * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
+    )
+    rate = ErrorCurve(SIZES, powers).rate
+    assert rate is not None
+    assert rate.stderr > 0.01
+    assert ErrorCurve.of(SIZES, powers.mean(0)).rate.stderr < 0.002  # type: ignore[union-attr]
+
+
+def of_clusters(effective: Array, top: Array) -> tuple[Array, Array, Array, Array]:
+    """Sums of one replicate: effective tokens at four sizes and largest weights of clusters of one query each."""
+    sizes = np.array(SIZES, dtype=float)
+    return effective[None, :, None] * sizes**0.9, top[None], np.ones(len(top)), sizes
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
+    count = np.full(CLUSTERS, 0.2)
+    if mixed:  # a few windows share the mass widely, most do not: the mean is near the border
+        count = np.where(np.arange(CLUSTERS) < 3, 0.45, 0.01)
+    effective, top, members, sizes = of_clusters(count, np.full(CLUSTERS, 0.1))
+    verdict = classify(effective[0].mean(0), sizes, 0.1)
+    found = resampled(verdict, effective, top, members, sizes, seed=0)
+    assert found.regime is verdict.regime is Regime.AVERAGING
+    assert found.agreement is not None
+    assert (found.agreement < 0.9) == mixed
+    assert ("not sure" in found.reason) == mixed
+
+
+@pytest.mark.parametrize(("spread", "converged"), [(1.0, True), (4.0, False), (5.0, False)])
+def test_a_pool_that_has_not_converged_says_so(spread: float, converged: bool) -> None:
+    """Gaussian scores of this deviation with values along them: 85,000 tokens give 1.0, 0.7 and 0.5 of the error."""
+    rng, sizes, pool, found, true = np.random.default_rng(4), (512, 1024, 2048, 4096), 85_000, [], []
+    for _ in range(40):
+        token = rng.standard_normal(pool)
+        weight = np.exp(spread * (token - token.max()))
+        limit = weight @ token / weight.sum()
+        sample = [(weight[:n] @ token[:n]) / weight[:n].sum() for n in sizes]
+        found.append(np.square(np.array(sample) - limit))
+        true.append((sample[-1] - spread) ** 2)
+    curve = ErrorCurve.of(sizes, np.array(found), unseen=np.sqrt(1 - np.array(sizes) / pool))
+    assert (curve.pool_share < 0.5) == converged
+    assert (curve.error[-1] / np.sqrt(np.mean(true)) > 0.85) == converged
+
+
+def test_other_windows_of_text_count() -> None:
+    """Each experiment has a pool of its own, which moves its whole curve; three halvings tell by how much."""
+    rng, width, hits, wide = np.random.default_rng(3), 0.2, [], 0.95
+    for _ in range(300):
+        curve = drawn(rng, 0.1, 0.1, 0.1)
+        moved, halvings = width * rng.standard_normal(), width * rng.standard_normal((3, 1))
+        text = student(3) * np.tile(halvings, (1, len(SIZES))) / np.sqrt(3)
+        own = replace(curve, powers=curve.powers * np.exp(2 * moved), text=text)
+        (_, low, high), (_, least, most) = own.predict(128), replace(own, text=text[:0]).predict(128)
+        interval = own.tokens_for(0.0625).interval
+        hits.append(
+            (low <= 128**-0.5 <= high, interval[0] <= 256 <= (interval[1] or np.inf), least <= 128**-0.5 <= most)
+        )
+    told, crossed, without = np.mean(hits, axis=0)
+    assert (told, crossed) == pytest.approx((wide, wide), abs=0.035)
+    assert without < 0.6
+
+
+@pytest.mark.parametrize(("shared", "share"), [(0.0, (0.0, 0.7)), (0.3, (0.6, 1.1)), (1.0, (0.6, 1.1))])
+def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[float, float]) -> None:
+    """Tokens of a window share a level: what other windows move, over how far the errors of whole pilots scatter."""
+    rng, n, told, errors = np.random.default_rng(4), np.array([16, 64]), [], []
+    for _ in range(40):
+        level = np.repeat(shared * rng.standard_normal(64), 32)
+        scores, values = 0.7 * rng.normal(size=(32, 2048)) + 0.5 * level, rng.normal(size=(2048, 3))
+        values = 5 + values * np.exp(level)[:, None]
+        (one,) = pilot_errors(scores, values, n, quarters=np.arange(2048) // 512)
+        (found,) = Foresight.of(n, one, np.arange(32), 2048, 0)
+        told.append(np.square(found.moved(n)).sum(0))
+        errors.append(found.logs[0])
+    ratio = np.sqrt(np.mean(told, axis=0)) / student(3) / np.std(errors, axis=0)
+    assert (ratio >= share[0]).all()
+    assert (ratio <= share[1]).all()

@@ -1,0 +1,179 @@
+"""The exact error of n tokens from any sample: against simulation, with and without replacement, beside an atom."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import limitlens as ll
+from limitlens.errors import Array, InputError
+from limitlens.sampling.workers import product, summed
+from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.predicted_curve import Foresight
+from limitlens.theory import exact_bootstrap
+from limitlens.theory.curve import query_error
+from limitlens.theory.exact_bootstrap import pilot_errors
+
+M = 200
+RNG = np.random.default_rng(0)
+VALUES = RNG.normal(size=(M, 3))
+SCORES = 1.5 * RNG.normal(size=(2, M))
+ATOM = (np.array([3.0, 5.0]), RNG.normal(size=(2, 3)))
+
+
+def simulated(n: int, replicates: int, *, replace: bool, atom: bool) -> tuple[Array, Array]:
+    """Mean squared errors of drawn samples against their limit, and standard errors: (queries,) twice."""
+    rng = np.random.default_rng(1)
+    weight = np.exp(SCORES)
+    own = np.exp(ATOM[0])[:, None] * atom
+    limit = (own * ATOM[1] + n / M * weight @ VALUES) / (own + n / M * weight.sum(1, keepdims=True))
+    if replace:
+        draws = rng.integers(M, size=(replicates, n))
+    else:
+        draws = rng.random((replicates, M)).argpartition(n, axis=1)[:, :n]
+    picked = weight[:, draws]  # (queries, replicates, n)
+    output = (own[:, None] * ATOM[1][:, None] + np.einsum("qrn,rnv->qrv", picked, VALUES[draws])) / (
+        own[:, None] + picked.sum(-1)[..., None]
+    )
+    square = np.square(output - limit[:, None]).sum(-1)
+    return square.mean(1), square.std(1) / np.sqrt(replicates)
+
+
+@pytest.mark.parametrize("atom", [False, True])
+@pytest.mark.parametrize("n", [4, 16, 30])
+def test_with_replacement_it_is_the_bootstrap_with_endless_replicates(n: int, atom: bool) -> None:
+    found = pilot_errors(SCORES, VALUES, np.array([n]), ATOM)[atom].whole[:, 0]
+    mean, stderr = simulated(n, 20_000, replace=True, atom=atom)
+    assert np.abs(found - mean).max() < 4 * stderr.max()
+
+
+@pytest.mark.parametrize("atom", [False, True])
+@pytest.mark.parametrize("n", [60, 120])
+def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> None:
+    found = pilot_errors(SCORES, VALUES, np.array([n]), ATOM)[atom].error[:, 0] * (1 - n / M)
+    mean, stderr = simulated(n, 20_000, replace=False, atom=atom)
+    assert np.abs(found / mean - 1).max() < 0.02 + 4 * (stderr / mean).max()  # 2% at M = 200, falling like 1/M
+
+
+@pytest.mark.parametrize("steep", [1, 4])
+@pytest.mark.parametrize("n", [16, 30, 120])  # the last without replacement
+def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first s a hundred times lower says the same to 0.5%; with one five times higher 0.9% were lost at n = 120."""
+    found = pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM)
+    monkeypatch.setattr(exact_bootstrap, "NEAR", exact_bootstrap.NEAR / 100)
+    for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
+        assert one.error == pytest.approx(lower.error, rel=5e-3)
+
+
+@pytest.mark.parametrize("spread", [1.5, 3.0, 6.0])
+def test_tokens_that_no_sample_consists_of_need_no_nodes(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faint ones share the first; told the same as on nodes of their own, beside an atom and by halves too."""
+    rng, asked, made = np.random.default_rng(3), [], exact_bootstrap.nodes
+    monkeypatch.setattr(exact_bootstrap, "nodes", lambda low, high: asked.append(low) or made(low, high))
+    given = spread * rng.normal(size=(6, 4000)), rng.normal(size=(4000, 4)), np.array([8, 64, 2000, 60_000])
+    atom = (np.full(6, 9.0), rng.normal(size=(6, 4)))
+    few = pilot_errors(*given, atom)
+    monkeypatch.setattr(exact_bootstrap, "FAINTEST", np.inf)
+    for one, other in zip(few, pilot_errors(*given, atom), strict=True):
+        for own in fields(one):
+            np.testing.assert_allclose(getattr(one, own.name), getattr(other, own.name), rtol=1e-5)
+    assert asked[1] < asked[0] - 0.5 * spread
+
+
+def test_halves_are_pilots_of_their_own() -> None:
+    (whole,) = pilot_errors(SCORES, VALUES, np.array([16]))
+    (first,) = pilot_errors(SCORES[:, : M // 2], VALUES[: M // 2], np.array([16]))
+    assert whole.halves[0, 1] == pytest.approx(first.whole, rel=1e-3)
+
+
+def test_many_gaussian_tokens_have_the_gaussian_law() -> None:
+    """Pilots of 10,000 tokens against the closed form of `theory.exact`."""
+    rng, tilt, sizes = np.random.default_rng(2), np.array([0.5, 0.3]), np.array([10, 100])
+    exact = query_error(np.eye(2), np.eye(2), tilt[None], sizes)[0]
+    pilots = [rng.normal(size=(10_000, 2)) for _ in range(12)]
+    found = np.array([pilot_errors((tokens @ tilt)[None], tokens, sizes)[0].error[0] for tokens in pilots]) / exact
+    stderr = found.std(0, ddof=1) / np.sqrt(len(pilots))
+    assert stderr.max() < 0.02
+    assert np.abs(found.mean(0) - 1).max() < 4 * stderr.max()
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [np.zeros((1, 50)), np.append(np.full((1, 49), -np.inf), [[0.0]], 1), np.append(np.zeros((1, 49)), [[80.0]], 1)],
+    ids=["all equal", "one token seen", "one token holds everything"],
+)
+def test_extreme_weights_give_numbers(scores: Array) -> None:
+    values = np.random.default_rng(3).normal(size=(50, 2))
+    (found,) = pilot_errors(scores, values, np.array([2, 8, 25, 100]))
+    assert np.isfinite(found.error).all()
+    if not scores.any():  # the mean of n values: E|x̄ − μ|² = tr Cov / n
+        expected = values.var(0).sum() / np.array([2, 8, 25, 100])
+        assert found.whole[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_query_is_told_the_same_among_others() -> None:
+    """Whose weights go farther apart: nodes stay where they are."""
+    rng, sizes = np.random.default_rng(6), np.array([4, 16, 60, 120, 500])
+    far = np.concatenate((SCORES[:1], 9 * rng.normal(size=(1, M)), SCORES[:1] / 50))
+    (among,), (alone,) = pilot_errors(far, VALUES, sizes), pilot_errors(SCORES[:1], VALUES, sizes)
+    assert among.error[0] == pytest.approx(alone.error[0], rel=1e-6)
+    assert among.halves[:, :, 0] == pytest.approx(alone.halves[:, :, 0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("spread", "close"), [(1.0, 2e-6), (40.0, 2e-3)])
+def test_scores_in_single_precision_are_told_the_same(spread: float, close: float) -> None:
+    """To what single precision leaves: less than the nodes do, which is 4e-3 of a square, if one token holds all."""
+    sizes, scores = np.array([4, 16, 60, 120, 1000]), (spread * SCORES).astype(np.float32)
+    exact = pilot_errors(scores.astype(float), VALUES, sizes, ATOM)
+    for elsewhere in ({}, {"matmul": product, "bags": summed}):
+        for found, expected in zip(pilot_errors(scores, VALUES, sizes, ATOM, **elsewhere), exact, strict=True):
+            for name in ("error", "output", "whole", "halves", "half_outputs"):
+                assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=close), name
+
+
+def test_what_is_no_pilot_is_refused() -> None:
+    with pytest.raises(InputError, match="expected"):
+        pilot_errors(np.zeros((1, 3)), np.zeros((3, 2)), np.array([2]))
+    with pytest.raises(InputError, match="sees no token"):
+        pilot_errors(np.full((1, 8), -np.inf), np.zeros((8, 2)), np.array([2]))
+
+
+def foreseen(sizes: Array, slope: float = 0.5, spread: float = 0.0) -> Foresight:
+    logs = np.tile(np.log(2.0) - slope * np.log(sizes), (201, 1))
+    tilt = np.random.default_rng(4).standard_normal(201) * spread
+    tilt[0] = 0
+    return Foresight(sizes, (logs + tilt[:, None] * np.log(sizes / sizes[0])).astype(np.float32))
+
+
+def test_a_curve_goes_on_as_its_pilot_foretells() -> None:
+    """Measured with slope 0.3 up to 512, foretold with slope 1/2: beyond, the curve has slope 1/2."""
+    sizes = np.array([64, 128, 256, 512])
+    rows = np.tile((2 * sizes**-0.3) ** 2, (10, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (10, 1))
+    ahead = foreseen(np.array([16.0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]))
+    curve = ErrorCurve.of(sizes, rows, foresight=ahead)
+    at_512 = curve.error[-1]
+    assert curve.predict(2048)[0] == pytest.approx(at_512 / 2, rel=1e-4)
+    low, error, high = curve.predict(2048)[1], curve.predict(2048)[0], curve.predict(2048)[2]
+    assert low < error < high
+    found = curve.tokens_for(float(at_512) / 2)
+    assert found.n == pytest.approx(2048, rel=2e-3)
+    assert found.extrapolated
+    assert curve.farthest == 8192
+    assert curve.tokens_for(1e-3).beyond
+    plain = ErrorCurve.of(sizes, rows)
+    assert plain.predict(2048)[0] == pytest.approx(at_512 * 4**-0.3, rel=1e-4)
+
+
+def test_it_goes_no_farther_than_its_interval_says_something() -> None:
+    sizes = np.array([64, 128, 256, 512])
+    rows = np.tile((2 * sizes**-0.5) ** 2, (10, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (10, 1))
+    ahead = foreseen(np.array([64.0, 128, 256, 512, 1024, 2048, 4096, 8192]), spread=0.2)
+    curve = ErrorCurve.of(sizes, rows, foresight=ahead)
+    assert 512 < curve.farthest < 8192  # 1.96 · 0.2 · ln(n/512) reaches ln 2 at n = 5.9 · 512
+    assert np.isnan(curve.predict(8192)[0])
+
+
+def test_the_pilot_law_has_a_door() -> None:
+    assert ll.theory.pilot_errors is pilot_errors
