@@ -13,6 +13,7 @@ from limitlens.loading import KINDS
 SOURCE = Path(limitlens.__file__).parent
 GROUND = {"arrays", "cost", "errors", "outcome", "record", "results"}  # what every room stands on
 
+
 def rooms() -> list[str]:
     """The packages and the modules beside them."""
     inside = [path for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]

@@ -17,6 +17,7 @@ from limitlens.probing.joining import groups, joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.on_device import DeviceCells
 from limitlens.probing.pilot import Layer, Traits
+from limitlens.sampling import assignment
 from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
 

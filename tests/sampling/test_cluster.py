@@ -22,7 +22,7 @@ from limitlens.experiments import sweeps
 from limitlens.models import LoadedModel
 from limitlens.probing import distributed as shares
 from limitlens.probing import probe as probe_module
-from limitlens.sampling import cluster
+from limitlens.sampling import assignment, cluster
 from tiny_models import TINY, letters, tiny_tokenizer
 
 needed = pytest.mark.skipif(cluster.importlib.util.find_spec("ray") is None, reason="needs `pip install ray`")
