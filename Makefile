@@ -71,7 +71,7 @@ bench: $(READY)
 	$(BIN)/python -m bench
 
 soak: $(READY)
-	$(BIN)/python -m bench.soak
+	$(BIN)/python -m validation.soak
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest runs site

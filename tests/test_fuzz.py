@@ -1,6 +1,6 @@
 """No call of the command line and no file that it reads ends in a traceback, a hang or half a result.
 
-500 cases, the same ones each time; `python -m bench.soak fuzz` tries 10,000 others.
+500 cases, the same ones each time; `python -m validation.soak fuzz` tries 10,000 others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in bench/results/.
+"""The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in validation/results/.
 
 `numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
 far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
-killed them, `fuzz` how 10,000 hostile calls end; `python -m bench.soak coverage` runs one alone. Each line is one
+killed them, `fuzz` how 10,000 hostile calls end; `python -m validation.soak coverage` runs one alone. Each line is one
 number, what it should be and how far off it may be; the process ends with 1 if one is missed.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import limitlens as ll
-from bench import coverage, predict
-from bench.__main__ import RESULTS
+from validation import coverage, predict
+from validation.__main__ import RESULTS
 from limitlens.models import load
 from limitlens.theory.token_influence import covariance_error_variance_1d, mean_error_covariance
 
@@ -96,8 +96,8 @@ def kills(count: int = 1000) -> list[dict[str, object]]:
 
 
 def hostile() -> list[dict[str, object]]:
-    """10,000 hostile calls and files (bench/fuzz.py); kept in fuzz.json."""
-    from bench import fuzz
+    """10,000 hostile calls and files (validation/fuzz.py); kept in fuzz.json."""
+    from validation import fuzz
 
     return fuzz.run()
 
@@ -114,7 +114,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
 def main() -> None:
     names, passed = sys.argv[1:] or list(SECTIONS), True
     if unknown := [name for name in names if name not in SECTIONS]:
-        sys.exit(f"bench.soak: there is no {unknown[0]!r}; expected some of {', '.join(SECTIONS)}")
+        sys.exit(f"validation.soak: there is no {unknown[0]!r}; expected some of {', '.join(SECTIONS)}")
     for file, section in (SECTIONS[name] for name in names):
         rows = section()
         (RESULTS / file).write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")

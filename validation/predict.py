@@ -5,7 +5,7 @@ rate that its own tokens foretell is from the mean fitted one, beside formulas o
 off at a smaller largest size, how far its extrapolation is from what the others measured there, and how often the 95%
 intervals of errors and of n(ε) cover that. The same for `ll.predict`, from a pilot alone.
 
-`python -m bench predict` takes both models; `python -m bench.predict minilm stdlib-docs [device]` one case.
+`python -m validation predict` takes both models; `python -m validation.predict minilm stdlib-docs [device]` one case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pictures of docs/ideas.md and docs/gallery.md: `python -m bench.pictures [NAME ...]` draws them again.
+"""The pictures of docs/ideas.md and docs/gallery.md: `python -m validation.figures [NAME ...]` draws them again.
 
 Those of the gallery come from the commands beside them on the page: the run folder of each is loaded and drawn.
 """
