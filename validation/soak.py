@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import limitlens as ll
-from validation import coverage, predict
-from validation.__main__ import RESULTS
 from limitlens.models import load
 from limitlens.theory.token_influence import covariance_error_variance_1d, mean_error_covariance
+from validation import coverage, predict
+from validation.__main__ import RESULTS
 
 LINE = ll.Gaussian(0.0, 1.0)
 
