@@ -1,26 +1,20 @@
-"""Outcomes that carry their meaning and their remedy, so that a word never reaches a reader alone."""
+"""Base class of enumerations whose members carry a meaning and a remedy, so that no word is shown unexplained."""
 
 from enum import Enum
-from functools import cache
-from typing import Any
-
-from limitlens.report.words import read_words
+from typing import Self
 
 
 class Outcome(Enum):
-    """An enumeration of the words that documents show; what they mean and what to do is in outcomes.json."""
+    """An enumeration of words; each member is written as (word, meaning) or (word, meaning, remedy)."""
 
-    @property
-    def meaning(self) -> str:
-        """What the word means."""
-        return str(_told()[type(self).__name__][self.value][0])
+    _value_: str  # the word that documents and pages show
+    meaning: str
+    remedy: str  # what to do about it
 
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return str(_told()[type(self).__name__][self.value][1])
-
-
-@cache
-def _told() -> dict[str, Any]:
-    return read_words("outcomes.json")
+    def __new__(cls, word: str, meaning: str = "", remedy: str = "nothing to do") -> Self:
+        """A member whose value is the word alone."""
+        member = object.__new__(cls)
+        member._value_ = word
+        member.meaning = meaning
+        member.remedy = remedy
+        return member

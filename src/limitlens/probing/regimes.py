@@ -25,9 +25,22 @@ GROWTH_SIZES = 3  # γ is read off the last sizes: the first ones have not felt 
 class Regime(Outcome):
     """What attention does; the value is the word of the documents."""
 
-    AVERAGING = "averaging"
-    SELECTIVE = "selective"
-    FROZEN = "frozen"
+    AVERAGING = (
+        "averaging",
+        "many keys share the attention mass, and more tokens add to them",
+        "keep a random share of the KV entries, as large as the error curve asks for: the largest keys alone bias the "
+        "average unless they hold nearly all of the mass",
+    )
+    SELECTIVE = (
+        "selective",
+        "some keys hold the attention mass, and which ones depends on the tokens seen",
+        "keep the keys with the largest weights rather than random ones",
+    )
+    FROZEN = (
+        "frozen",
+        "one key holds most of the attention mass, and more tokens hardly change that",
+        "keep the sink and the few largest keys: random samples miss them, and the error curve is a lower bound",
+    )
 
 
 @dataclass(frozen=True)

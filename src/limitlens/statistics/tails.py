@@ -102,10 +102,29 @@ def hill(values: ArrayLike, tail: int) -> Array:
 class Verdict(Outcome):
     """What the tails of a set of tokens allow; the value is the word shown to a reader."""
 
-    SUB_GAUSSIAN = "sub-Gaussian"
-    CANNOT_TELL = "cannot tell"
-    ABOVE_GAUSSIAN = "heavier than Gaussian"
-    POWER = "power tail"
+    SUB_GAUSSIAN = (
+        "sub-Gaussian",
+        "nothing exceeds the Gaussian curve, and a direction with the tail of a Laplace law would have been found "
+        "nine times in ten; a sample cannot prove that the covariance is a variance proxy",
+    )
+    CANNOT_TELL = (
+        "cannot tell",
+        "nothing exceeds the Gaussian curve, but in this dimension so few tokens would not show a direction with the "
+        "tail of a Laplace law",
+        "use as many tokens as the report asks for, or fewer dimensions",
+    )
+    ABOVE_GAUSSIAN = (
+        "heavier than Gaussian",
+        "some direction has a log-moment curve above ½ tᵀΣt, so bounds need a larger variance proxy, or hold only for "
+        "small tilts; no power tail was seen",
+        "use the printed variance proxy, which is a lower bound, instead of the covariance, or the empirical K",
+    )
+    POWER = (
+        "power tail",
+        "the norms have a power tail, so K is infinite away from 0, the infinite-token limit does not exist and no "
+        "rate or bound of the theory applies",
+        "normalise or clip the tokens before attention, or read the measured curves without a theory",
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -221,9 +221,17 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
 class Validity(Outcome):
     """Whether a plug-in confidence interval may be believed."""
 
-    VALID = "valid"
-    DOUBTFUL = "doubtful"
-    MEANINGLESS = "meaningless"
+    VALID = ("valid", "the interval covers about as often as it says")
+    DOUBTFUL = (
+        "doubtful",
+        "the interval rests on few tokens: a 95% interval may cover less than 93% of the time",
+        "use more tokens, or read the interval as a lower bound of the uncertainty",
+    )
+    MEANINGLESS = (
+        "meaningless",
+        "a few tokens carry the output and tokens not yet seen would carry it elsewhere",
+        "do not use the interval; use many more tokens or a higher temperature",
+    )
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:

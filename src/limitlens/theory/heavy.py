@@ -22,9 +22,12 @@ _scale = partial(check_number, "the scale", expected="a positive number", closed
 class Existence(Outcome):
     """What attention over infinitely many tokens is at a tilt."""
 
-    NORMAL = "limit with a central limit theorem"
-    STABLE = "limit without a central limit theorem"
-    NONE = "no limit"
+    NORMAL = ("limit with a central limit theorem", "the output converges like n^(-1/2) with a Gaussian error")
+    STABLE = (
+        "limit without a central limit theorem",
+        "the output converges, more slowly than n^(-1/2), with rare large errors and no valid interval",
+    )
+    NONE = ("no limit", "finitely many tokens keep all the weight and the output follows the extremes of the sample")
 
 
 def laplace_K(tilts: ArrayLike, scale: float) -> Array:

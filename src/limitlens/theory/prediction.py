@@ -12,10 +12,10 @@ WORDS = read_words("theory/words.json")
 class Status(Outcome):
     """How far a prediction may be trusted; the value is the word shown beside the number."""
 
-    PROVED = "proved"
-    VERIFIED = "verified"
-    HEURISTIC = "heuristic"
-    DRAWN = "drawn"
+    PROVED = ("proved", "a theorem of the literature")
+    VERIFIED = ("verified", "derived for this project and confirmed by a simulation that runs in its tests")
+    HEURISTIC = ("heuristic", "a scaling argument with partial support; not a theorem")
+    DRAWN = ("drawn", "a curve the literature draws beside its measurements; a lower bound of the rate, not the rate")
 
 
 @dataclass(frozen=True)
