@@ -20,11 +20,12 @@ from typing import Any
 
 from limitlens.arrays import pd
 from limitlens.errors import InputError
+from limitlens.estimate import Estimate
 from limitlens.loading import load
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.record import plain
-from limitlens.report.view import SHADES, Axis, Colour, Figure, Measured, Row, Section, Table, View, line, points
+from limitlens.report.view import SHADES, Axis, Colour, Figure, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
 from limitlens.statistics.error_curve import ErrorCurve
@@ -370,7 +371,7 @@ def _view(found: Comparison) -> View:
     subtitle, read, verdict, advice, *notes = (
         text.format(names=join(found.names), runs=plural(len(found.runs), "run"), **known) for text in parts
     )
-    rows = [(r.quantity, r.run, r.heads, Measured(r.difference, r.stderr), r.p, r.real) for r in found.paired]
+    rows = [(r.quantity, r.run, r.heads, Estimate.of(r.difference, r.stderr), r.p, r.real) for r in found.paired]
     real = [f"{r.quantity} of {r.run} ({r.difference:+.2g} ± {r.stderr:.1g})" for r in found.paired if r.real]
     over_heads = Table("paired", WORDS["paired columns"], rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
     if found.paired:
@@ -402,8 +403,8 @@ def _differences_table(found: Comparison) -> Table:
     rows = [
         (
             *(row.where, row.quantity, row.run),
-            *(Measured(row.first, row.first_stderr), Measured(row.value, row.stderr)),
-            *(Measured(row.difference, row.difference_stderr), row.in_errors, words[row.exceeds]),
+            *(Estimate.of(row.first, row.first_stderr), Estimate.of(row.value, row.stderr)),
+            *(Estimate.of(row.difference, row.difference_stderr), row.in_errors, words[row.exceeds]),
         )
         for row in listed
     ]

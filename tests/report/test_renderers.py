@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
+from limitlens.estimate import Estimate
 from limitlens.report.notebook import as_html
 from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets, write_page
 from limitlens.report.paper import draw
@@ -29,7 +30,6 @@ from limitlens.report.view import (
     Axis,
     Figure,
     Guide,
-    Measured,
     Row,
     Section,
     Table,
@@ -74,7 +74,7 @@ WORDS = Figure(
     [heat("regime", [0, 1], range(15), [[0, 1, 2] * 5, [2, np.nan, 0] * 5], ["averaging", "selective", "frozen"])],
 )  # fmt: skip
 PLAIN = Figure("Linear", Axis("R", low=0.0), Axis("share", low=0.0, high=1.0), [points("share", [1, 2], [0.2, 0.9])])
-ROWS: list[Sequence[Any]] = [(n, Measured(e, s), "power") for n, e, s in zip(N, ERRORS, STDERRS, strict=True)]
+ROWS: list[Sequence[Any]] = [(n, Estimate(e, s), "power") for n, e, s in zip(N, ERRORS, STDERRS, strict=True)]
 ERRORS_TABLE = Table("errors", ("n", "error", "law"), ROWS, marked=frozenset({1}), shown=3)
 NASTY_TABLE = Table(NASTY, (NASTY, "value"), [(NASTY, 1.5), (None, None), ("far", math.inf)])
 MADE = {
@@ -173,7 +173,7 @@ def test_figures_travel_as_descriptions() -> None:
 
 def test_cells_of_a_page_carry_their_numbers() -> None:
     html = page(everything(), MADE)
-    assert f'<td class="number" data-value="{ERRORS[0]:.6g}">{cell(Measured(ERRORS[0], STDERRS[0]))}</td>' in html
+    assert f'<td class="number" data-value="{ERRORS[0]:.6g}">{cell(Estimate(ERRORS[0], STDERRS[0]))}</td>' in html
     assert html.count("<tr class=marked>") == 1
     assert '<td class="number">∞</td>' in html  # a number without a value in the CSV
     assert "<details><summary>All of them</summary>" in html
@@ -373,7 +373,7 @@ def test_numbers_as_people_read_them() -> None:
     assert [short(v) for v in (None, math.nan, math.inf, -math.inf, 0, 0.12345, 12345.6, 2.5e8, 1e-7)] == [
         "–", "–", "∞", "−∞", "0", "0.123", "12,346", "2.5·10⁸", "10⁻⁷",
     ]  # fmt: skip
-    cells = (Measured(0.12345, 0.00678), Measured(1.0), Measured(None, 1.0), True, 1234)
+    cells = (Estimate(0.12345, 0.00678), Estimate(1.0), Estimate(math.nan, 1.0), True, 1234)
     assert [cell(value) for value in cells] == ["0.1235 ± 0.007", "1", "–", "yes", "1,234"]
     assert falling(0.47) == "n⁻⁰·⁴⁷"
     assert [join(parts) for parts in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

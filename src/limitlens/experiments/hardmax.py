@@ -19,12 +19,13 @@ from limitlens.attention.design import designed_head
 from limitlens.attention.head import Head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
+from limitlens.estimate import Estimate
 from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, plain, typed
-from limitlens.report.view import SHADES, Colour, Figure, Measured, Table, View, cells, line, points
+from limitlens.report.view import SHADES, Colour, Figure, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
@@ -128,7 +129,7 @@ class Hardmax(Result):
         """The way from softmax to hardmax, and which law each curve follows."""
         found, rate = self.hardmax.errors, self.hardmax.errors.rate
         laws = [
-            (curve.label, Measured(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
+            (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
             for curve in self.curves
             if (fit := curve.errors.rate) is not None
         ]
@@ -321,7 +322,7 @@ def _law_words(rate: Rate, brief: bool = False) -> str:
 
 
 def _numbers(curve: HardmaxCurve) -> Table:
-    """Measured and predicted errors of a curve, and their ratios."""
+    """Estimate and predicted errors of a curve, and their ratios."""
     errors = curve.errors
     columns: dict[str, list[Any]] = {"n": list(errors.sizes), "measured": cells(errors.error, errors.stderr)}
     for name, predicted in curve.predicted.items():

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from limitlens.errors import Array
-from limitlens.report.view import Measured
+from limitlens.estimate import Estimate
 from limitlens.theory.prediction import Status
 
 
@@ -35,9 +35,9 @@ class Quantity:
         return cls(measured=float(values.mean()), stderr=float(values.std(ddof=1) / np.sqrt(values.size)), **known)
 
     @property
-    def cell(self) -> Measured:
+    def cell(self) -> Estimate:
         """The measured number as a cell of a table."""
-        return Measured(self.measured, self.stderr)
+        return Estimate.of(self.measured, self.stderr)
 
 
 verified = partial(Quantity, status=Status.VERIFIED)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from limitlens.estimate import Estimate
 from limitlens.report import view
 from limitlens.report.words import falling, join, plural, read_words, short
 from limitlens.statistics.answers import CONTEXTS, ERRORS, answers
@@ -210,8 +211,8 @@ def _section(name: str, *blocks: view.Block, **known: Any) -> view.Section:
     return view.Section(title, lead.format(**known), blocks)
 
 
-def _measured(rate: Rate | None) -> view.Measured | None:
-    return None if rate is None else view.Measured(rate.slope, rate.stderr)
+def _measured(rate: Rate | None) -> Estimate | None:
+    return None if rate is None else Estimate(rate.slope, rate.stderr)
 
 
 def _fitted(swept: HorizonSweep, name: str) -> list[tuple[float, Rate, StudyResult]]:

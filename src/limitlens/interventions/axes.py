@@ -8,9 +8,9 @@ import numpy as np
 
 from limitlens.arrays import Tensor
 from limitlens.errors import Array
+from limitlens.estimate import Estimate
 from limitlens.interventions.planting import Planted, plant
 from limitlens.interventions.reader import Reader
-from limitlens.report.view import Measured
 
 PARTS = 3  # of the positions beyond the trained window
 
@@ -35,16 +35,8 @@ class Axes:
         return np.asarray((getattr(self, what) * away).sum(1) / away.sum(1))
 
 
-@dataclass(frozen=True)
-class Estimate(Measured):
-    """A mean over documents and its standard error; NaN from a single document."""
-
-    value: float
-    stderr: float
-
-
 def mean(values: Array, base: Array | None = None) -> Estimate:
-    """The mean over documents, or that of the differences to another schedule on the same documents."""
+    """Mean over documents, or of the paired differences to another schedule; no standard error from one document."""
     found = values if base is None else values - base
     stderr = float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else float("nan")
     return Estimate(float(found.mean()), stderr)

@@ -10,8 +10,9 @@ import numpy as np
 
 from limitlens.arrays import pd
 from limitlens.errors import Array
+from limitlens.estimate import Estimate
 from limitlens.record import plain
-from limitlens.report.view import Measured, Series, Table, look, points
+from limitlens.report.view import Series, Table, look, points
 from limitlens.results import Result
 
 Statistic = Callable[[Array], Array]  # of means over documents
@@ -64,7 +65,7 @@ def shown(title: str, columns: Mapping[str, str], table: pd.DataFrame, most: int
     """A table for people: numbers beside their standard errors, columns in their own words where there are any."""
     names = [str(name) for name in table if not str(name).endswith("_stderr")]
     rows = [
-        [Measured(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]
+        [Estimate(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]
         for row in table.to_dict("records")
     ]
     return Table(title, [columns.get(name, name) for name in names], rows, shown=most)

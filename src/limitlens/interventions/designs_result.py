@@ -13,9 +13,10 @@ from limitlens.arrays import pd
 from limitlens.attention.policies import named
 from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.errors import Array
+from limitlens.estimate import Estimate
 from limitlens.interventions.by_document import jackknife
 from limitlens.record import plain
-from limitlens.report.view import Block, Cell, Measured, Table, View, line, look, points
+from limitlens.report.view import Block, Cell, Table, View, line, look, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 
@@ -136,12 +137,12 @@ class Designs(Result):
             series.append(line(f"{name}: floor", keys[above], floor[above], colour, "dotted", listed=False))
         rows: list[list[Cell]] = [
             [DESIGNS[self.designs[s]],
-             *(Measured(overall[name][s, middle], overall[f"{name}_stderr"][s, middle])
+             *(Estimate(overall[name][s, middle], overall[f"{name}_stderr"][s, middle])
                for name in ("error", "floor", "fluctuation", "rate"))]
             for s in np.argsort(overall["error"][:, middle])
         ]  # fmt: skip
         verdicts: list[list[Cell]] = [
-            [row["keys"], DESIGNS[row["best"]], Measured(row["error"], row["stderr"]), row["sure"], _counted(row)]
+            [row["keys"], DESIGNS[row["best"]], Estimate(row["error"], row["stderr"]), row["sure"], _counted(row)]
             for row in self.winners
             if row["error"] > NOTHING
         ]

@@ -13,7 +13,8 @@ import numpy as np
 
 from limitlens.arrays import pd
 from limitlens.errors import Array
-from limitlens.interventions.axes import Axes, Estimate, mean
+from limitlens.estimate import Estimate
+from limitlens.interventions.axes import Axes, mean
 from limitlens.interventions.temper_fit import Fitted
 from limitlens.models.exponents import Exponents
 from limitlens.record import plain

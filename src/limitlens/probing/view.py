@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from limitlens.estimate import Estimate
 from limitlens.probing import findings
 from limitlens.probing.figures import COLOURS, map_figure, rate_lines
 from limitlens.probing.findings import WORDS
@@ -14,7 +15,7 @@ from limitlens.probing.overview import summary
 from limitlens.probing.predictors import rate_skills
 from limitlens.probing.record import ERRORS, MOMENTS, HeadRecord, share_kept
 from limitlens.record import plain
-from limitlens.report.view import Block, Cell, Measured, Section, Table, Text, View, Widget
+from limitlens.report.view import Block, Cell, Section, Table, Text, View, Widget
 from limitlens.report.words import short
 from limitlens.statistics.answers import CONTEXTS, answers
 from limitlens.statistics.answers import ERRORS as WANTED
@@ -175,7 +176,7 @@ def _cells(head: HeadRecord) -> list[Cell]:
     return [
         f"{head.layer}.{head.head}", None if rate is None else round(rate.slope, 2),
         None if rate is None else f"{rate.interval[0]:.2f} to {rate.interval[1]:.2f}",
-        Measured(round(float(head.curve.error[-1]), 3), round(float(head.curve.stderr[-1]), 3)),
+        Estimate(round(float(head.curve.error[-1]), 3), round(float(head.curve.stderr[-1]), 3)),
         tokens(0.1), tokens(0.05), float(f"{head.effective_tokens[-1]:.3g}"), float(f"{head.top_weight:.2g}"),
         head.sink_mass and round(head.sink_mass, 2), head.pareto_k and round(head.pareto_k, 2),
         round(head.horizon, 2), head.regime.value,

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
+from limitlens.estimate import Estimate
 from limitlens.published.catalogue import Number, catalogue, named
-from limitlens.report.view import Block, Cell, Colour, Measured, Series, Table, Text, View, line, look, points
+from limitlens.report.view import Block, Cell, Colour, Series, Table, Text, View, line, look, points
 from limitlens.report.words import cell, plural, read_words, worded_figure, worded_view
 from limitlens.results import Result
 
@@ -130,8 +131,8 @@ class Reproduction(Result):
         claim, number = named(self.name).claims[key], self.numbers[key]
         theirs, verdict = claim.verdict(number)
         told = claim.where if theirs is None else f"{WORDS['tests'][claim.test]}{cell(theirs)} ({claim.where})"
-        own = (Measured(number.as_published, number.as_published_stderr),) if self.as_published else ()
-        return (claim.says, Measured(number.value, number.stderr), told, *own, verdict)
+        own = (Estimate.of(number.as_published, number.as_published_stderr),) if self.as_published else ()
+        return (claim.says, Estimate.of(number.value, number.stderr), told, *own, verdict)
 
     def __repr__(self) -> str:
         return f"<Reproduction of {self.name}: {plural(len(self.numbers), 'number')}>"

@@ -22,8 +22,9 @@ from string import Template
 from typing import Any
 
 from limitlens.errors import InputError
+from limitlens.estimate import Estimate
 from limitlens.record import cannot_write, plain, text_writer, to_json, write_all
-from limitlens.report.view import Axis, Block, Cell, Figure, Measured, Row, Section, Table, View, Widget
+from limitlens.report.view import Axis, Block, Cell, Figure, Row, Section, Table, View, Widget
 from limitlens.report.words import cell, is_number, numeric, sentence
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
@@ -153,7 +154,7 @@ def _table(table: Table, heading: str = "") -> str:
 
 
 def _cell(value: Cell, kind: str) -> str:
-    number = value.value if isinstance(value, Measured) else value if is_number(value) else None
+    number = value.value if isinstance(value, Estimate) else value if is_number(value) else None
     exact = "" if number is None or not math.isfinite(float(number)) else f' data-value="{float(number):.6g}"'
     return f"<td{kind}{exact}>{escape(cell(value))}</td>"
 

@@ -10,21 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from limitlens.estimate import Estimate
+
 Colour = Literal["blue", "orange", "green", "pink", "sky", "red", "grey", "ink"]
 Dash = Literal["", "dashed", "dotted"]
 SHADES: tuple[Colour, ...] = ("blue", "orange", "green", "pink", "sky", "red", "grey", "ink")
 DASHES: tuple[Dash, ...] = ("", "dashed", "dotted")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A number with its standard error, shown as one cell: 0.123 ± 0.004."""
-
-    value: float | None
-    stderr: float | None = None
-
-
-Cell: TypeAlias = str | int | float | Measured | None
+Cell: TypeAlias = str | int | float | Estimate | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,7 @@ class Table:
 
     title: str  # also the name of its CSV file on a page
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]  # text, numbers, `Measured` numbers, or None for what is not known
+    rows: Sequence[Sequence[Cell]]  # text, numbers, `Estimate` numbers, or None for what is not known
     marked: frozenset[int] = frozenset()  # rows that stand out
     shown: int | None = None  # rows that a terminal prints before it says how many more there are; None for all
     folded: bool = False  # whether a page folds it away under its title
@@ -156,9 +148,10 @@ class View:
         return [block for part in self.sections for block in part.flat]
 
 
-def cells(values: Any, stderr: Any) -> list[Measured]:
+def cells(values: Any, stderr: Any) -> list[Estimate]:
     """Numbers with their standard errors, as a column of a table."""
-    return [Measured(value, error) for value, error in zip(_plain(values), _plain(stderr), strict=True)]
+    columns = (np.asarray(part, dtype=float).tolist() for part in (values, stderr))  # None becomes NaN
+    return [Estimate(value, error) for value, error in zip(*columns, strict=True)]
 
 
 def look(index: int) -> tuple[Colour, Dash]:

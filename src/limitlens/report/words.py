@@ -7,7 +7,8 @@ from importlib import resources
 from numbers import Real
 from typing import Any
 
-from limitlens.report.view import Axis, Block, Cell, Figure, Guide, Measured, Section, Series, Table, View
+from limitlens.estimate import Estimate
+from limitlens.report.view import Axis, Block, Cell, Figure, Guide, Section, Series, Table, View
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -31,8 +32,8 @@ def short(value: float | None, digits: int = 3) -> str:
 
 def cell(value: Cell) -> str:
     """A cell of a table: four digits, a standard error with one; – where there is nothing."""
-    if isinstance(value, Measured):
-        if value.value is None or math.isnan(value.value) or value.stderr is None or math.isnan(value.stderr):
+    if isinstance(value, Estimate):
+        if math.isnan(value.value) or math.isnan(value.stderr):
             return short(value.value, 4)
         return f"{short(value.value, 4)} ± {short(value.stderr, 1)}"
     if isinstance(value, bool):
@@ -44,7 +45,7 @@ def cell(value: Cell) -> str:
 
 def is_number(value: Cell) -> bool:
     """Whether a cell stands in a column of numbers."""
-    return isinstance(value, (Real, Measured)) and not isinstance(value, bool)
+    return isinstance(value, (Real, Estimate)) and not isinstance(value, bool)
 
 
 def numeric(table: Table) -> list[bool]:
