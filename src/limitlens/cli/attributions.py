@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import Corpus, Model, command
 
 
-@command("attributions in {model}", "documents", runs="live.attributions", shares="seed device")
+@command("attributions in {model}", "documents", runs="interventions.stability", shares="seed device")
 def attributions(
     model: Model,
     corpus: Corpus = "stdlib-docs",

@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import Corpus, Model, Special, command
 
 
-@command("reading documents", "documents", runs="live.depth", shares="seed device yes", kept=True)
+@command("reading documents", "documents", runs="interventions.depth", shares="seed device yes", kept=True)
 def depth(
     model: Model,
     corpus: Corpus = "stdlib-docs",

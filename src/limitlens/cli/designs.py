@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import Corpus, Model, Special, command
 
 
-@command("designs in {model}", "layers", runs="live.designs", shares="seed device")
+@command("designs in {model}", "layers", runs="interventions.designs", shares="seed device")
 def designs(
     model: Model,
     corpus: Corpus = "stdlib-docs",

@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import command
 
 
-@command("reading documents", "documents", runs="live.downstream", shares="seed device", kept=True)
+@command("reading documents", "documents", runs="interventions.downstream", shares="seed device", kept=True)
 def downstream(
     model: Annotated[str, typer.Argument(help="An encoder, or the folder of a classifier of your own.")],
     data: Annotated[str, typer.Option(help="Labelled documents: a folder of folders, .zip, .jsonl, .csv, .tsv.")],

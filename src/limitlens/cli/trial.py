@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import command
 
 
-@command("reading documents", "documents", runs="live.cache_trial", shares="device", kept=True)
+@command("reading documents", "documents", runs="cache.trial", shares="device", kept=True)
 def trial(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="The folder that limitlens plan --keep ... --out wrote.")],
     documents: Annotated[int, typer.Option(min=2, help="Documents that are read.")] = 24,
