@@ -27,7 +27,7 @@ from limitlens.interventions.schedules import schedules
 from limitlens.interventions.temper import Fit, temper
 from limitlens.interventions.temper_result import AXES, RULES, Temper, label
 from limitlens.models import LoadedModel, Windows, load, open_corpus
-from limitlens.models.stretch import stretched
+from limitlens.models.rope_scaling import rope_scaled
 from limitlens.record import to_json, typed
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
         reader = Reader(loaded, half=half)
         document = material([ids for batch in windows.batches(1) for ids in batch], reader, trained)[0]
         factor = schedules(trained, to, reader.dim)["yarn"]
-        with stretched(reader.stack, options.stretch, to / trained, trained), reader.acting(factor):
+        with rope_scaled(reader.stack, options.stretch, to / trained, trained), reader.acting(factor):
             found[half] = read(reader, document, trained)
     apart = {
         name: float(np.abs(getattr(found[True], name) - getattr(found[False], name)).max())

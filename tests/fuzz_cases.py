@@ -69,7 +69,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "downstream": ("downstream", "{model}", "--data", "{labelled}", "--keys", "4,8", "--window", "16", "--test", "6"),
     "designs": ("designs", "{model}", "--corpus", "{text}", "--keys", "4:16:3", "--context", "24", "--documents", "4",
                 "--queries", "4"),
-    "attributions": ("attributions", "{model}", "--corpus", "{text}", "--keys", "8", "--contexts", "2",
+    "stability": ("stability", "{model}", "--corpus", "{text}", "--keys", "8", "--contexts", "2",
                      "--documents", "2"),
     "reproduce": ("reproduce", "--list"),
     "compare": ("compare", "{probe}", "{probe}"),

@@ -82,7 +82,7 @@ def attributed() -> Any:
     from tiny_models import TINY, tiny_tokenizer
 
     model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
-    return ll.attributions(model, keys=8, tail=12, queries=2, top=2, contexts=3, documents=3)
+    return ll.stability(model, keys=8, tail=12, queries=2, top=2, contexts=3, documents=3)
 
 
 # What makes each kind of result, with inputs as small as they may be.
@@ -107,7 +107,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "depth": depth,
     "downstream": downstream,
     "designs": sparse_designs,
-    "attributions": attributed,
+    "stability": attributed,
     "comparison": lambda: ll.compare(probe_run(), probe_run(seed=1)),
     "reproduction": lambda: ll.reproduce("backward-heat", quick=True, layers=5, n=300),
 }

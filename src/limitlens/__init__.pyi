@@ -18,7 +18,7 @@ from limitlens.experiments.sweeps import sweep as sweep
 from limitlens.interventions.depth import depth as depth
 from limitlens.interventions.designs import designs as designs
 from limitlens.interventions.downstream import downstream as downstream
-from limitlens.interventions.stability import attributions as attributions
+from limitlens.interventions.stability import stability as stability
 from limitlens.interventions.temper import temper as temper
 from limitlens.loading import load as load
 from limitlens.measures import Ball as Ball

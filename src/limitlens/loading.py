@@ -27,7 +27,7 @@ KINDS = {
     "temper": "interventions.temper_result:Temper",
     "depth": "interventions.depth_result:DepthRun",
     "downstream": "interventions.downstream:Downstream",
-    "attributions": "interventions.stability:Attributions",
+    "stability": "interventions.stability:Stability",
     "designs": "interventions.designs_result:Designs",
     "comparison": "comparison:Comparison",
     "theory": "theory._summary:Summary",

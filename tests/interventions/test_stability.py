@@ -23,7 +23,7 @@ def tiny(name: str) -> LoadedModel:
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5"])
 def test_the_first_layer_keeps_every_rank_and_no_normaliser(name: str) -> None:
     """Its keys and queries know nothing of the context; ratios of a softmax do not either."""
-    found = ll.attributions(tiny(name), keys=24, tail=12, queries=2, top=3, contexts=4, documents=3).table
+    found = ll.stability(tiny(name), keys=24, tail=12, queries=2, top=3, contexts=4, documents=3).table
     first, later = found[found.layer == 0], found[found.layer > 0]
     for measure in ("overlap", "stays", "ranks"):
         assert first[measure].to_numpy() == pytest.approx(1, abs=1e-6)
@@ -35,7 +35,7 @@ def test_the_first_layer_keeps_every_rank_and_no_normaliser(name: str) -> None:
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
 def test_a_first_layer_that_does_not_see_the_context_does_not_change(name: str) -> None:
     """A sliding window that ends within the tail: weights stay as they are, learned sinks among them."""
-    found = ll.attributions(tiny(name), keys=24, tail=12, queries=2, top=3, contexts=4, documents=3).table
+    found = ll.stability(tiny(name), keys=24, tail=12, queries=2, top=3, contexts=4, documents=3).table
     assert found[found.layer == 0]["variation"].max() < 1e-6
     assert found[found.layer == 2]["variation"].min() > 1e-3
 
@@ -58,15 +58,15 @@ def test_measures_are_those_of_pairs_of_contexts() -> None:
 
 def test_trust_is_a_threshold_on_the_lower_end() -> None:
     known = {"keys": 24, "tail": 12, "queries": 2, "top": 3, "contexts": 4, "documents": 3}
-    counts = [ll.attributions(tiny("llama"), trust=trust, **known).table["trusted"].sum() for trust in (0, 0.9, 1)]
+    counts = [ll.stability(tiny("llama"), trust=trust, **known).table["trusted"].sum() for trust in (0, 0.9, 1)]
     assert counts[0] >= counts[1] >= counts[2]
     assert counts[2] == 4  # the first layer alone
 
 
 def test_mistakes_are_told_in_one_sentence() -> None:
     with pytest.raises(InputError, match="the top 9 of 8 keys are asked for; expected fewer"):
-        ll.attributions(tiny("bert"), keys=8, tail=10, queries=2, top=9)
+        ll.stability(tiny("bert"), keys=8, tail=10, queries=2, top=9)
     with pytest.raises(InputError, match="trust is 2; expected a share"):
-        ll.attributions(tiny("bert"), trust=2)
+        ll.stability(tiny("bert"), trust=2)
     with pytest.raises(InputError, match="positions"):
-        ll.attributions(tiny("bert"), keys=4096)
+        ll.stability(tiny("bert"), keys=4096)

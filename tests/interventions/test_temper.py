@@ -25,7 +25,7 @@ from limitlens.interventions.temper import Fit, temper
 from limitlens.interventions.temper_fit import fit
 from limitlens.models import LoadedModel
 from limitlens.models.exponents import powers
-from limitlens.models.stretch import stretch, stretched
+from limitlens.models.rope_scaling import rope_scaled, scaled_frequencies
 from limitlens.statistics.gap_counting import critical_inverse_temperature
 from temper_cases import TO, TRAINED, decoder, tempered, text, texts
 from tiny_models import TINY, tiny_tokenizer
@@ -38,17 +38,17 @@ def test_stretches_are_those_of_transformers(how: str, name: str) -> None:
     told, _ = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **({"seq_len": TO} if name == "dynamic" else {}))
     theta = 1e4 ** -(torch.arange(0, 64, 2).double() / 64)
     if how == "ntk":  # theirs grows with s·factor − (factor − 1), here 13
-        torch.testing.assert_close(stretch(theta, how, 13.0, TRAINED).float(), told, rtol=1e-5, atol=0)
+        torch.testing.assert_close(scaled_frequencies(theta, how, 13.0, TRAINED).float(), told, rtol=1e-5, atol=0)
     else:
-        torch.testing.assert_close(stretch(theta, how, 4.0, TRAINED).float(), told, rtol=1e-5, atol=0)
+        torch.testing.assert_close(scaled_frequencies(theta, how, 4.0, TRAINED).float(), told, rtol=1e-5, atol=0)
 
 
 def test_a_stretch_is_put_back_after_an_error() -> None:
     model = decoder().model
     before = model.model.rotary_emb.inv_freq.clone()
-    with stretched(model, "yarn", 4.0, TRAINED):
+    with rope_scaled(model, "yarn", 4.0, TRAINED):
         assert not torch.equal(model.model.rotary_emb.inv_freq, before)
-    with pytest.raises(RuntimeError), stretched(model, "yarn", 4.0, TRAINED):
+    with pytest.raises(RuntimeError), rope_scaled(model, "yarn", 4.0, TRAINED):
         raise RuntimeError
     assert torch.equal(model.model.rotary_emb.inv_freq, before)
 
@@ -193,7 +193,7 @@ def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
     own = found.fits["per_head_far_0.5"]
     reader = Reader(decoder())
     with (
-        stretched(reader.stack, "yarn", 4.0, TRAINED),
+        rope_scaled(reader.stack, "yarn", 4.0, TRAINED),
         reader.acting(powers(torch.as_tensor(own.exponents), None, TRAINED)),
     ):
         expected = reader.nll(ids)

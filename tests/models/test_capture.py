@@ -38,9 +38,9 @@ def test_forwards_of_two_threads_side_by_side_are_captured_as_alone(name: str) -
     def forward(seed: int) -> None:
         own.seed = seed
         with torch.inference_mode():
-            see(input_ids=token_ids(seed))
+            run_until_last_attention(input_ids=token_ids(seed))
 
-    with capture(model, take, hidden=True) as see, ThreadPoolExecutor(2) as pool:
+    with capture(model, take, hidden=True) as run_until_last_attention, ThreadPoolExecutor(2) as pool:
         list(pool.map(forward, found))
     for seed, several in found.items():
         alone = captures(model, token_ids(seed), hidden=True)[0]
@@ -70,8 +70,8 @@ def test_seeing_alone_ends_at_the_last_attention_and_sees_the_same(name: str) ->
     whole, states = captures(model, ids)
     outputs, remove = watch_outputs(model, tiny.output)
     found: list[Captured] = []
-    with capture(model, found.append) as see, torch.inference_mode():
-        see(input_ids=ids)
+    with capture(model, found.append) as run_until_last_attention, torch.inference_mode():
+        run_until_last_attention(input_ids=ids)
         assert len(outputs) == LAYERS - 1  # the last layer makes nothing of what it saw
         assert torch.equal(run(model, ids), states)
     remove()

@@ -171,8 +171,10 @@ def _entry(model: LoadedModel) -> tuple[int, int]:
     """Bytes of one cache entry, (key + value dimensions) × bytes a number, and key/value heads of the whole model."""
     calls: list[Captured] = []
     stack: Any = model.model.base_model
-    with torch.inference_mode(), capture(stack, calls.append) as see:
-        see(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.model.device), use_cache=False)
+    with torch.inference_mode(), capture(stack, calls.append) as run_until_last_attention:
+        run_until_last_attention(
+            input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.model.device), use_cache=False
+        )
     dims = calls[0].key.shape[-1] + calls[0].value.shape[-1]
     return dims * calls[0].key.element_size(), sum(call.key.shape[1] for call in calls)
 

@@ -97,8 +97,8 @@ def measure_cut(
             found.append(_layer(call, context, sizes, choices, [seed, int(indices[k]), call.layer]))
 
         (ids,) = windows.batches(1, [indices[k]])
-        with torch.inference_mode(), capture(stack, take) as see:
-            see(input_ids=ids.to(loaded.model.device), use_cache=False)
+        with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
+            run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
         wrong, full = zip(*found, strict=True)
         return {"wrong": np.stack(wrong, 1), "full": np.stack(full), "shared": np.array(shared[-1])}
 

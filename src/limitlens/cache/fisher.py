@@ -13,7 +13,7 @@ from torch import Tensor
 
 from limitlens.errors import Array
 from limitlens.models import Captured, LoadedModel, Windows
-from limitlens.models.relay import Output, through
+from limitlens.models.relay import Output, hook_attention
 
 SAMPLES = 4  # continuations that are drawn for each window
 
@@ -34,7 +34,7 @@ def effects(loaded: LoadedModel, windows: Windows, indices: Sequence[int], conte
             outputs.append(output.detach().requires_grad_(not outputs) if not outputs else output)
             return outputs[-1], weights
 
-        with torch.enable_grad(), through(model, watch):
+        with torch.enable_grad(), hook_attention(model, watch):
             logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0]
         chance = logits.log_softmax(-1)
         drawn = torch.multinomial(chance.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)

@@ -92,8 +92,8 @@ def run_trial(
                 trial.take(captured)
                 kept.passed(ids.numel(), trial.state, interrupt)
 
-        with torch.inference_mode(), capture(loaded.model, take) as see:
-            see(input_ids=ids.to(loaded.model.device))
+        with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
+            run_until_last_attention(input_ids=ids.to(loaded.model.device))
     return trial.found
 
 

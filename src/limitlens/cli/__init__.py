@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    "probe", "plan", "trial", "temper", "designs", "depth", "downstream", "attributions", "report", "compare", "study",
+    "probe", "plan", "trial", "temper", "designs", "depth", "downstream", "stability", "report", "compare", "study",
     "theory", "hardmax", "tails", "scaling", "reproduce", "doctor",
 ):  # fmt: skip
     app.command(command)(getattr(import_module(f"limitlens.cli.{command}"), command))

@@ -78,8 +78,8 @@ def designs(
         layers[captured.layer] = _layer(captured, names, counts, queries, seed)
         progress(len(layers), number)
 
-    with torch.inference_mode(), capture(loaded.model, take) as see:
-        see(input_ids=ids.to(loaded.model.device))
+    with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
+        run_until_last_attention(input_ids=ids.to(loaded.model.device))
     squares, apart, floors, outputs, limits = (np.concatenate(part) for part in zip(*layers.values(), strict=True))
     return Designs(
         loaded.name, corpus, context, documents, queries, counts, names,

@@ -38,14 +38,14 @@ from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
 
 MEASURES = ("overlap", "stays", "ranks", "variation")
-WORDS = read_words("interventions/words.json")["attributions"]
+WORDS = read_words("interventions/words.json")["stability"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Attributions(Result):
+class Stability(Result):
     """How well attributions of every head survive another context."""
 
-    kind, file = "attributions", "attributions"
+    kind, file = "stability", "stability"
     model: str
     corpus: str
     keys: int  # tokens of a context
@@ -77,16 +77,16 @@ class Attributions(Result):
         return worded_view(WORDS, [picture, table], of=self, **known)
 
 
-def attributions(
+def stability(
     model: str | LoadedModel, corpus: str = "stdlib-docs", keys: int = 256,
     *, tail: int = 64, queries: int = 8, top: int = 5, contexts: int = 8, documents: int = 8, trust: float = 0.8,
     special: str = "auto", seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
-) -> Attributions:  # fmt: skip
+) -> Stability:  # fmt: skip
     """Which heads attend to the same keys behind `contexts` other texts of n = `keys` tokens, and which do not.
 
     The last `tail` tokens of each of the `documents` stay, the last `queries` of them ask for those before.
 
-    >>> found = ll.attributions(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
+    >>> found = ll.stability(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
     >>> found.table.query('layer == 0').overlap.tolist()  # nothing in the first layer knows what stood before
     [1.0, 1.0, 1.0, 1.0]
     """
@@ -111,12 +111,12 @@ def attributions(
             places.extend((captured.layer, head) for head in range(len(layers[-1])) if which == 0)
 
         end = ids[which, keys:].to(texts).expand(contexts, -1)
-        with torch.inference_mode(), capture(loaded.model, take) as see:
-            see(input_ids=torch.cat((texts, end), 1))
+        with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
+            run_until_last_attention(input_ids=torch.cat((texts, end), 1))
         return {"found": np.concatenate(layers)}
 
     found = Checkpoint().each({}, documents, document, progress=progress)["found"]
-    return Attributions(loaded.name, corpus, keys, tail, top, contexts, trust, tuple(places), found)
+    return Stability(loaded.name, corpus, keys, tail, top, contexts, trust, tuple(places), found)
 
 
 def _weights(captured: Captured, queries: int) -> Tensor:

@@ -16,7 +16,7 @@ from limitlens.interventions.temper_fit import Step, fit
 from limitlens.interventions.temper_result import Temper
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.exponents import Factor, identity, powers
-from limitlens.models.stretch import stretched
+from limitlens.models.rope_scaling import rope_scaled
 
 LEVELS = ("head", "layer", "model")  # who has an exponent of its own
 FITTED, CHECKED, LEAST = 3, 1, 2  # documents that steps read, that end a fit, and that both axes are read on at least
@@ -82,7 +82,7 @@ def temper(
         )
     where = loaded.model.device
     reader = Reader(loaded, half=where.type == "cuda")
-    with stretched(reader.stack, stretch, to / window, window):
+    with rope_scaled(reader.stack, stretch, to / window, window):
         pass  # what cannot be stretched is told before anything is read
     started = time.perf_counter()
     ids = _documents(loaded, text, to, FITTED + CHECKED + documents, 1 + CHECKED + LEAST)
@@ -115,7 +115,7 @@ def temper(
             far = "" if step.far is None else f", far {step.far:.4f}"
             told(f"{name} step {step.number}: loss {total:.4f}, plain {step.plain:.4f}{far}")
 
-        with stretched(reader.stack, stretch, to / window, window):
+        with rope_scaled(reader.stack, stretch, to / window, window):
             found = fit(
                 reader, ids[:count], ids[count], trained=window, far=one.far, level=one.level, constant=one.constant,
                 steps=steps, rate=rate, seed=seed, report=report,
@@ -156,7 +156,7 @@ def _read(reader: Reader, made: Temper, document: Planted, factors: dict[str, Fa
     """Both axes of one document under all schedules."""
     with reader.acting(None):
         found = {"truncated": read(reader, document, made.trained, truncated=True)}
-    with stretched(reader.stack, made.stretch, made.to / made.trained, made.trained):
+    with rope_scaled(reader.stack, made.stretch, made.to / made.trained, made.trained):
         for name, factor in factors.items():
             with reader.acting(factor):
                 found[name] = read(reader, document, made.trained)

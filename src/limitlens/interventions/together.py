@@ -17,7 +17,7 @@ from limitlens.errors import Array, InputError
 from limitlens.interventions.draws import Draws
 from limitlens.models import Captured
 from limitlens.models.intervene import attend
-from limitlens.models.relay import Output, through
+from limitlens.models.relay import Output, hook_attention
 
 DRAWS = ("together", "apart")  # whether the heads of a layer see the same keys, or each its own
 
@@ -51,7 +51,7 @@ def projected(stack: Any, take: Callable[[Captured, Tensor, Tensor], None]) -> I
         for module in stack.modules():
             if isinstance(getattr(module, "weight", None), Tensor):
                 undo.callback(module.register_forward_pre_hook(read).remove)
-        with through(stack, look):
+        with hook_attention(stack, look):
             yield
     if waiting:
         told = f"no module reads the outputs of the heads of layer {waiting[0][0].layer} as they are"

@@ -27,7 +27,7 @@ class Exponents:
     identity: Mapping[str, Any]  # what it is, by `identity`
     trained: int  # n₀
     to: int  # tokens that they were fitted for
-    stretch: str  # of `stretch.STRETCHES`
+    stretch: str  # of `rope_scaling.ROPE_SCALINGS`
     text: str  # that they were fitted on
     level: str  # who has an exponent of its own: a head, a layer, the model
     far: float  # the weight of far use in the fit

@@ -19,8 +19,8 @@ from limitlens.attention.scores import capped
 from limitlens.errors import InputError, as_array
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.exponents import read_exponents
-from limitlens.models.relay import Captured, Output, through
-from limitlens.models.stretch import stretched
+from limitlens.models.relay import Captured, Output, hook_attention
+from limitlens.models.rope_scaling import rope_scaled
 
 Change = Callable[[Captured], Captured]
 SCORES = 1 << 24  # scores that are held at once
@@ -69,7 +69,7 @@ def intervene(
     placed: Any = nullcontext()
     if isinstance(factor, str | Path):
         found = read_exponents(factor, stack)
-        factor, placed = found.factor(), stretched(stack, found.stretch, found.to / found.trained, found.trained)
+        factor, placed = found.factor(), rope_scaled(stack, found.stretch, found.to / found.trained, found.trained)
     if callable(factor) or np.ndim(factor) or factor != 1:
         changes.append(_scaling(factor, config.num_hidden_layers, width))
     if callable(keys):
@@ -96,7 +96,7 @@ def intervene(
         mine = untouched.new_zeros(width, 1).bool().index_fill(0, untouched.new_tensor(picked).long(), True)
         return output[0].where(mine, untouched), weights
 
-    with placed, through(stack, act):
+    with placed, hook_attention(stack, act):
         yield
 
 

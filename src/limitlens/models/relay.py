@@ -23,7 +23,7 @@ from limitlens.models.projections import query_projection
 
 Output = tuple[Tensor, Tensor | None]  # of a layer, (B, L, Hq, v), and its weights where the model gives them
 Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # told a call, and how to go on with a query
-See = Callable[..., None]  # runs the model on what it is given, as far as its last attention
+Runner = Callable[..., None]  # runs the model on its arguments up to its last attention layer
 
 _PREFIX = "limitlens_"
 _serial = count()
@@ -71,8 +71,10 @@ class Captured:
 
 
 @contextmanager
-def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False) -> Iterator[See]:
-    """BlockAssignment every call of every attention layer of `model` to `handle` within the block.
+def hook_attention(
+    model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
+) -> Iterator[Runner]:
+    """Hand every call of every attention layer of `model` to `handle` within the block.
 
     The block is given a function that runs the model where only these calls are wanted: it breaks off when the last
     layer would go on, so that nothing is computed which no call can show.
@@ -126,7 +128,7 @@ def through(model: PreTrainedModel, handle: Handler, *, inside: bool = False, hi
         if hidden:
             for hook in relay.watch_inputs():
                 undo.callback(hook.remove)
-        yield relay.see
+        yield relay.run_until_last_attention
 
 
 class _Seen(Exception):
@@ -155,7 +157,7 @@ class _Relay:
         types = enumerate(getattr(config, "layer_types", None) or ())
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
-    def see(self, *args: Any, **kwargs: Any) -> None:
+    def run_until_last_attention(self, *args: Any, **kwargs: Any) -> None:
         """Run the model as far as its last attention."""
         self.now.only = True
         try:

@@ -144,14 +144,14 @@ def run_pilot(
 
     def forward(piece: tuple[int, Tensor]) -> int:
         gather.now.start, ids = piece
-        see(input_ids=ids.to(loaded.model.device))
+        run_until_last_attention(input_ids=ids.to(loaded.model.device))
         return ids.numel()
 
     def take(captured: Captured) -> None:
         workers.check()
         gather.take(captured)
 
-    with torch.inference_mode(), capture(loaded.model, take, hidden=True) as see:
+    with torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
         for tokens in forwards(forward, pieces()):
             report(tokens)
         pilot = gather.finish()

@@ -139,10 +139,10 @@ def _heads(
         if progress is not None:
             progress(next(done), len(pilot.layers))
 
-    with capture(loaded.model, take) as see:
+    with capture(loaded.model, take) as run_until_last_attention:
         for ids in windows.batches(batch, keyed):
             seen += len(ids)
-            see(input_ids=ids.to(loaded.model.device))
+            run_until_last_attention(input_ids=ids.to(loaded.model.device))
     return found
 
 

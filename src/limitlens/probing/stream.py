@@ -144,7 +144,7 @@ def stream(
             return sum([forward(half, before) for half in piece.cut(2)])
         now.piece, now.done = piece, set(before)
         try:
-            see(input_ids=to_device(piece.ids.numpy(), device))
+            run_until_last_attention(input_ids=to_device(piece.ids.numpy(), device))
         except torch.cuda.OutOfMemoryError:
             limit = halved(len(piece.ids), "windows", warnings)
             forward(piece, frozenset(now.done))
@@ -170,7 +170,7 @@ def stream(
             clock.attention += attending.seconds
             clock.model += time.perf_counter() - begun - attending.seconds
 
-    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as see:
+    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
         read = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
         batches = starmap(_Piece, zip(read, parts, strict=True))
         for first in batches:

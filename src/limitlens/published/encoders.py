@@ -191,8 +191,8 @@ def _mean(values: Array) -> tuple[float, float]:
 
 def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
     found: list[Captured] = []
-    with torch.no_grad(), capture(loaded.model, found.append, hidden=True) as see:
-        see(torch.as_tensor(windows[index], dtype=torch.long)[None])
+    with torch.no_grad(), capture(loaded.model, found.append, hidden=True) as run_until_last_attention:
+        run_until_last_attention(torch.as_tensor(windows[index], dtype=torch.long)[None])
     return found
 
 

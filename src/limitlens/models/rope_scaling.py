@@ -16,15 +16,15 @@ from typing import Any
 from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import InputError, check_number
 
-STRETCHES = ("none", "linear", "ntk", "yarn")
+ROPE_SCALINGS = ("none", "linear", "ntk", "yarn")
 FAST, SLOW = 32, 1  # turns within the trained window at which YaRN's ramp begins and ends
 
 
 @contextmanager
-def stretched(model: PreTrainedModel, how: str, factor: float, trained: int) -> Iterator[None]:
+def rope_scaled(model: PreTrainedModel, how: str, factor: float, trained: int) -> Iterator[None]:
     """Stretch the rotary positions of `model` by `factor` within the block, and put them back afterwards."""
-    if how not in STRETCHES:
-        raise InputError(f"the stretch is {how!r}; expected one of {', '.join(STRETCHES)}")
+    if how not in ROPE_SCALINGS:
+        raise InputError(f"the stretch is {how!r}; expected one of {', '.join(ROPE_SCALINGS)}")
     check_number("the factor of the stretch", factor, "at least 1", low=1.0)
     found = [] if how == "none" else list(_frequencies(model))
     if how != "none" and not found:
@@ -33,14 +33,14 @@ def stretched(model: PreTrainedModel, how: str, factor: float, trained: int) -> 
     try:
         with torch.no_grad():
             for module, name, before in found:
-                setattr(module, name, stretch(before.double(), how, factor, trained).to(before.dtype))
+                setattr(module, name, scaled_frequencies(before.double(), how, factor, trained).to(before.dtype))
         yield
     finally:
         for module, name, before in found:
             setattr(module, name, before)
 
 
-def stretch(theta: Tensor, how: str, factor: float, trained: int) -> Tensor:
+def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> Tensor:
     """The frequencies θ_j (d/2,) of a stretch; see the module's docstring."""
     count = len(theta)
     index = torch.arange(count, dtype=theta.dtype, device=theta.device)

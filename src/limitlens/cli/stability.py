@@ -1,4 +1,4 @@
-"""`limitlens attributions`: which heads attend to the same keys behind another text."""
+"""`limitlens stability`: which heads attend to the same keys behind another text."""
 
 from typing import Annotated
 
@@ -7,8 +7,8 @@ import typer
 from limitlens.cli.common import Corpus, Model, command
 
 
-@command("attributions in {model}", "documents", runs="interventions.stability", shares="seed device")
-def attributions(
+@command("stability of top keys in {model}", "documents", runs="interventions.stability", shares="seed device")
+def stability(
     model: Model,
     corpus: Corpus = "stdlib-docs",
     keys: Annotated[int, typer.Option(help="Tokens of context that are replaced.")] = 256,
@@ -19,5 +19,5 @@ def attributions(
 ) -> None:
     """How the top keys of every head change when the text before them is another one.
 
-    Example: limitlens attributions minilm --keys 256 --out runs/attributions
+    Example: limitlens stability minilm --keys 256 --out runs/stability
     """
