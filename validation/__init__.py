@@ -1,1 +1,1 @@
-"""Checks of correctness that take longer than the tests: coverage of intervals, predictions, kills, fuzzing, figures."""
+"""Slow checks of correctness: coverage of intervals, predictions, resumed runs, fuzzing, figures of the docs."""

@@ -1,4 +1,4 @@
-"""The published numbers at full precision: slow, so apart from the tests. `make soak` keeps them in validation/results/.
+"""Published numbers at full precision, too slow for the tests: `make soak` keeps them in validation/results/.
 
 `numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
 far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
