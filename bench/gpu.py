@@ -164,7 +164,8 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     windows = copy.copy(once)
     windows.count = tokens // once.length
     windows.batches = lambda size, rows: once.batches(size, np.asarray(rows) % once.count)  # type: ignore[method-assign]
-    own = {"replicates": 24, "queries": 256, "factor": 1.0, "seed": 0, "batch": None, "memory": None, "mode": "pool"}
+    own = {"replicates": 24, "queries": 256, "score_scale": 1.0, "seed": 0, "batch": None, "memory": None}
+    own["sampling"] = "pooled"
 
     def work(some: Windows = windows) -> _Work:
         return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)

@@ -225,7 +225,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _described(run: Any) -> dict[str, Any]:
-    keys = ("model", "corpus", "measure", "mode", "window", "tokens", "factor", "device", "seed")
+    keys = ("model", "corpus", "measure", "sampling", "window", "tokens", "score_scale", "device", "seed")
     found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
     if run.kind == "study":
         found["horizon"] = run.theory["horizon"]
@@ -355,7 +355,7 @@ def _view(found: Comparison) -> View:
         about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
     cautions = {
         "models": found.regimes is not None and not found.same_model,
-        "factors": len({run.get("factor") for run in found.runs}) > 1,
+        "factors": len({run.get("score_scale") for run in found.runs}) > 1,
         "listed": len(found.ranked) > LISTED,
     }
     trust = [WORDS["level"], *(WORDS[name] for name, applies in cautions.items() if applies)]

@@ -591,7 +591,7 @@ def test_moments_are_those_of_dense_attention_over_pairs_of_windows(name: str, t
 
 def test_a_factor_multiplies_scores_and_leaves_the_forward_alone(text: str) -> None:
     """The first layer is that of a model with larger queries; in later ones only the queries themselves are larger."""
-    plain, scaled = run_tiny(tiny("bert"), text), run_tiny(tiny("bert"), text, factor=2.0)
+    plain, scaled = run_tiny(tiny("bert"), text), run_tiny(tiny("bert"), text, score_scale=2.0)
     larger = tiny("bert")
     projection = larger.model.encoder.layer[0].attention.self.query
     with torch.no_grad():
@@ -606,14 +606,14 @@ def test_a_factor_multiplies_scores_and_leaves_the_forward_alone(text: str) -> N
         one.critical.factor / other.critical.factor for one, other in zip(scaled.records, plain.records, strict=True)
     ]
     np.testing.assert_allclose(ratio, 0.5, rtol=1e-3)
-    assert scaled.document()["factor"] == 2
+    assert scaled.document()["score_scale"] == 2
     assert "scores times 2" in str(scaled)
     assert "the model's own forward was left as it is" in str(scaled)
     assert "different factors" in str(compare(plain, scaled))
     with pytest.raises(InputError, match="multiplied its scores by 2"):
         scaled.plan(trial=False)
-    with pytest.raises(InputError, match="factor is 0"):
-        run_tiny(tiny("bert"), text, factor=0.0)
+    with pytest.raises(InputError, match="score_scale is 0"):
+        run_tiny(tiny("bert"), text, score_scale=0.0)
 
 
 MINILM = transformers.BertConfig(

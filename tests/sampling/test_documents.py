@@ -26,11 +26,11 @@ def model() -> LoadedModel:
     return LoadedModel("letters", made, tiny_tokenizer(special=False))
 
 
-def probed(text: str, folder: Path, mode: str, **more: Any) -> Any:
+def probed(text: str, folder: Path, sampling: str, **more: Any) -> Any:
     path = folder / "text.txt"
     path.write_text(text)
     known: dict[str, Any] = {"window": WINDOW, "sizes": [4, 8, 16, 32], "replicates": 60, "queries": 64}
-    return ll.probe(model(), str(path), 6000, mode=mode, **known | more)
+    return ll.probe(model(), str(path), 6000, sampling=sampling, **known | more)
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
@@ -52,11 +52,11 @@ def test_every_replicate_is_one_document_and_every_token_is_dealt_once(contiguou
         assert bool((np.diff(own) % 20 == 1).all()) is contiguous
 
 
-@pytest.mark.parametrize("mode", ["document", "contiguous"])
-def test_a_document_of_independent_tokens_is_a_sample_of_the_pool(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", ["document", "contiguous"])
+def test_a_document_of_independent_tokens_is_a_sample_of_the_pool(sampling: str, tmp_path: Path) -> None:
     text = "".join(np.random.default_rng(0).choice(LETTERS, 8000))
-    pool, single = (probed(text, tmp_path, which) for which in ("pool", mode))
-    assert single.mode == mode
+    pool, single = (probed(text, tmp_path, which) for which in ("pooled", sampling))
+    assert single.sampling == sampling
     off = []
     for a, b in zip(pool.records[:4], single.records[:4], strict=True):
         off.append((b.curve.error - a.curve.error) / np.hypot(a.curve.stderr, b.curve.stderr))
@@ -69,7 +69,7 @@ def test_a_document_of_one_topic_stays_apart_from_the_pool(tmp_path: Path) -> No
     """Every window of the text has three letters of its own: more tokens of it say nothing new."""
     rng = np.random.default_rng(1)
     text = "".join("".join(rng.choice(rng.choice(LETTERS, 3, replace=False), WINDOW)) for _ in range(250))
-    pool, single = (probed(text, tmp_path, which) for which in ("pool", "document"))
+    pool, single = (probed(text, tmp_path, which) for which in ("pooled", "document"))
     for a, b in zip(pool.records[:4], single.records[:4], strict=True):
         assert b.curve.error[-1] > a.curve.error[-1] + 4 * np.hypot(a.curve.stderr[-1], b.curve.stderr[-1])
         assert b.curve.rate.slope < 0.5 * a.curve.rate.slope
@@ -83,5 +83,5 @@ def test_a_document_of_one_topic_stays_apart_from_the_pool(tmp_path: Path) -> No
 def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the largest size is 64 and a document has 32 tokens to draw from"):
         probed("abc " * 4000, tmp_path, "document", sizes=[16, 64])
-    with pytest.raises(InputError, match="the mode is 'text'; expected one of pool, document, contiguous"):
+    with pytest.raises(InputError, match="sampling is 'text'; expected one of pooled, document, contiguous"):
         probed("abc", tmp_path, "text")

@@ -208,9 +208,9 @@ def plan(
     probed: ProbeRun = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if context is not None and context < 2:
         raise InputError(f"the context is {context} tokens; expected at least 2, such as 32768")
-    if probed.factor != 1:
-        told = "expected a probe of the model as it is, so probe without a factor"
-        raise InputError(f"the run multiplied its scores by {probed.factor:g}; {told}")
+    if probed.score_scale != 1:
+        told = "expected a probe of the model as it is, so probe without --score-scale"
+        raise InputError(f"the run multiplied its scores by {probed.score_scale:g}; {told}")
     draws, report = probed.seed if seed is None else seed, progress or (lambda done, total: None)
     if keep is not None or total is not None:
         if context is None:

@@ -8,8 +8,8 @@ from limitlens.cli import common
 
 # What only a run that measures needs.
 MEASURING = (
-    "replicates", "mode", "factor", "batch", "averaging_power", "averaging_growth", "frozen_weight", "frozen_growth",
-    "checkpoint_every", "resume", "memory", "ray", "precision",
+    "replicates", "sampling", "score_scale", "batch", "averaging_power", "averaging_growth", "frozen_weight",
+    "frozen_growth", "checkpoint_every", "resume", "memory", "ray", "precision",
 )  # fmt: skip
 
 
@@ -24,10 +24,10 @@ def probe(
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Sample sizes n.")] = "64:4096:7",
     replicates: Annotated[int, typer.Option(help="Samples behind every point.")] = 24,
     queries: Annotated[int | None, typer.Option(help="Queries a head; 256, or 48 with --pilot-only.")] = None,
-    mode: Annotated[
-        str, typer.Option(metavar="pool|document|contiguous", help="Samples of all windows, or of single ones.")
-    ] = "pool",
-    factor: Annotated[float, typer.Option(help="Multiplies every score; the model's forward stays as it is.")] = 1.0,
+    sampling: Annotated[
+        str, typer.Option(metavar="pooled|document|contiguous", help="Samples of all windows, or of single ones.")
+    ] = "pooled",
+    score_scale: Annotated[float, typer.Option(help="Multiplies every score; the forward stays as it is.")] = 1.0,
     pilot_only: Annotated[bool, typer.Option("--pilot-only", help="Foretell heads from a few tokens alone.")] = False,
     batch: Annotated[int | None, typer.Option(help="Windows a forward; about 4,000 tokens when left out.")] = None,
     averaging_power: Annotated[float, typer.Option(help="An averaging head has n^power effective tokens.")] = 0.5,
@@ -57,6 +57,7 @@ def probe(
         options |= {name: shared[name] for name in ("seed", "device")}
         with common.progress(f"foretelling {model}", call.params["quiet"], unit="layers") as report:
             return predict(model, corpus, tokens=int(tokens), progress=report, **options)
-    options |= {"replicates": replicates, "factor": factor, "batch": batch, "thresholds": thresholds, "mode": mode}
+    options |= {"replicates": replicates, "score_scale": score_scale, "batch": batch, "thresholds": thresholds}
+    options["sampling"] = sampling
     with common.progress(f"probing {model}", call.params["quiet"], unit="tokens") as report:
         return run(model, corpus, int(tokens), progress=report, **options, **shared)

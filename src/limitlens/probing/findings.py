@@ -57,7 +57,7 @@ def counts(heads: Iterable[Any]) -> dict[Regime, int]:
 def measured(run: ProbeRun) -> str:
     """What was measured, and how much of it, in a row."""
     fewer = "" if run.replicates == run.replicates_asked else " (the pool holds no more)"
-    scaled = "" if run.factor == 1 else f" · scores times {run.factor:g}"
+    scaled = "" if run.score_scale == 1 else f" · scores times {run.score_scale:g}"
     said = _say("measured", fewer=fewer, scaled=scaled, **_known(run))
     return f"{run.model_note} · {said}" if run.model_note else said
 
@@ -157,7 +157,7 @@ def trust(run: ProbeRun) -> list[str]:
         every = len(unlike) == len(run.layer_records)
         where = "every layer" if every else f"{'layer' if len(unlike) == 1 else 'layers'} {join(unlike)}"
         said.append(_say("unlike", where=where))
-    if run.factor != 1:
-        said.append(_say("factor", factor=run.factor))
+    if run.score_scale != 1:
+        said.append(_say("factor", factor=run.score_scale))
     said.append(_say("positions", window=run.window))
     return [*said, _say("interrupted")] if run.interrupted else said

@@ -123,15 +123,15 @@ class Pilot:
 
 def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
-    *, queries: int, batch: int, seed: int, report: Callable[[int], None], factor: float = 1.0,
+    *, queries: int, batch: int, seed: int, report: Callable[[int], None], score_scale: float = 1.0,
     precision: Precision = "accurate", check: bool = True, workers: Workers = one_after_another,
 ) -> Pilot:  # fmt: skip
     """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
 
     Without a `check` of what it has found nothing waits for a device, and whoever asked should.
-    A `factor` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
+    `score_scale` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
     """
-    gather = _Gather(loaded, windows.length, indices, queries, seed, factor, precision)
+    gather = _Gather(loaded, windows.length, indices, queries, seed, score_scale, precision)
     forwards, _ = workers.beside(batch)
 
     def pieces() -> Iterator[tuple[int, Tensor]]:
@@ -171,11 +171,11 @@ class _Gather:
     """Takes from each captured layer the rows that were chosen as queries. Nothing waits for a device."""
 
     def __init__(
-        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, factor: float,
+        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, score_scale: float,
         precision: Precision,
     ) -> None:  # fmt: skip
         self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
-        self.factor, self.precision = factor, precision
+        self.score_scale, self.precision = score_scale, precision
         self.now, self.lock = _Now(), threading.Lock()
         self.causal: bool | None = None
         self.tail = length
@@ -210,7 +210,7 @@ class _Gather:
             window, position = self.chosen[(self.chosen[:, 0] >= start) & (self.chosen[:, 0] < stop)].T
             self.now.place = (start, *to_device(np.stack((window - start, position)), captured.query.device))
         _, row, column = self.now.place
-        query = captured.query[row, :, column].float() * (captured.scale * self.factor)
+        query = captured.query[row, :, column].float() * (captured.scale * self.score_scale)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
         self.parts.setdefault(captured.layer, {})[start] = (query, *first)
 
@@ -245,7 +245,7 @@ class _Gather:
         rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
         if captured.hidden is not None:
             rough_mean["hidden"] = captured.hidden.mean((0, 1), dtype=torch.float32)[None]
-        own = (captured.scale * self.factor, captured.softcap, captured.sinks, captured.sliding_window)
+        own = (captured.scale * self.score_scale, captured.softcap, captured.sinks, captured.sliding_window)
         return Traits(*own, rough_mean, made, None if made is None else made.ratios(captured), note)
 
     def _layer(self, index: int) -> Layer:

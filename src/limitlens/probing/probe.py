@@ -40,7 +40,7 @@ from limitlens.sampling.assignment import KEPT_STEP, Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.clock import Clock
-from limitlens.sampling.documents import MODES, DocumentAssignment
+from limitlens.sampling.documents import SAMPLINGS, DocumentAssignment
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
@@ -69,7 +69,7 @@ def probe(
     sizes: str | Sequence[int] = "64:4096:7",
     replicates: int = 24,
     queries: int = 256,
-    factor: float = 1.0,
+    score_scale: float = 1.0,
     seed: int = 0,
     device: str = "auto",
     batch: int | None = None,
@@ -79,7 +79,7 @@ def probe(
     checkpoint: Checkpoint | None = None,
     memory: int | None = None,
     ray: str | None = None,
-    mode: str = "pool",
+    sampling: str = "pooled",
     precision: str = "accurate",
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
@@ -94,7 +94,7 @@ def probe(
     sizes : sample sizes n, as they are or as "lo:hi:k"
     replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
     queries : queries a head
-    factor : multiplies every head's scores as they are looked at; the model's own forward is left as it is
+    score_scale : multiplies every head's scores as they are looked at; the model's own forward is left as it is
     device : auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is
     batch : windows a forward; about 4,000 tokens when left out
     thresholds : where one regime ends and the next begins
@@ -103,8 +103,8 @@ def probe(
     checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
     memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
-    mode : samples of the "pool", of single windows at random places ("document"), or runs of their tokens
-        ("contiguous"), all against the limit of the pool
+    sampling : samples of all windows ("pooled"), of single windows at random places ("document"), or runs of
+        their tokens ("contiguous"), all against the limit of the pool
     precision : of attention on a GPU: "accurate", to about 1e-6; "fast", to 1e-3; "exact", plain float32, slow
 
     Examples
@@ -118,18 +118,18 @@ def probe(
     fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
     check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
     check_number("queries", queries, "at least 2, such as 256", low=2)
-    check_number("factor", factor, "a positive number, such as 2.0", closed=False)
+    check_number("score_scale", score_scale, "a positive number, such as 2.0", closed=False)
     check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
     check_seed(seed)
-    if mode not in MODES:
-        raise InputError(f"the mode is {mode!r}; expected one of {', '.join(MODES)}")
+    if sampling not in SAMPLINGS:
+        raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
     accuracy = as_precision(precision)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
         over = stream if ray is None else partial(gather, ray, device, model)
         work = _Work(
-            loaded, windows, cells, replicates, queries, factor, seed, batch, memory, progress, workers, over, mode,
-            accuracy,
+            loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, over,
+            sampling, accuracy,
         )  # fmt: skip
         work.check_size(windows.length)  # refused before it is said what would be
         check_cost("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
@@ -165,14 +165,14 @@ class _Work:
     cells: Cells
     replicates: int
     queries: int
-    factor: float
+    score_scale: float
     seed: int
     batch: int | None
     memory: int | None
     progress: Progress | None
     workers: Workers
     over: Callable[..., None]  # `stream`, or `gather` on a cluster
-    mode: str  # of `MODES`
+    sampling: str  # one of `SAMPLINGS`
     precision: Precision = "accurate"
     warnings: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
@@ -213,7 +213,7 @@ class _Work:
                 self.pilot = run_pilot(
                     self.loaded, self.windows, self.pilot_windows,
                     queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
-                    factor=self.factor, precision=self.precision, check=self.over is not stream,
+                    score_scale=self.score_scale, precision=self.precision, check=self.over is not stream,
                     workers=self.workers,
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
@@ -227,10 +227,11 @@ class _Work:
                 f"{self.queries}; more tokens give more"
             )
         dealt = (self.pool.blocks(positions), self.cells, self.replicates, self.seed)
-        single = self.mode != "pool"
+        single = self.sampling != "pooled"
         if single:
             self.warnings.append("samples are of single documents; beyond their sizes the law of the pool is followed")
-        self.deck = DocumentAssignment(*dealt, positions, self.mode == "contiguous") if single else Assignment(*dealt)
+        in_order = self.sampling == "contiguous"
+        self.deck = DocumentAssignment(*dealt, positions, in_order) if single else Assignment(*dealt)
         part, forward = self.pool.at_once * positions, self.pool.at_once * window
         self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
         self.deck.marks = self.deck.wait // positions * int(self.windows.marked(self.pilot.positions).sum())
@@ -250,7 +251,8 @@ class _Work:
 
     def _asked(self) -> dict[str, Any]:
         """What the measurements depend on."""
-        windows, names = self.windows, ("replicates", "queries", "factor", "seed", "memory", "mode", "precision")
+        windows = self.windows
+        names = ("replicates", "queries", "score_scale", "seed", "memory", "sampling", "precision")
         text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
         own = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
         given = {name: getattr(self, name) for name in names}
@@ -259,7 +261,7 @@ class _Work:
     def check_size(self, positions: int) -> int:
         """How many replicates the pool holds with so many pooled positions a window."""
         largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
-        if self.mode != "pool":
+        if self.sampling != "pooled":
             if largest > positions:
                 raise InputError(
                     f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
@@ -342,7 +344,7 @@ class _Work:
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special=windows.around, factor=self.factor, mode=self.mode, kernel=self._kernel(),
+            special=windows.around, score_scale=self.score_scale, sampling=self.sampling, kernel=self._kernel(),
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

@@ -63,8 +63,8 @@ class ProbeRun(Result):
     warnings: tuple[str, ...]
     # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
-    factor: float = 1.0  # on every head's scores; the model's own forward was left as it is
-    mode: str = "pool"  # what samples are drawn from (`sampling.documents.MODES`)
+    score_scale: float = 1.0  # on every head's scores; the model's own forward was left as it is
+    sampling: str = "pooled"  # what samples are drawn from (`sampling.documents.SAMPLINGS`)
     kernel: str = "float32"  # what attention was computed with, in words
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
 

@@ -104,7 +104,7 @@ def horizon_ablation(
     loaded, windows = _open(model, corpus, tokens, None)
     grid, medians, predicted = np.array(parse_grid(factors, "factors")), [], []
     for factor in work.each(grid.tolist()):
-        run = work.whole(probe(loaded, corpus, windows.tokens, factor=factor, seed=work.seed, **options))
+        run = work.whole(probe(loaded, corpus, windows.tokens, score_scale=factor, seed=work.seed, **options))
         predicted.append(np.median([rate_rms_output(head.horizon) for head in run.records]))
         ways = ([head.others.get("mean") for head in run.records], [head.law for head in run.records])
         each = [found[np.isfinite(found)] for found in (_rates(way)[0] for way in ways)]

@@ -14,7 +14,7 @@ from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
 
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, however many are taken
-MODES = ("pool", "document", "contiguous")  # samples of the pool; of one document at random places; a run of its tokens
+SAMPLINGS = ("pooled", "document", "contiguous")  # tokens of all windows; random tokens of one; a run of its tokens
 
 
 class DocumentAssignment(Assignment):
