@@ -80,7 +80,8 @@ def bare_probe(layers: int = 2, heads: int = 3) -> ProbeRun:
     """A probe without anything that a run may lack; its second head has no error at one size, and so no rate."""
     missing = {"horizon_one_sided": None, "coupling": None, "local_dimension": None, "effective_tokens_growth": None}
     records = [replace(record, **missing) for record in probe_case(layers, heads).records]
-    powers = records[1].curve.powers.copy()
-    powers[:, :, 2] = np.nan
-    records[1] = replace(records[1], curve=replace(records[1].curve, powers=powers), pareto_k=None, sink_mass=None)
+    error_moments = records[1].curve.error_moments.copy()
+    error_moments[:, :, 2] = np.nan
+    curve = replace(records[1].curve, error_moments=error_moments)
+    records[1] = replace(records[1], curve=curve, pareto_k=None, sink_mass=None)
     return probe_run(records, model="m", corpus="c", tokens=10_000)

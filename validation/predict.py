@@ -132,8 +132,9 @@ def extrapolation(curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
     for one, target in zip(curves, truth, strict=True):
         for curve, true in zip(one, target, strict=True):
             short = replace(
-                curve, sizes=sizes[:last], powers=curve.powers[..., :last], outputs=curve.outputs[:, :last],
-                unseen=curve.unseen[..., :last], floor=curve.floor[:last], text=curve.text[:, :last],
+                curve, sizes=sizes[:last], error_moments=curve.error_moments[..., :last],
+                finite_population_correction=curve.finite_population_correction[..., :last],
+                outputs=curve.outputs[:, :last], floor=curve.floor[:last], text=curve.text[:, :last],
             )  # fmt: skip
             error, low, high = short.predict(sizes[-1])
             here, far = np.log(short.error[-1]), np.log(sizes[-1] / cut)

@@ -10,7 +10,7 @@ import torch
 
 from head_cases import curve_of, head_record, replicate_rows
 from limitlens.attention.state import Peak
-from limitlens.probing.moment_errors import CLEAR, OutputMoments
+from limitlens.probing.moment_errors import MIN_SNR, OutputMoments
 from limitlens.probing.peaks import peak_over
 from limitlens.probing.predictors import PREDICTORS, rate_skill, rate_skills
 from limitlens.theory import rates
@@ -66,7 +66,7 @@ def test_query_noise_adds_nothing_on_average_and_its_scatter_is_known(shared: fl
 def test_sizes_at_the_level_of_noise_are_not_fitted() -> None:
     errors = np.array([0.8, 0.4, 0.2, 0.1, 0.05])
     rows = np.concatenate((replicate_rows(errors[:4]), replicate_rows(errors[4:], stderr=0.5)), axis=1)
-    curve = replace(curve_of(rows), clear=CLEAR)
+    curve = replace(curve_of(rows), min_snr=MIN_SNR)
     assert curve.rate is not None
     assert curve.rate.used == (64, 128, 256, 512)
     assert curve.rate.slope == pytest.approx(1, abs=0.02)

@@ -381,7 +381,7 @@ def test_many_windows_share_clusters_and_no_window_is_in_two(text: str, monkeypa
     assert counts.max() - counts.min() <= 1  # as many queries from every window, or one more
     seen = len(windows)
     assert seen > 8
-    assert apart.records[0].curve.powers.shape[0] == seen
+    assert apart.records[0].curve.error_moments.shape[0] == seen
     few = max(1, round(seen / 4))
     monkeypatch.setattr(pilot_module, "CLUSTERS", 4)
     pilots = []
@@ -389,7 +389,7 @@ def test_many_windows_share_clusters_and_no_window_is_in_two(text: str, monkeypa
         probe_module, "run_pilot", lambda *given, **known: pilots.append(run_pilot(*given, **known)) or pilots[0]
     )
     together = run_tiny(loaded, text)
-    assert together.records[0].curve.powers.shape[0] == -(-seen // few)
+    assert together.records[0].curve.error_moments.shape[0] == -(-seen // few)
     np.testing.assert_allclose(together.records[0].curve.error, apart.records[0].curve.error, rtol=1e-12)
     pairs = set(zip(pilots[0].queries[:, 0].tolist(), pilots[0].layers[0].clusters.tolist(), strict=True))
     assert len(pairs) == seen

@@ -66,7 +66,7 @@ def test_a_pool_is_drawn_without_replacement():
     for replicate in drawn:
         assert len(replicate.unique()) == 40
     assert not torch.equal(drawn[0], drawn[1])
-    assert stream.unseen(40) == pytest.approx(np.sqrt(0.2))
+    assert stream.finite_population_correction(40) == pytest.approx(np.sqrt(0.2))
     with pytest.raises(InputError, match="sample has 50 tokens"):
         PoolStream(pool, largest=51, seed=0)
 
@@ -77,7 +77,7 @@ def test_the_finite_population_factor_is_that_of_a_mean():
     for n in (20, 100, 180):
         stream = PoolStream(pool, largest=n, seed=1)
         means = stream.draw(range(4000), 0, n).mean((1, 2))
-        expected = float(pool.var(correction=1)) / n * stream.unseen(n) ** 2
+        expected = float(pool.var(correction=1)) / n * stream.finite_population_correction(n) ** 2
         squared = float((means - pool.mean()).square().mean())
         assert squared == pytest.approx(expected, rel=4 * np.sqrt(2 / 4000))
 

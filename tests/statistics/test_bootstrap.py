@@ -25,9 +25,9 @@ def drawn(rng: np.random.Generator, over: float, across: float, both: float) -> 
     )
     cells = 1 + both * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
     output = 1 + 0.3 * (cluster - 1)  # a cluster with large errors has large outputs
-    powers = cluster[:, None, None] * replicate[:, None] * cells / np.array(SIZES)
+    error_moments = cluster[:, None, None] * replicate[:, None] * cells / np.array(SIZES)
     mean = output.mean()
-    return ErrorCurve(SIZES, powers / mean, np.tile((output / mean)[:, None], (1, len(SIZES))))
+    return ErrorCurve(SIZES, error_moments / mean, np.tile((output / mean)[:, None], (1, len(SIZES))))
 
 
 @pytest.mark.parametrize("widths", [(0.5, 0.0, 0.0), (0.0, 0.4, 0.0), (0.3, 0.3, 0.2), (0.0, 0.0, 0.8)])
@@ -68,13 +68,13 @@ def test_intervals_cover() -> None:
 def test_a_slope_that_differs_between_windows_is_uncertain() -> None:
     rng = np.random.default_rng(3)
     slopes = 0.5 + 0.1 * rng.standard_normal(CLUSTERS)
-    powers = np.array(SIZES) ** (-2 * slopes[:, None, None]) * (
+    error_moments = np.array(SIZES) ** (-2 * slopes[:, None, None]) * (
         1 + 0.02 * rng.standard_normal((CLUSTERS, REPLICATES, len(SIZES)))
     )
-    rate = ErrorCurve(SIZES, powers).rate
+    rate = ErrorCurve(SIZES, error_moments).rate
     assert rate is not None
     assert rate.stderr > 0.01
-    assert ErrorCurve.of(SIZES, powers.mean(0)).rate.stderr < 0.002  # type: ignore[union-attr]
+    assert ErrorCurve.of(SIZES, error_moments.mean(0)).rate.stderr < 0.002  # type: ignore[union-attr]
 
 
 def of_clusters(effective: Array, top: Array) -> tuple[Array, Array, Array, Array]:
@@ -108,7 +108,7 @@ def test_a_pool_that_has_not_converged_says_so(spread: float, converged: bool) -
         sample = [(weight[:n] @ token[:n]) / weight[:n].sum() for n in sizes]
         found.append(np.square(np.array(sample) - limit))
         true.append((sample[-1] - spread) ** 2)
-    curve = ErrorCurve.of(sizes, np.array(found), unseen=np.sqrt(1 - np.array(sizes) / pool))
+    curve = ErrorCurve.of(sizes, np.array(found), finite_population_correction=np.sqrt(1 - np.array(sizes) / pool))
     assert (curve.pool_share < 0.5) == converged
     assert (curve.error[-1] / np.sqrt(np.mean(true)) > 0.85) == converged
 
@@ -120,7 +120,7 @@ def test_other_windows_of_text_count() -> None:
         curve = drawn(rng, 0.1, 0.1, 0.1)
         moved, halvings = width * rng.standard_normal(), width * rng.standard_normal((3, 1))
         text = student(3) * np.tile(halvings, (1, len(SIZES))) / np.sqrt(3)
-        own = replace(curve, powers=curve.powers * np.exp(2 * moved), text=text)
+        own = replace(curve, error_moments=curve.error_moments * np.exp(2 * moved), text=text)
         (_, low, high), (_, least, most) = own.predict(128), replace(own, text=text[:0]).predict(128)
         interval = own.tokens_for(0.0625).interval
         hits.append(

@@ -104,8 +104,9 @@ def test_no_limit_and_few_sizes_say_why():
 def test_scales_and_finite_pools_are_taken_out():
     half = power_law().scaled(2.0)
     assert half.tokens_for(0.1).n == power_law().tokens_for(0.2).n == 225
-    unseen = np.sqrt(1 - np.asarray(SIZES) / 5000)
-    seen = ErrorCurve.of(SIZES, power_law().powers[0] * unseen**2, unseen=unseen)
+    correction = np.sqrt(1 - np.asarray(SIZES) / 5000)
+    moments = power_law().error_moments[0] * correction**2
+    seen = ErrorCurve.of(SIZES, moments, finite_population_correction=correction)
     assert seen.error == pytest.approx(power_law().error)
 
 

@@ -97,15 +97,15 @@ def test_general_study_agrees_with_the_line_and_with_dense_argmax():
 
     law, head, sizes = Gaussian(0.0, 1.0), Head(1.0), (100, 400, 1600)
     curve = hardmax_study(law, head, sizes, replicates=300, queries=400, seed=5)
-    assert curve.errors.unseen[0] == 1
-    assert curve.errors.unseen[2] > 1
+    assert curve.errors.finite_population_correction[0] == 1
+    assert curve.errors.finite_population_correction[2] > 1
     found, line = curve.errors, hardmax_line(sizes).errors
     assert (np.abs(found.error - line.error) < 4 * np.hypot(found.stderr, line.stderr)).all()
     ours = hardmax_study(law, head, (100,), replicates=8, queries=400, seed=5)
     samples = (IidStream(law, 5).draw(range(r, r + 1), 0, 100)[0] for r in range(8))
     means = [tokens[(tokens @ tokens.T).argmax(1)].mean(0) for tokens in samples]
     centred = torch.stack(means) - torch.stack(means).mean(0)
-    assert ours.errors.powers[0, :, 0] == pytest.approx(centred.norm(dim=-1).numpy() * np.sqrt(8 / 7))
+    assert ours.errors.error_moments[0, :, 0] == pytest.approx(centred.norm(dim=-1).numpy() * np.sqrt(8 / 7))
 
 
 def test_other_laws_are_measured_without_a_formula():

@@ -57,7 +57,7 @@ class HardmaxCurve:
     """E|mean output| over n tokens, measured; `predicted` is empty where no formula is claimed.
 
     The errors are |mean output| of each replicate, or its average over the samples of one. Few queries add noise: the
-    measured error is then above the true one by `errors.unseen`, 1 where every token is a query.
+    measured error is then above the true one by `errors.finite_population_correction`, 1 where every token is a query.
     """
 
     label: str
@@ -111,16 +111,19 @@ class Hardmax(Result):
     def arrays(self) -> dict[str, Array]:
         """Errors (curves, replicates, sizes) and what few queries add to them (curves, sizes)."""
         found = [curve.errors for curve in self.curves]
-        unseen = [np.broadcast_to(errors.unseen, len(errors.sizes)) for errors in found]
-        return {"powers": np.stack([errors.powers[0] for errors in found]), "unseen": np.stack(unseen)}
+        corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in found]
+        moments = np.stack([errors.error_moments[0] for errors in found])
+        return {"error_moments": moments, "finite_population_correction": np.stack(corrections)}
 
     @classmethod
     def load(cls, run: Run) -> Hardmax:
         """The result that a run folder holds."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         stored = [*run.document["softmax"], run.document["hardmax"]]
-        for curve, powers, unseen in zip(stored, arrays["powers"], arrays["unseen"], strict=True):
-            errors = ErrorCurve.of(curve["n"], powers, moment=1, unseen=unseen, seed=inputs["seed"])
+        kept = (arrays["error_moments"], arrays["finite_population_correction"])
+        for curve, moments, correction in zip(stored, *kept, strict=True):
+            known = {"finite_population_correction": correction, "seed": inputs["seed"]}
+            errors = ErrorCurve.of(curve["n"], moments, moment=1, **known)
             predicted = typed(Mapping[str, PredictedCurve], curve["predicted"])
             curves.append(HardmaxCurve(curve["label"], errors, predicted))
         return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
@@ -268,8 +271,9 @@ def hardmax_study(
     left_out = np.clip(1 - used / np.asarray(sizes, dtype=np.float64), 0.0, None) / 4
     noise = np.sum(gap**2, axis=-1).mean(axis=0) * left_out
     share = noise / np.maximum(np.mean(errors**2, axis=0), np.finfo(float).tiny)
-    unseen = 1 / np.sqrt(np.clip(1 - share, 0.02, 1.0))
-    return HardmaxCurve(f"hardmax over {measure!r}", ErrorCurve.of(sizes, errors, moment=1, unseen=unseen, seed=seed))
+    correction = 1 / np.sqrt(np.clip(1 - share, 0.02, 1.0))
+    curve = ErrorCurve.of(sizes, errors, moment=1, finite_population_correction=correction, seed=seed)
+    return HardmaxCurve(f"hardmax over {measure!r}", curve)
 
 
 def _replicate_means(

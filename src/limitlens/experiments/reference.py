@@ -152,7 +152,7 @@ class PoolReference(Reference):
         return self._pool.tokens[chosen].double(), self._limits[chosen]
 
     def factor(self, n: int) -> float:  # noqa: D102
-        return self._pool.unseen(n)
+        return self._pool.finite_population_correction(n)
 
 
 def reference_for(

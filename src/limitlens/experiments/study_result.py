@@ -77,7 +77,7 @@ class StudyResult(Result):
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
         """The curve of every error, freed of query noise and of what the controls explain."""
-        known: dict[str, Any] = {"unseen": self.reference_factor, "seed": self.seed}
+        known: dict[str, Any] = {"finite_population_correction": self.reference_factor, "seed": self.seed}
         found = {}
         for name in self.names:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
@@ -120,7 +120,7 @@ class StudyResult(Result):
 
     def scatter_left(self, name: str) -> Array:
         """Share (sizes,) of the variance over replicates that is left when what is known is taken out; 1 is all."""
-        left, all_of_it = self._curve(name).powers[0].var(0), self.freed(name).var(0)
+        left, all_of_it = self._curve(name).error_moments[0].var(0), self.freed(name).var(0)
         return np.asarray(left / np.maximum(all_of_it, np.finfo(float).tiny))
 
     def freed(self, name: str) -> Array:

@@ -18,7 +18,7 @@ from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
 from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
-from limitlens.probing.moment_errors import CLEAR
+from limitlens.probing.moment_errors import MIN_SNR
 from limitlens.probing.pilot import Layer
 from limitlens.probing.predict_layer import TOKENS, foretell
 from limitlens.probing.record import HeadRecord, Sink
@@ -112,7 +112,8 @@ def head_records(
     """The records of a layer's query heads, in order."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
-    known = {"unseen": curves.unseen, "floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
+    known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
+    known["finite_population_correction"] = curves.finite_population_correction
     main = curves.bare if curves.atomic is None else curves.atomic
     sinks = _sinks(measured, sizes, window)
     # Of each head an array, or a number; None where it is not known.
@@ -127,7 +128,7 @@ def head_records(
         told, sink = measured.foresight[head], sinks[head] if sinks else None
         foretold = [{"foresight": one, "text": one.moved(sizes)} for one in told]
         curve = main.curve(head, sizes, **foretold[-1], **known)
-        others = {name: part.curve(head, sizes, clear=CLEAR, **known) for name, part in curves.others.items()}
+        others = {name: part.curve(head, sizes, min_snr=MIN_SNR, **known) for name, part in curves.others.items()}
         pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **foretold[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],

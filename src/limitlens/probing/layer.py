@@ -66,7 +66,7 @@ class LayerCurves:
         return LayerCurves(self.counts, self.pool, self.reference[shared], self.bare.of(heads), atomic, others)
 
     @property
-    def unseen(self) -> Array:
+    def finite_population_correction(self) -> Array:
         """√(1 − n/N), (J,), or (R, J) where a stream was cut short and samples differ in length."""
         factor = np.sqrt(1 - self.counts / self.pool)
         return np.asarray(factor[0] if (factor == factor[0]).all() else factor)

@@ -27,7 +27,7 @@ from limitlens.errors import Array
 from limitlens.statistics.error_curve import ErrorCurve
 
 MOMENTS = ("mean", "covariance")
-CLEAR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted
+MIN_SNR = 4.0  # an error of fewer standard errors, whose square may be 0, is not fitted
 
 
 @dataclass(frozen=True, eq=False)

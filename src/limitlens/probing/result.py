@@ -26,7 +26,8 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import Foresight
 
 STATES = "states.safetensors"
-CURVE = ("powers", "outputs", "unseen", "floor", "text", "clear")  # of an error curve, as arrays
+# Fields of an error curve that a run folder holds as arrays.
+CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "text", "min_snr")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +120,7 @@ class ProbeRun(Result):
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
 
         def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
-            kept = [name for name in CURVE if f"{which}.{name}" in arrays]  # older runs have no text and no clear
+            kept = [name for name in CURVE if f"{which}.{name}" in arrays]  # older runs have no text and no min_snr
             rows = [{name: arrays[f"{which}.{name}"][row] for name in kept} for row in range(len(entries))]
             told = arrays.get(f"{which}.foretold")
             ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
@@ -128,7 +129,7 @@ class ProbeRun(Result):
             return [ErrorCurve(sizes=own, seed=seed, **row, foresight=one) for own, row, one in told]
 
         heads, layers = document["heads"], document["layers"]
-        others = {name: curves(name, heads) for name in OTHERS if f"{name}.powers" in arrays}
+        others = {name: curves(name, heads) for name in OTHERS if f"{name}.error_moments" in arrays}
         bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
         records = []
         for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True)):
@@ -193,7 +194,7 @@ class ProbeRun(Result):
         def columns(head: HeadRecord) -> dict[str, Any]:
             shape = head.curve.rows.shape
             # Samples of a run that was cut short differ in size: 1 − n/N is the square of what they have not seen.
-            seen = 1 - np.broadcast_to(head.curve.unseen, shape) ** 2
+            seen = 1 - np.broadcast_to(head.curve.finite_population_correction, shape) ** 2
             n = np.broadcast_to(head.sizes, shape) if not self.interrupted else np.rint(self.tokens * seen).astype(int)
             found = {"replicate": np.indices(shape)[0], "n": n, "relative_output_error": np.sqrt(head.curve.rows)}
             if head.pooled is not None:
@@ -212,10 +213,10 @@ class ProbeRun(Result):
         return {"heads": self.heads, "layers": self.layers, "curves": self.curves, "replicates": self.replicate_errors}
 
     def arrays(self) -> dict[str, Any]:
-        """The error curves of all heads, "curve.powers" (heads, clusters, replicates, sizes) and the like.
+        """The error curves of all heads, "curve.error_moments" (heads, clusters, replicates, sizes) and the like.
 
-        Those without the sink are "pooled.powers" and the like, of the heads that have one, in order; those of the mean
-        and the covariance of the outputs, and of argmax, "mean.powers" and so on.
+        Those without the sink are "pooled.error_moments" and the like, of the heads that have one, in order; those of
+        the mean and the covariance of the outputs, and of argmax, "mean.error_moments" and so on.
         """
         bare = [head.pooled for head in self.records if head.pooled is not None]
         found: dict[str, Any] = {}

@@ -51,7 +51,7 @@ class PoolStream:
     """Draws without replacement from a pool of tokens (N, d): each replicate is its own random order of the pool.
 
     Against attention over the whole pool the mean squared error of a sample of n shrinks by 1 − n/N, as that of any
-    mean does, so errors are divided by `unseen(n)` to speak of the law the pool came from.
+    mean does, so errors are divided by `finite_population_correction(n)` to speak of the law the pool came from.
     """
 
     def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
@@ -76,6 +76,6 @@ class PoolStream:
                 self._orders[r] = order[: self.largest].clone()
         return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
-    def unseen(self, n: int) -> float:
+    def finite_population_correction(self, n: int) -> float:
         """The finite-population factor √(1 − n/N) by which errors against the pool shrink."""
         return float(np.sqrt(1 - n / len(self.tokens)))

@@ -33,10 +33,10 @@ _TINY = np.finfo(float).tiny
 
 @dataclass(frozen=True, eq=False)
 class TwoWayBootstrap:
-    """The powers of a curve, (clusters, replicates, sizes), and those of its output, (clusters, sizes) of mean 1."""
+    """Bootstrap over replicates and over clusters of queries, for the logarithm of an error curve."""
 
-    powers: Array
-    outputs: Array
+    error_moments: Array  # (clusters, replicates, sizes)
+    outputs: Array  # (clusters, sizes), of mean 1
     moment: int
     seed: int
     text: Array  # (k, sizes): how far other windows of text would move log e, in k independent ways
@@ -44,7 +44,7 @@ class TwoWayBootstrap:
     @property
     def counts(self) -> tuple[int, int]:
         """Numbers of replicates and of clusters."""
-        return self.powers.shape[1], self.powers.shape[0]
+        return self.error_moments.shape[1], self.error_moments.shape[0]
 
     @property
     def witnesses(self) -> int:
@@ -55,9 +55,9 @@ class TwoWayBootstrap:
     @cached_property
     def _influence(self) -> tuple[Array, Array, Array]:
         """How much each replicate, each cluster and each single cell moves log e: (count, sizes) each, of mean 0."""
-        mean = self.powers.mean((0, 1))
+        mean = self.error_moments.mean((0, 1))
         with np.errstate(divide="ignore", invalid="ignore"):
-            influence = (self.powers / mean - self.outputs[:, None]) / self.moment
+            influence = (self.error_moments / mean - self.outputs[:, None]) / self.moment
             influence = np.where(mean > 0, influence, 0.0)
         return influence.mean(0), influence.mean(1), influence.reshape(-1, len(mean))
 
@@ -120,11 +120,11 @@ class TwoWayBootstrap:
 
         A bootstrap of k rows has (k − 1)/k of the variance it should have; for intervals Student's quantile widens it.
         """
-        log = self._log(self.powers.mean((0, 1)))
-        found = self._log(_resampled(self.powers.mean(0), self.seed)) - log
+        log = self._log(self.error_moments.mean((0, 1)))
+        found = self._log(_resampled(self.error_moments.mean(0), self.seed)) - log
         other = np.zeros_like(found)
         if self.counts[1] > 1:
-            drawn = _resampled(np.concatenate((self.powers.mean(1), self.outputs), 1), self.seed + 1)
+            drawn = _resampled(np.concatenate((self.error_moments.mean(1), self.outputs), 1), self.seed + 1)
             errors, outputs = np.split(drawn, 2, axis=1)
             other = self._log(errors / np.maximum(outputs, _TINY)) - log
         factors = [math.sqrt(count / max(count - 1, 1)) for count in self.counts]
@@ -139,9 +139,9 @@ class TwoWayBootstrap:
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x7E87]))
         return np.asarray(over + across + generator.standard_normal((len(over), len(self.text))) @ self.text)
 
-    def _log(self, powers: Array) -> Array:
+    def _log(self, error_moments: Array) -> Array:
         """Rows with known quantities taken out (`controls`) need not be positive, nor need resamples of a few."""
-        return np.asarray(np.log(np.maximum(np.maximum(powers, 0) ** (1 / self.moment), _TINY)))
+        return np.asarray(np.log(np.maximum(np.maximum(error_moments, 0) ** (1 / self.moment), _TINY)))
 
     def freedom(self, weights: Array, over: ArrayLike, across: ArrayLike) -> Array:
         """Degrees of freedom of a variance, a sum of two, of weights (sizes, ...) of log e, by Satterthwaite's rule."""

@@ -66,18 +66,20 @@ class TokensFor:
 class ErrorCurve:
     """Errors at nested sizes n₁ < n₂ < ....
 
-    `powers` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; one in a
-    study) so that the mean over clusters is that over queries; rows that controls have adjusted may be negative.
-    `outputs` are the same of the output, relative to their own mean: which queries there are moves both.
+    `error_moments` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; a
+    study has one cluster) such that the mean over clusters is the mean over queries; control variates may make entries
+    negative. `outputs` are |output|^moment of the limit averaged in the same way and divided by their mean over
+    clusters: the choice of queries moves both.
     """
 
     sizes: tuple[int, ...]
-    powers: Array  # (clusters, replicates, sizes)
+    error_moments: Array  # (clusters, replicates, sizes)
     outputs: Array = field(default_factory=lambda: np.ones((1, 1)))  # (clusters, sizes): what errors are relative to
     moment: int = 2  # which error is meant: 1 for E|error|, 2 for the root mean square; their exponents can differ
-    unseen: Array = field(default_factory=lambda: np.ones(1))  # measured over true error: √(1 − n/N) in a pool of N
+    # measured error over true error, (sizes,): √(1 − n/N) where the reference is a pool of N tokens
+    finite_population_correction: Array = field(default_factory=lambda: np.ones(1))
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical, (sizes,); 0 for float64
-    clear: float = 0.0  # standard errors that an error must exceed, or it is taken for noise: not fitted, not crossed
+    min_snr: float = 0.0  # standard errors that an error must exceed, or it is taken for noise: not fitted, not crossed
     seed: int = 0
     # (k, sizes): how far other windows of text for the pool would move log e, in k independent ways (`Foresight.text`)
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))
@@ -92,24 +94,24 @@ class ErrorCurve:
         """The curve of errors divided by a number; undefined everywhere where that is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = 1 / np.float64(scale) if scale else np.nan
-        return replace(self, powers=self.powers * factor**self.moment, floor=self.floor * factor)
+        return replace(self, error_moments=self.error_moments * factor**self.moment, floor=self.floor * factor)
 
     @cached_property
     def rows(self) -> Array:
         """|error|^moment of each replicate, true to the limit: (replicates, sizes)."""
-        return np.asarray(self.powers.mean(0) / self.unseen**self.moment)
+        return np.asarray(self.error_moments.mean(0) / self.finite_population_correction**self.moment)
 
     @property
     def replicates(self) -> int:
         """Number of replicates behind every point."""
-        return int(self.powers.shape[1])
+        return int(self.error_moments.shape[1])
 
     @cached_property
     def _scatter(self) -> TwoWayBootstrap:
-        powers = np.asarray(self.powers / self.unseen**self.moment)
-        counts = (len(powers), len(self.sizes)), (len(self.text), len(self.sizes))
+        error_moments = np.asarray(self.error_moments / self.finite_population_correction**self.moment)
+        counts = (len(error_moments), len(self.sizes)), (len(self.text), len(self.sizes))
         outputs, text = (np.broadcast_to(*pair) for pair in zip((self.outputs, self.text), counts, strict=True))
-        return TwoWayBootstrap(powers, outputs, self.moment, self.seed, text)
+        return TwoWayBootstrap(error_moments, outputs, self.moment, self.seed, text)
 
     @cached_property
     def error(self) -> Array:
@@ -130,7 +132,7 @@ class ErrorCurve:
     def usable(self) -> Any:
         """Sizes whose error is far enough above the numerical floor and its own noise: (sizes,) bool."""
         far = self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
-        return far & (self.error > self.clear * self.stderr) if self.clear else far
+        return far & (self.error > self.min_snr * self.stderr) if self.min_snr else far
 
     @property
     def _tells(self) -> bool:
@@ -158,7 +160,8 @@ class ErrorCurve:
         the curve has it out; a pool that has not converged has missed more, and errors are too small (or, with values
         unlike the scores, too large) by what it missed.
         """
-        inside = 1 - np.broadcast_to(self.unseen, self.rows.shape).mean(0)[self.usable][-LINE_SIZES:] ** 2
+        correction = np.broadcast_to(self.finite_population_correction, self.rows.shape).mean(0)
+        inside = 1 - correction[self.usable][-LINE_SIZES:] ** 2
         if not self._tells or inside[-1] <= 0:
             return 0.0
         x, y = self._line[0][-LINE_SIZES:], self._line[1][0, -LINE_SIZES:] + 0.5 * np.log(1 - inside)

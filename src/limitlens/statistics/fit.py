@@ -51,7 +51,7 @@ def fit_rate(sizes: Array, scatter: TwoWayBootstrap, usable: NDArray[np.bool_] |
 
     None with fewer than three usable sizes or two replicates: there is no rate to speak of.
     """
-    n, mean = np.asarray(sizes, dtype=np.float64), scatter.powers.mean((0, 1))
+    n, mean = np.asarray(sizes, dtype=np.float64), scatter.error_moments.mean((0, 1))
     keep = np.ones(len(n), bool) if usable is None else usable.copy()
     keep &= (mean > 0) & (n > np.e)  # (ln n)^{−γ} needs ln n > 1
     if keep.sum() < 3 or scatter.counts[0] < 2:
@@ -90,7 +90,7 @@ def fit_rate(sizes: Array, scatter: TwoWayBootstrap, usable: NDArray[np.bool_] |
 def local_slopes(sizes: Array, scatter: TwoWayBootstrap) -> tuple[Array, Array]:
     """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
     step, tiny = np.diff(np.log(sizes)), np.finfo(float).tiny
-    slopes = -np.diff(np.log(np.maximum(scatter.powers.mean((0, 1)), tiny))) / scatter.moment / step
+    slopes = -np.diff(np.log(np.maximum(scatter.error_moments.mean((0, 1)), tiny))) / scatter.moment / step
     return slopes, np.std(np.diff(scatter.draws(), axis=1), axis=0) / step
 
 
