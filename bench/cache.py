@@ -21,7 +21,7 @@ from limitlens.cache.cut import measure_cut
 from limitlens.cache.fisher import effects
 from limitlens.cache.trial import trial
 from limitlens.models import load
-from limitlens.record import plain, to_json
+from limitlens.record import json_text, to_json
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 
@@ -44,11 +44,11 @@ def main(
     found: dict[str, Any] = {"context": context, "sizes": curves.sizes, "plans": {}, "trials": []}
     for error in (0.05, 0.1, 0.2):
         made = make_plan(loaded.name, text, "auto", curves, gains, error=error, fitted=fitted)
-        found["plans"][f"error {error:g}"] = plain(made.totals)
+        found["plans"][f"error {error:g}"] = to_json(made.totals)
         print(f"error {error:g}", [(t.choice, f"{t.share:.3f}", f"{t.error:.4f}") for t in made.totals], flush=True)
     for share in map(float, shares.split(",")):
         made = make_plan(loaded.name, text, "auto", curves, gains, total=share, fitted=fitted)
-        found["plans"][f"total {share:g}"] = plain(made.totals)
+        found["plans"][f"total {share:g}"] = to_json(made.totals)
         for where in (None, other):
             began = time.perf_counter()
             tried = trial(made, documents=documents, corpus=where, model=loaded, progress=tell)
@@ -61,7 +61,7 @@ def main(
                 print(f"  {one.choice} {one.allocation}: {kl}{beside}", flush=True)
             names = {"model": Path(tried.model).name, "corpus": Path(tried.corpus).name}
             found["trials"].append(tried.document() | names)
-            (RESULTS / f"cache-{context}.json").write_text(to_json(plain(found)) + "\n", encoding="utf-8")
+            (RESULTS / f"cache-{context}.json").write_text(json_text(to_json(found)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from limitlens.attention.policies import POLICIES
 from limitlens.cache.random_trial import Measured
 from limitlens.interventions.axes import mean
 from limitlens.models import LoadedModel, Windows, load, open_corpus
-from limitlens.record import plain, to_json
+from limitlens.record import json_text, to_json
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 SHARES = (1 / 8, 1 / 4, 1 / 2)
@@ -58,7 +58,7 @@ def main(model: str = "minilm", text: str = "stdlib-docs", documents: int = 32, 
             found["settings"].append({"choice": choice, "share": share, "turned": tried})
             print(f"{choice}, {share:.1%} of the keys: 1 − cos {tried.measured:.5f} ± {tried.stderr:.5f}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
-    (RESULTS / "encoder.json").write_text(to_json(plain(found)) + "\n", encoding="utf-8")
+    (RESULTS / "encoder.json").write_text(json_text(to_json(found)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from limitlens.interventions.temper import Fit, temper
 from limitlens.interventions.temper_result import AXES, RULES, Temper, label
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.rope_scaling import rope_scaled
-from limitlens.record import to_json, typed
+from limitlens.record import from_json, json_text
 
 HERE = Path(__file__).parent
 # the most wanted first, for what there is no time for is left out
@@ -59,7 +59,7 @@ def main() -> None:
     def write(made: Temper) -> None:
         path = Path(options.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".partial").write_text(to_json(about | made.numbers(), indent=1) + "\n")
+        path.with_suffix(".partial").write_text(json_text(about | made.numbers(), indent=1) + "\n")
         path.with_suffix(".partial").replace(path)
 
     write(
@@ -108,7 +108,7 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
 
 def kept(path: str) -> Temper:
     """The result that the file holds."""
-    found: Temper = typed(Temper, json.loads(Path(path).read_text(encoding="utf-8")))
+    found: Temper = from_json(Temper, json.loads(Path(path).read_text(encoding="utf-8")))
     return found
 
 

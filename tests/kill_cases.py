@@ -24,7 +24,7 @@ import torch
 
 import limitlens as ll
 from limitlens.models import LoadedModel
-from limitlens.record import to_json
+from limitlens.record import json_text
 from limitlens.sampling.checkpoint import digest
 
 LINE = ll.Gaussian(0.0, 1.0)
@@ -36,7 +36,7 @@ def told(result: Any) -> str:
     for study in document.get("studies", ()):
         study.pop("seconds")
     arrays = result.arrays()
-    return to_json(document) + digest(*(part for name in sorted(arrays) for part in (name, arrays[name])))
+    return json_text(document) + digest(*(part for name in sorted(arrays) for part in (name, arrays[name])))
 
 
 @cache

@@ -17,7 +17,7 @@ from limitlens.comparison import LEVEL, Comparison, Value, _differences, compare
 from limitlens.errors import InputError
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
-from limitlens.record import read_run, to_json
+from limitlens.record import json_text, read_run
 from limitlens.report.page import page
 from limitlens.statistics.multiple_testing import holm
 
@@ -239,8 +239,8 @@ def test_the_page_says_what_differs(probe: ProbeRun) -> None:
 def test_a_comparison_is_read_back_as_it_was(probe: ProbeRun, tmp_path: Path) -> None:
     found = compare(probe, synthetic(shift=0.1))
     back = Comparison.load(read_run(found.save(tmp_path)))
-    assert to_json(back.document()) == to_json(found.document())
-    assert to_json(back.view().__dict__) == to_json(found.view().__dict__)
+    assert json_text(back.document()) == json_text(found.document())
+    assert json_text(back.view().__dict__) == json_text(found.view().__dict__)
     assert len(back.table) == len(found.differences)
 
 

@@ -21,7 +21,7 @@ import pytest
 import limitlens as ll
 from limitlens.loading import KINDS
 from limitlens.models import LoadedModel
-from limitlens.record import to_json
+from limitlens.record import json_text
 
 LINE = ll.Gaussian(0.0, 1.0)
 SIZES = [50, 100, 200, 400]
@@ -171,7 +171,7 @@ def test_results_print_and_show(kind: str) -> None:
     assert "<" in result._repr_html_()
     assert isinstance(result.table, pd.DataFrame)
     assert len(result.table) > 0
-    json.loads(to_json(result.document()))
+    json.loads(json_text(result.document()))
 
 
 @every_kind
@@ -179,7 +179,7 @@ def test_results_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
     result = made(kind)
     loaded = ll.load(result.save(tmp_path / "run"))
     assert type(loaded) is type(result)
-    assert to_json(loaded.document()) == to_json(result.document())
+    assert json_text(loaded.document()) == json_text(result.document())
     assert str(loaded) == str(result)
     assert loaded._repr_html_() == result._repr_html_()
     assert loaded.made["versions"]["limitlens"] == ll.__version__

@@ -19,7 +19,7 @@ import numpy as np
 
 import limitlens as ll
 from limitlens.models import LoadedModel, load
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.statistics.error_curve import ErrorCurve
 
 SEEDS = 6
@@ -41,7 +41,7 @@ def run() -> dict[str, Any]:
     for name in CASES:
         loaded = load(name)
         found[name] = {text: case(loaded, text, **CASES[name]) for text in TEXTS}
-    return plain({"cases": CASES, "seeds": SEEDS, "found": found})  # type: ignore[no-any-return]
+    return to_json({"cases": CASES, "seeds": SEEDS, "found": found})  # type: ignore[no-any-return]
 
 
 def case(
@@ -66,7 +66,7 @@ def case(
         "pilot_alone": pilot_alone(told, curves, cut),
     }
     for name, numbers in found.items():
-        print(f"  {name}: {plain(numbers)}", flush=True)
+        print(f"  {name}: {to_json(numbers)}", flush=True)
     return found
 
 

@@ -24,7 +24,7 @@ from limitlens.estimate import Estimate
 from limitlens.loading import load
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Row, Section, Table, View, line, points
 from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
@@ -159,11 +159,11 @@ class Comparison(Result):
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per difference."""
-        return pd.DataFrame(plain(self.differences))
+        return pd.DataFrame(to_json(self.differences))
 
     def document(self) -> dict[str, Any]:
         """The comparison as a JSON document."""
-        return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": plain(self.paired)}
+        return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": to_json(self.paired)}
 
     def view(self) -> View:
         """What it shows."""
@@ -252,13 +252,13 @@ def _probe(run: ProbeRun) -> Column:
         where, last = head.name, f"{AT}{head.sizes[-1]:,}"
         found |= _curve(where, head.curve, run.replicates)
         for n, tokens in zip(head.sizes, head.effective_tokens, strict=True):
-            found[where, f"effective tokens{AT}{n:,}"] = Value(plain(tokens))
+            found[where, f"effective tokens{AT}{n:,}"] = Value(to_json(tokens))
         known = head.curve.tokens_for(WANTED)  # its standard error is read off its 95% interval
         low, high = known.interval
         spread = None if low is None or high is None else (high - low) / (2 * 1.96)
         found[where, TOKENS] = Value() if known.document() is None else Value(known.n, spread)
         for name, word in WORDS["quantities"].items():
-            found[where, word.format(last=last)] = Value(plain(getattr(head, name)))
+            found[where, word.format(last=last)] = Value(to_json(getattr(head, name)))
     return found
 
 
@@ -291,15 +291,15 @@ def _study(run: Any) -> Column:
 def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
     """The rate of an error curve, and its errors."""
     rate = curve.rate
-    found = {(where, f"rate{of}"): Value() if rate is None else Value(plain(rate.slope), plain(rate.stderr), count)}
+    found = {(where, f"rate{of}"): Value() if rate is None else Value(to_json(rate.slope), to_json(rate.stderr), count)}
     for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
-        found[where, f"error{of}{AT}{n:,}"] = Value(plain(error), plain(stderr), count)
+        found[where, f"error{of}{AT}{n:,}"] = Value(to_json(error), to_json(stderr), count)
     return found
 
 
 def _scaling(run: Any) -> Column:
     found, count = run.quantities.items(), run.inputs["replicates"]
-    return {(name, "measured"): Value(plain(one.measured), plain(one.stderr), count) for name, one in found}
+    return {(name, "measured"): Value(to_json(one.measured), to_json(one.stderr), count) for name, one in found}
 
 
 # By kind: its command, what is matched, how to read it.

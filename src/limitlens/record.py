@@ -77,9 +77,9 @@ class Run:
             ) from None
 
 
-def to_json(document: Any, *, indent: int | None = 2) -> str:
+def json_text(document: Any, *, indent: int | None = 2) -> str:
     """`document` as strict JSON: arrays as lists, numbers that are not finite as null."""
-    return json.dumps(plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(to_json(document), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -164,7 +164,7 @@ def write_run(folder: str | Path, result: Result, overwrite: bool = False) -> Pa
         files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
         files[f"{name}.csv"] = partial(table.to_csv, index=False)
     made = result.made or provenance(result.kind, {})
-    text = to_json({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
+    text = json_text({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
     with open_folder(folder, str(made["command"]), overwrite) as path:
         if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
             raise InputError(f"{outside!r} is no name of a file; expected one without a folder in it")
@@ -230,20 +230,20 @@ def write_all(files: Mapping[Path, Callable[[Path], Any]]) -> None:
             beside.unlink(missing_ok=True)
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A document of plain JSON values: arrays as lists, dataclasses by field, numbers that are not finite as null."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.name != "made"}
+        return {item.name: to_json(getattr(value, item.name)) for item in fields(value) if item.name != "made"}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, (list, tuple, range)):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_json(value.item())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -251,7 +251,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def typed(kind: Any, value: Any) -> Any:
+def from_json(kind: Any, value: Any) -> Any:
     """A JSON value as the type whose `plain` wrote it: dataclasses, outcomes, tuples, mappings and arrays, nested.
 
     What cannot be of the type raises a TypeError or ValueError, which `Run.result` tells as one sentence.
@@ -259,22 +259,22 @@ def typed(kind: Any, value: Any) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         inner = [part for part in parts if part is not type(None)]
-        return None if value is None and len(inner) < len(parts) else typed(inner[0], value)
+        return None if value is None and len(inner) < len(parts) else from_json(inner[0], value)
     if origin is np.ndarray:
         return np.array([] if value is None else value, dtype=float)  # null becomes NaN
     if origin is Literal and value not in parts:
         raise ValueError(f"{value!r} is none of {', '.join(map(repr, parts))}")
     if origin is tuple:
         kinds = [parts[0]] * len(_of(value, list, tuple)) if parts[-1] is Ellipsis else parts
-        return tuple(typed(part, item) for part, item in zip(kinds, value, strict=True))
+        return tuple(from_json(part, item) for part, item in zip(kinds, value, strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: typed(parts[1], item) for key, item in _of(value, Mapping).items()}
+        return {key: from_json(parts[1], item) for key, item in _of(value, Mapping).items()}
     if is_dataclass(kind) and isinstance(kind, type):
         if isinstance(value, kind):
             return value
         hints = get_type_hints(kind)
         return kind(
-            **{item.name: typed(hints[item.name], value[item.name]) for item in fields(kind) if item.name in value}
+            **{item.name: from_json(hints[item.name], value[item.name]) for item in fields(kind) if item.name in value}
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)

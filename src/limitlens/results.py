@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from limitlens.arrays import Drawing, pd
-from limitlens.record import Run, plain, provenance, typed, write_run
+from limitlens.record import Run, from_json, provenance, to_json, write_run
 from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Result:
 
     def document(self) -> dict[str, Any]:
         """The result as a JSON document: its fields, but for those that arrays hold."""
-        return {name: value for name, value in plain(self).items() if name not in self.held}
+        return {name: value for name, value in to_json(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables that a run folder holds, by file name."""
@@ -55,7 +55,7 @@ class Result:
     @classmethod
     def load(cls, run: Run) -> Self:
         """The result that a run folder holds; who asked for it adds how it was made."""
-        return typed(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
+        return from_json(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Raise an error where what was read from a folder cannot be shown; `record` says so in one sentence."""

@@ -25,7 +25,7 @@ from limitlens.probing.probe import probe
 from limitlens.probing.record import Sink
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
-from limitlens.record import read_run, to_json
+from limitlens.record import json_text, read_run
 from limitlens.report.page import page
 from limitlens.report.view import Figure, Row
 from limitlens.statistics.error_curve import ErrorCurve
@@ -165,7 +165,7 @@ def test_a_group_takes_its_largest_budget_and_totals_add_up() -> None:
 def test_a_plan_gives_no_temperatures() -> None:
     """They were taken back (docs/temper.md): neither the notes nor the advice of a regime speak of one."""
     made = plan(GROUPED, 0.1, 100_000, trial=False)
-    assert "temperature" not in to_json(made.document())
+    assert "temperature" not in json_text(made.document())
     assert "temperature_factor" not in made.table.columns
 
 
@@ -241,7 +241,7 @@ def test_a_plan_prints_itself() -> None:
     assert "<table" in made._repr_html_()
     assert repr(made) == "<Plan for a model: error 0.1 in 100,000 tokens, 6 heads, 33.9% of KV entries kept>"
     assert len(made.table) == 6
-    json.loads(to_json(made.document()))
+    json.loads(json_text(made.document()))
     assert made == made
 
 
@@ -284,8 +284,8 @@ def test_a_saved_plan_is_read_back_as_it_was(tmp_path: Path) -> None:
         "tried": replace(plan(GROUPED, 0.1, 2048, trial=False), trials=TRIED),
     }.items():
         back = Plan.load(read_run(made.save(tmp_path / name)))
-        assert to_json(back.document()) == to_json(made.document())
-        assert to_json(back.view().__dict__) == to_json(made.view().__dict__)
+        assert json_text(back.document()) == json_text(made.document())
+        assert json_text(back.view().__dict__) == json_text(made.view().__dict__)
         assert str(back) == str(made)
         assert back.heads == made.heads
         assert len(back.trials) == len(made.trials)
@@ -340,7 +340,7 @@ def test_the_command_prints_a_page_a_document_and_a_folder(tmp_path: Path, capsy
     code, out, err = command_line(capsys, *asked, "--json", "--out", str(tmp_path / "plan"))
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads((tmp_path / "plan" / "run.json").read_text())["result"]
-    assert json.loads(out) == json.loads(to_json(plan(GROUPED, 0.1, 100_000, trial=False).document()))
+    assert json.loads(out) == json.loads(json_text(plan(GROUPED, 0.1, 100_000, trial=False).document()))
     assert {"kv_budgets.json", "kv_budgets.csv", "heads.csv"} <= {path.name for path in (tmp_path / "plan").iterdir()}
     code, out, err = command_line(capsys, *asked)
     assert (code, err) == (0, "")

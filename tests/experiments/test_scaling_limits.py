@@ -18,7 +18,7 @@ from limitlens.experiments.regimes_figure import regime_figures
 from limitlens.experiments.scaling import scaling
 from limitlens.experiments.scaling_limits import ScalingLimits, ambient, scaling_limits
 from limitlens.experiments.schedules import Schedules, follow_schedules
-from limitlens.record import plain, read_run, to_json
+from limitlens.record import json_text, read_run, to_json
 from limitlens.report.view import Figure
 from limitlens.theory import VonMisesFisherGap, critical_beta, subsphere, uniform
 
@@ -118,7 +118,7 @@ def test_limit_is_far_away_in_high_dimension() -> None:
 def test_subsphere_against_its_ambient_scale() -> None:
     around = ambient(subsphere(9, 4), 9, 10_000, replicates=300)
     assert around.theta.predicted == pytest.approx(61.6, abs=0.05)
-    assert z(plain(around.participation), "predicted") < 3.5
+    assert z(to_json(around.participation), "predicted") < 3.5
 
 
 def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +194,7 @@ def test_saved_results_are_read_back(tmp_path: Path) -> None:
         assert type(made) is kind
         made.save(tmp_path / made.kind)
         read = kind.load(read_run(tmp_path / made.kind))
-        assert to_json(read.document()) == to_json(made.document())
+        assert json_text(read.document()) == json_text(made.document())
         assert read.view() == made.view()
         assert len(repr(read)) < 200
         assert read.plot() is not None

@@ -17,7 +17,7 @@ from limitlens.experiments.reference import reference_for
 from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep, sweep
 from limitlens.experiments.uniform import uniform_errors
 from limitlens.measures.named import NAMES, named_measure
-from limitlens.record import plain, read_run
+from limitlens.record import read_run, to_json
 from limitlens.report.view import Figure, Table, Widget
 from limitlens.sampling.cells import Cells
 from limitlens.statistics import estimators
@@ -430,7 +430,7 @@ def test_results_come_back_from_their_folder_as_they_were(tmp_path):
         assert run.kind == result.kind
         again = type(result).load(run)
         assert again.document().keys() == result.document().keys()
-        assert plain(again.document()) == plain(result.document())
+        assert to_json(again.document()) == to_json(result.document())
         assert repr(again.view()) == repr(result.view())
         assert repr(again) == repr(result)
         assert again.table.equals(result.table)
@@ -450,7 +450,7 @@ def test_pages_carry_the_answers_of_their_curves():
     assert [entry["x"] for entry in swept.view().data["budget"]["curves"]] == [0.5, 2.0]
     assert blocks(swept.view(), Widget) == [Widget("budgets")]
     assert blocks(grown.view(), Widget) == []
-    assert json.loads(json.dumps(plain(swept.view().data)))
+    assert json.loads(json.dumps(to_json(swept.view().data)))
 
 
 def test_every_horizon_is_drawn_with_a_look_of_its_own():
@@ -497,7 +497,7 @@ def test_an_interrupted_sweep_keeps_the_studies_finished(monkeypatch, finished, 
         assert len(swept.curves) == kept
         assert any("interrupted" in note for note in swept.view().trust)
         assert str(swept)
-        assert plain(swept.document())["interrupted"]
+        assert to_json(swept.document())["interrupted"]
     assert swept.growth("mean") is None
     with pytest.raises(KeyboardInterrupt):
         sweep(LINE, horizons=[0.5, 1], **{**options, "progress": lambda done, total: stop(9, total)})

@@ -17,7 +17,7 @@ from limitlens.models import LoadedModel
 from limitlens.probing import predict as predict_module
 from limitlens.probing.pilot import Layer, Traits
 from limitlens.probing.predict_layer import foretell
-from limitlens.record import to_json
+from limitlens.record import json_text
 from tiny_models import TINY, letters, tiny_tokenizer
 
 SIZES, WINDOW = (8, 16, 32, 64, 128), 16
@@ -62,7 +62,7 @@ def test_what_is_foretold_is_what_a_probe_measures(told: ll.Predictions, text: s
 
 
 def test_what_a_prediction_says(told: ll.Predictions) -> None:
-    document = json.loads(to_json(told.document()))
+    document = json.loads(json_text(told.document()))
     assert document["n"] == list(SIZES)
     assert document["tokens"] == len(document["windows"]["keys"]) * len(range(*document["pooled_positions"]))
     assert not set(document["windows"]["keys"]) & set(document["windows"]["queries"])
@@ -86,7 +86,7 @@ def test_what_a_prediction_says(told: ll.Predictions) -> None:
 
 def test_it_comes_back_as_it_was(told: ll.Predictions, tmp_path: Path) -> None:
     loaded = ll.load(told.save(tmp_path / "run"))
-    assert to_json(loaded.document()) == to_json(told.document())
+    assert json_text(loaded.document()) == json_text(told.document())
     assert str(loaded) == str(told)
     assert repr(loaded) == f"<Predictions of {told.model} on {told.corpus}: 12 heads from {told.tokens:,} tokens>"
 
@@ -157,7 +157,7 @@ def test_a_head_without_output_has_no_error(text: str) -> None:
         layer.attention.self.value.weight.zero_()
         layer.attention.self.value.bias.zero_()
     found = ll.predict(loaded, text, tokens=160, queries=4, **OPTIONS)
-    document = json.loads(to_json(found.document()))
+    document = json.loads(json_text(found.document()))
     assert document["heads"][0]["error"] == [None] * len(SIZES)
     assert document["heads"][0]["rate"] is None
     assert document["heads"][0]["tokens_for"] == dict.fromkeys(("0.1", "0.05", "0.01"))
@@ -186,7 +186,7 @@ def test_the_command(
     assert (document["n"], document["tokens_asked"], document["queries"]) == ([8, 16, 32], 160, 4)
     loaded = ll.load(tmp_path / "run")
     assert loaded.made["arguments"]["pilot_only"] is True
-    assert to_json(loaded.document()) == to_json(document)
+    assert json_text(loaded.document()) == json_text(document)
     code, out, err = run("--queries", "4", "--quiet")
     assert (code, err) == (0, "")
     assert "The 5 slowest heads" in out

@@ -20,7 +20,7 @@ from limitlens.probing.findings import CONTEXT, notable, trust, verdict
 from limitlens.probing.record import kept_share
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import STATES, ProbeRun
-from limitlens.record import ARRAYS, FORMAT, read_run, to_json
+from limitlens.record import ARRAYS, FORMAT, json_text, read_run
 from limitlens.report.page import page
 from limitlens.report.view import Table
 from limitlens.report.words import falling
@@ -303,7 +303,7 @@ def test_probes_that_are_not_whole(tmp_path: Path) -> None:
     whole = (folder / "run.json").read_text()
     document = json.loads(whole)
     del document["result"]["heads"][0]["entropy"]
-    (folder / "run.json").write_text(to_json(document))
+    (folder / "run.json").write_text(json_text(document))
     with pytest.raises(InputError, match=r"lacks what a probe needs .*'entropy'"):
         load(folder)
     (folder / "run.json").write_text(whole)

@@ -249,7 +249,7 @@ def test_heavy_figure(tmp_path):
 
 
 def test_saved_results_are_read_back(tmp_path):
-    from limitlens.record import read_run, to_json
+    from limitlens.record import json_text, read_run
 
     found = {
         HeavyTails: show_tails(law="student", tilts=[1.0], sizes=(100, 1000), replicates=20),
@@ -259,7 +259,7 @@ def test_saved_results_are_read_back(tmp_path):
         assert type(made) is kind
         made.save(tmp_path / made.kind)
         read = kind.load(read_run(tmp_path / made.kind))
-        assert to_json(read.document()) == to_json(made.document())
+        assert json_text(read.document()) == json_text(made.document())
         assert read.view() == made.view()
         assert len(repr(read)) < 200
     assert "At 1 of 1 tilt there is no infinite-token limit" in str(found[HeavyTails])

@@ -136,12 +136,12 @@ def test_no_law_is_named_where_the_evidence_does_not_decide():
 
 
 def test_a_saved_result_is_read_back(tmp_path):
-    from limitlens.record import read_run, to_json
+    from limitlens.record import json_text, read_run
 
     made = measure_hardmax((100, 300, 1000), horizons=[0.5, 4.0], replicates=20, seed=3)
     made.save(tmp_path)
     read = Hardmax.load(read_run(tmp_path))
-    assert to_json(read.document()) == to_json(made.document())
+    assert json_text(read.document()) == json_text(made.document())
     assert read.view() == made.view()
     assert "Hardmax on gaussian tokens" in str(read)
     assert len(repr(read)) < 200

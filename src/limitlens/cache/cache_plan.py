@@ -22,7 +22,7 @@ from limitlens.cache.cut import BEHIND, CutCurves, measure_cut
 from limitlens.cache.fisher import effects
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
-from limitlens.record import text_writer, to_json
+from limitlens.record import json_text, text_writer
 from limitlens.report.view import Block, Table, Text, View, head_map
 from limitlens.report.words import read_words, sentence, worded_view
 from limitlens.results import Result
@@ -92,7 +92,7 @@ class CachePlan(Result):
         """kv_budgets.json, which says keys and choice of every layer and head."""
         known = {"format": "limitlens-kv-budgets", "version": 2, "model": self.model, "context": self.context,
                  "budgets": self.keys, "choices": self.choices}  # fmt: skip
-        return {"kv_budgets.json": text_writer(to_json(known))}
+        return {"kv_budgets.json": text_writer(json_text(known))}
 
     def view(self) -> View:
         """What it shows."""

@@ -10,7 +10,7 @@ from typing import Any
 from limitlens.errors import InputError
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.regimes import Regime
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.statistics.crossing import LINE_SIZES
 from limitlens.statistics.error_curve import TokensFor
 from limitlens.theory.prediction import Status
@@ -57,10 +57,10 @@ class HeadPlan:
         return Status.HEURISTIC if doubtful else Status.VERIFIED
 
     def document(self) -> dict[str, Any]:
-        """The plan of the head as JSON; `record.typed` reads it back."""
-        keys = {"predicted": self.keys.n, **plain(self.keys), "ratio": self.ratio}
+        """The plan of the head as JSON; `record.from_json` reads it back."""
+        keys = {"predicted": self.keys.n, **to_json(self.keys), "ratio": self.ratio}
         keys |= {"lower_bound": self.lower_bound, "status": self.status.value}
-        return {**plain(self), "remedy": self.regime.remedy, "keys": keys}
+        return {**to_json(self), "remedy": self.regime.remedy, "keys": keys}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from limitlens.models import LoadedModel, Windows, load, open_corpus, resolve_so
 from limitlens.probing.figures import COLOURS
 from limitlens.probing.findings import counts
 from limitlens.probing.result import ProbeRun
-from limitlens.record import Run, plain, read_run, text_writer, to_json, typed
+from limitlens.record import Run, from_json, json_text, read_run, text_writer, to_json
 from limitlens.report.view import Axis, Cell, Figure, Guide, Row, Section, Table, Text, View, head_map, look, points
 from limitlens.report.words import plural, read_words, sentence
 from limitlens.results import Result
@@ -121,7 +121,7 @@ class Plan(Result):
 
     def document(self) -> dict[str, Any]:
         """The plan as a JSON document."""
-        tried = {"heads": plain(self.trials), "summary": self.trial_summary()}
+        tried = {"heads": to_json(self.trials), "summary": self.trial_summary()}
         inputs = ("model", "corpus", "window", "error", "context")
         return {
             "inputs": {name: getattr(self, name) for name in inputs},
@@ -136,8 +136,8 @@ class Plan(Result):
     @classmethod
     def load(cls, run: Run) -> Plan:
         """The plan that a run folder holds."""
-        trials = typed(tuple[HeadTrial, ...], (run.document["trial"] or {"heads": ()})["heads"])
-        heads = typed(tuple[HeadPlan, ...], run.document["heads"])
+        trials = from_json(tuple[HeadTrial, ...], (run.document["trial"] or {"heads": ()})["heads"])
+        heads = from_json(tuple[HeadPlan, ...], run.document["heads"])
         return cls(**run.document["inputs"], heads=heads, trials=trials)
 
     def view(self) -> View:
@@ -181,7 +181,7 @@ class Plan(Result):
         table = pd.DataFrame([one.document() for one in heads]).rename(columns={"keys": "budget"})
         table.insert(4, "compression_ratio", 1 - table["ratio"].astype(float))
         csv = partial(table.astype({"budget": "Int64"}).to_csv, index=False)
-        return {"kv_budgets.json": text_writer(to_json(document)), "kv_budgets.csv": csv}
+        return {"kv_budgets.json": text_writer(json_text(document)), "kv_budgets.csv": csv}
 
 
 def plan(
@@ -251,7 +251,7 @@ def _try(
         raise InputError(f"the {other} {getattr(run, other)!r} {told}")
     reserved = np.asarray(run.windows["reserved"], dtype=np.intp)
     asked = {"job": "plan", "weights": loaded.digest, "text": windows.sha256, "error": made.error, "seed": seed}
-    asked |= {"context": made.context, "heads": digest(to_json(made.heads)), "device": loaded.model.device}
+    asked |= {"context": made.context, "heads": digest(json_text(made.heads)), "device": loaded.model.device}
     job = (checkpoint or Checkpoint()).begin(asked)
     options: dict[str, Any] = {"context": made.context, "seed": seed, "report": progress, "job": job}
     return tuple(run_trial(loaded, windows, reserved, budgets, **options))

@@ -33,7 +33,7 @@ from limitlens.attention.state import State
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.probing.pilot import Layer, Pilot, run_pilot
-from limitlens.record import plain, typed
+from limitlens.record import from_json, to_json
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved
 from limitlens.sampling.interrupt import held_interrupt
 
@@ -123,11 +123,11 @@ class _Trial:
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What the layers so far gave, and where the random numbers are."""
         drawn = {"contexts": self.generator.get_state(), "choices": self.choosing.get_state()}
-        return {"found": plain(self.found)}, drawn
+        return {"found": to_json(self.found)}, drawn
 
     def restore(self, saved: Saved) -> None:
         """Go back to where the `state` was taken."""
-        self.found = list(typed(tuple[HeadTrial, ...], saved.position["found"]))
+        self.found = list(from_json(tuple[HeadTrial, ...], saved.position["found"]))
         self.generator.set_state(saved.tensors["contexts"])
         self.choosing.set_state(saved.tensors["choices"])
 

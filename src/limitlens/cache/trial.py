@@ -28,7 +28,7 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.interventions.axes import mean
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
 from limitlens.models.choosing import Choosing
-from limitlens.record import read_run, to_json
+from limitlens.record import json_text, read_run
 from limitlens.report.view import Colour, Table, View, points
 from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.results import Result
@@ -149,7 +149,7 @@ def trial(
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
     asked: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
-    asked |= {"plan": digest(to_json(made.document())), "device": loaded.model.device}
+    asked |= {"plan": digest(json_text(made.document())), "device": loaded.model.device}
 
     def document(k: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [order[k]])

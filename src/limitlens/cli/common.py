@@ -172,7 +172,7 @@ def spectrum_of(given: str) -> str | list[float]:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    print(record.to_json(document))
+    print(record.json_text(document))
 
 
 def show(

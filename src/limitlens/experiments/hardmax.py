@@ -24,7 +24,7 @@ from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
-from limitlens.record import Run, plain, typed
+from limitlens.record import Run, from_json, to_json
 from limitlens.report.view import SHADES, Colour, Figure, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -73,7 +73,11 @@ class HardmaxCurve:
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
         rate = self.errors.rate and self.errors.rate.document()
-        return self.measured | {"predicted": plain(self.predicted), "rate": rate, "replicates": self.errors.replicates}
+        return self.measured | {
+            "predicted": to_json(self.predicted),
+            "rate": rate,
+            "replicates": self.errors.replicates,
+        }
 
     @property
     def table(self) -> pd.DataFrame:
@@ -124,7 +128,7 @@ class Hardmax(Result):
         for curve, moments, correction in zip(stored, *kept, strict=True):
             known = {"finite_population_correction": correction, "seed": inputs["seed"]}
             errors = ErrorCurve.of(curve["n"], moments, moment=1, **known)
-            predicted = typed(Mapping[str, PredictedCurve], curve["predicted"])
+            predicted = from_json(Mapping[str, PredictedCurve], curve["predicted"])
             curves.append(HardmaxCurve(curve["label"], errors, predicted))
         return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
 

@@ -17,7 +17,7 @@ from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.measures.discrete import Sample
-from limitlens.record import Run, typed
+from limitlens.record import Run, from_json
 from limitlens.report.view import SHADES, Row, Table, View, cells, line, points
 from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -95,7 +95,7 @@ class HeavyTails(Result):
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         for i, row in enumerate(run.document["tilts"]):
             told = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
-            theory = HeavyLaw(Existence(row["existence"]), typed(tuple[Prediction, ...], told))
+            theory = HeavyLaw(Existence(row["existence"]), from_json(tuple[Prediction, ...], told))
             found = {name: stored[i] for name, stored in arrays.items()}
             known = {"sizes": tuple(row["n"]), "limit": row["limit"], "theory": theory}
             curves.append(HeavyCurve(row["law"], row["tilt"], **known, **found))

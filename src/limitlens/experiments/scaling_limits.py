@@ -21,7 +21,7 @@ from limitlens.errors import Array, InputError
 from limitlens.experiments.quantity import Quantity, sampled, verified
 from limitlens.experiments.regimes_figure import FEWEST_KEYS, regime_figures
 from limitlens.experiments.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
-from limitlens.record import Run, plain
+from limitlens.record import Run, to_json
 from limitlens.report.view import Block, Figure, Row, Section, Table, Text, View, line, points
 from limitlens.report.words import cell, falling, read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -107,7 +107,7 @@ class ScalingLimits(Result):
         """One row per quantity, by part."""
         parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
-            {"part": part, "quantity": name, **plain(quantity)}
+            {"part": part, "quantity": name, **to_json(quantity)}
             for part, found in parts.items()
             for name, quantity in found.items()
             if isinstance(quantity, Quantity)

@@ -11,7 +11,7 @@ import numpy as np
 from limitlens.arrays import pd
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import Series, Table, look, points
 from limitlens.results import Result
 
@@ -24,7 +24,7 @@ class ByDocument(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON: what was asked, and the rows of its tables."""
-        return super().document() | plain({name: rows.to_dict("records") for name, rows in self.tables().items()})  # type: ignore[no-any-return]
+        return super().document() | to_json({name: rows.to_dict("records") for name, rows in self.tables().items()})  # type: ignore[no-any-return]
 
 
 def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:

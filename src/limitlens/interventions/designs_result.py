@@ -15,7 +15,7 @@ from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.interventions.by_document import jackknife
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import Block, Cell, Table, View, line, look, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
 from limitlens.results import Result
@@ -123,7 +123,7 @@ class Designs(Result):
     def document(self) -> dict[str, Any]:
         """The result as JSON: every head's numbers (heads, designs, keys), those over all heads, and which is best."""
         told = {"heads": self.numbers(self.relative), "overall": self.overall, "best": self.winners}
-        return super().document() | plain(told)  # type: ignore[no-any-return]
+        return super().document() | to_json(told)  # type: ignore[no-any-return]
 
     def view(self) -> View:
         """Error against keys, one line a design, floors dotted; and who is best."""

@@ -17,7 +17,7 @@ from limitlens.estimate import Estimate
 from limitlens.interventions.axes import Axes, mean
 from limitlens.interventions.temper_fit import Fitted
 from limitlens.models.exponents import Exponents
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import Block, Figure, Guide, Row, Table, View, head_map, look, points
 from limitlens.report.words import join, read_words, sentence, worded_figure, worded_view
 from limitlens.results import Result
@@ -184,7 +184,7 @@ class Temper(Result):
         return axes.last() if axis == "perplexity" else axes.beyond(self.trained, "again" if axis == "far" else "fact")
 
     def _entry(self, text: str, name: str, axis: str) -> dict[str, Any]:
-        own, against = (plain(self.estimate(text, name, axis, base)) for base in (None, "yarn"))
+        own, against = (to_json(self.estimate(text, name, axis, base)) for base in (None, "yarn"))
         if axis != "perplexity":
             return {**own, "against_yarn": against}
         log = {"log": own["value"], "log_stderr": own["stderr"], "log_against_yarn": against}

@@ -14,7 +14,7 @@ import numpy as np
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import Array, InputError
-from limitlens.record import text_writer, to_json, typed, write_all
+from limitlens.record import from_json, json_text, text_writer, write_all
 
 Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)
 
@@ -41,7 +41,7 @@ class Exponents:
 
     def write(self, path: Path) -> None:
         """Write the file."""
-        write_all({path: text_writer(to_json(self, indent=1))})
+        write_all({path: text_writer(json_text(self, indent=1))})
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
@@ -65,7 +65,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
     """The exponents in a file, which must belong to `model`."""
     try:
-        found: Exponents = typed(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
+        found: Exponents = from_json(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
         shape = found.identity["num_hidden_layers"], found.identity["num_attention_heads"]
         tables = [table for table in (found.exponents, found.constants) if table is not None]
         whole = all(table.shape == shape and np.isfinite(table).all() for table in tables) and found.trained > 0

@@ -24,7 +24,7 @@ from limitlens.probing.predict_layer import TOKENS, foretell
 from limitlens.probing.record import HeadRecord, Sink
 from limitlens.probing.regimes import Thresholds, classify, resampled
 from limitlens.probing.sinks import dilution_length, sink_share
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.statistics.predicted_curve import Foresight
 from limitlens.theory.exact_bootstrap import QUARTERS
 
@@ -118,7 +118,7 @@ def head_records(
     sinks = _sinks(measured, sizes, window)
     # Of each head an array, or a number; None where it is not known.
     arrays = {name: getattr(of, name) for of, names in ((geometry, GEOMETRY), (detail, DETAIL)) for name in names}
-    by_head: dict[str, Any] = {name: plain(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
+    by_head: dict[str, Any] = {name: to_json(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
 
     def record(head: int) -> HeadRecord:
         verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
@@ -155,5 +155,5 @@ def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:
     kind = " and ".join(name for name, there in kinds.items() if there)
     shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
     in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
-    lengths = plain(dilution_length(score, rest, pool))
+    lengths = to_json(dilution_length(score, rest, pool))
     return [Sink(kind, *own) for own in zip(shares, in_window, lengths, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.probing.record import OTHERS, HeadRecord
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.tails import Verdict
 
@@ -34,7 +34,9 @@ def layer_documents(heads: Iterable[HeadRecord], judged: Iterable[LayerRecord]) 
     def verdict(layer: LayerRecord) -> dict[str, Any]:
         told = {"meaning": layer.verdict.meaning, "remedy": layer.verdict.remedy}
         sure = layer.verdict is Verdict.SUB_GAUSSIAN  # nothing exceeds a Gaussian where it would have been seen
-        return {name: value for name, value in plain(layer).items() if name != "layer"} | {"sub_gaussian": sure} | told
+        return (
+            {name: value for name, value in to_json(layer).items() if name != "layer"} | {"sub_gaussian": sure} | told
+        )
 
     tails = {layer.layer: verdict(layer) for layer in judged}
     return [

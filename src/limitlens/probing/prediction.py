@@ -12,7 +12,7 @@ import numpy as np
 from limitlens.arrays import pd
 from limitlens.errors import Array
 from limitlens.probing.findings import WORDS
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import Cell, Figure, Section, Table, Text, View, band, head_map, line
 from limitlens.report.words import falling, plural, worded_figure
 from limitlens.results import Result
@@ -95,7 +95,7 @@ class Predictions(Result):
     def document(self) -> dict[str, Any]:
         """The predictions as a JSON document."""
         heads = [{"n": self.n, **head.document()} for head in self.heads]
-        return super().document() | {"heads": plain(heads)}
+        return super().document() | {"heads": to_json(heads)}
 
     @property
     def table(self) -> pd.DataFrame:

@@ -22,7 +22,7 @@ import numpy as np
 from limitlens.errors import Array, check_relative
 from limitlens.probing.critical_factor import CriticalFactor
 from limitlens.probing.regimes import Regime
-from limitlens.record import plain, typed
+from limitlens.record import from_json, to_json
 from limitlens.statistics.error_curve import ErrorCurve, TokensFor
 from limitlens.theory import rates
 
@@ -178,7 +178,7 @@ class HeadRecord:
             error = MOMENTS.get(name, f"{name}_error")
             found |= {error: curve.error, f"{error}_stderr": curve.stderr}
             found[f"rate_{name}"] = curve.rate and curve.rate.document()
-        return plain(found | self.predicted_rates)  # type: ignore[no-any-return]
+        return to_json(found | self.predicted_rates)  # type: ignore[no-any-return]
 
     @classmethod
     def of(
@@ -189,7 +189,7 @@ class HeadRecord:
         apart = {"curve": curve, "pooled": pooled, "ranks": weights["rank"], "ordered_weights": weights["weight"]}
         apart |= {"centred": entry["relative_centred_error"], "others": others}
         apart |= {"pooled_centred": None if bare is None else bare["relative_centred_error"]}
-        return typed(cls, {**entry, **apart})  # type: ignore[no-any-return]
+        return from_json(cls, {**entry, **apart})  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         rate = "no rate" if self.curve.rate is None else f"rate {self.curve.rate.slope:.2f}"

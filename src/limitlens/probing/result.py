@@ -19,7 +19,7 @@ from limitlens.probing.predictors import rate_skills
 from limitlens.probing.record import MOMENTS, OTHERS, HeadRecord
 from limitlens.probing.regimes import Regime, Thresholds
 from limitlens.probing.view import probe_view
-from limitlens.record import Run, plain, typed
+from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 from limitlens.statistics.error_curve import ErrorCurve
@@ -110,7 +110,7 @@ class ProbeRun(Result):
         found |= {"n": self.n, "heads": self._head_documents}
         found |= {"layers": layer_documents(self.records, self.layer_records)}
         found |= {"summary": summary(self.records) | {"rates": rate_skills(self.records)}}
-        return plain(found)  # type: ignore[no-any-return]
+        return to_json(found)  # type: ignore[no-any-return]
 
     @classmethod
     def load(cls, run: Run) -> ProbeRun:
@@ -136,7 +136,7 @@ class ProbeRun(Result):
             pooled = None if head["without_sink"] is None else next(bare)
             records.append(HeadRecord.of(head, curve, pooled, {name: own[place] for name, own in others.items()}))
         judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
-        found: ProbeRun = typed(cls, {**document, "records": records, "layer_records": judged})
+        found: ProbeRun = from_json(cls, {**document, "records": records, "layer_records": judged})
         return replace(found, reference=states)
 
     def check(self) -> None:

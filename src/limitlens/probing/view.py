@@ -14,7 +14,7 @@ from limitlens.probing.findings import WORDS
 from limitlens.probing.overview import summary
 from limitlens.probing.predictors import rate_skills
 from limitlens.probing.record import ERRORS, MOMENTS, HeadRecord, share_kept
-from limitlens.record import plain
+from limitlens.record import to_json
 from limitlens.report.view import Block, Cell, Section, Table, Text, View, Widget
 from limitlens.report.words import short
 from limitlens.statistics.answers import CONTEXTS, answers
@@ -96,7 +96,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": law and law.slope, "rate_pooled_stderr": law and law.stderr,
         **{f"rate_{kind}": (own := head.others.get(kind)) and own.rate and own.rate.slope for kind in MOMENTS},
-        "critical_factor": critical and plain(critical.factor),
+        "critical_factor": critical and to_json(critical.factor),
         "hardmax_error": argmax and argmax.error.tolist(),
         "hardmax_law": argmax and argmax.rate and argmax.rate.law,
         "rate_sharp": head.predicted_rates["rate_sharp"], "rate_predicted": head.predicted_rates["rate_rms_output"],

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from limitlens.errors import InputError
-from limitlens.record import typed
+from limitlens.record import from_json
 from limitlens.report.words import read_words
 
 SURE = 3.0  # standard errors within which two numbers agree: a page holds several pairs of them
@@ -73,7 +73,7 @@ class Experiment:
 @cache
 def catalogue() -> dict[str, Experiment]:
     """Every experiment by name."""
-    return {name: typed(Experiment, told) for name, told in read_words("published/catalogue.json").items()}
+    return {name: from_json(Experiment, told) for name, told in read_words("published/catalogue.json").items()}
 
 
 def named(name: str) -> Experiment:

@@ -23,7 +23,7 @@ from typing import Any
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.record import cannot_write, plain, text_writer, to_json, write_all
+from limitlens.record import cannot_write, json_text, text_writer, to_json, write_all
 from limitlens.report.view import Axis, Block, Cell, Figure, Row, Section, Table, View, Widget
 from limitlens.report.words import cell, is_number, numeric, sentence
 
@@ -91,7 +91,7 @@ def compact(value: Any) -> Any:
         short = float(f"{float(number):.{DIGITS}g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
-    return json.loads(to_json(value, indent=None), parse_float=rounded)
+    return json.loads(json_text(value, indent=None), parse_float=rounded)
 
 
 def command_line(made: Mapping[str, Any]) -> str:
@@ -164,7 +164,7 @@ def _description(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return [_description(inner) for inner in item]
     if not is_dataclass(item):
-        return plain(item)
+        return to_json(item)
     names = {"low": "min", "high": "max"} if isinstance(item, Axis) else {}
     found = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
     return {name: value for name, value in found.items() if value is not None and value not in ("", [])}

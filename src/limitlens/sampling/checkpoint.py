@@ -27,7 +27,7 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError, Progress
 from limitlens.measures import Sample
 from limitlens.measures.base import Measure
-from limitlens.record import installed, plain, write_all
+from limitlens.record import installed, to_json, write_all
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Checkpoint:
 
     def begin(self, job: Mapping[str, Any]) -> Job:
         """The next job of the run: where it stood, if it was begun before; refused where that was another job."""
-        place, asked = self._begun, json.loads(json.dumps(plain(job)))
+        place, asked = self._begun, json.loads(json.dumps(to_json(job)))
         self._begun += 1
         if place == len(self._jobs):
             self._jobs.append(Saved(asked, {}, {}))

@@ -15,7 +15,7 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.own import TokenLaw, as_measure
-from limitlens.record import Run, plain
+from limitlens.record import Run, to_json
 from limitlens.report.view import SHADES, Cell, Figure, Section, Table, View, points
 from limitlens.report.words import falling, join, short, worded_figure
 from limitlens.results import Result
@@ -252,7 +252,7 @@ class _Predictor:
         """The slope of the sharp law of a moment at n, its logarithms included."""
         seen = self.reach.dim == 1 and self.n >= rates.SLOPES_FROM
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
-        known = {**plain(law), "note": f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"}
+        known = {**to_json(law), "note": f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"}
         return _number(law.local_rate(self.n), "verified" if seen else "heuristic", "local rate", **known)
 
     def constants(self) -> dict[str, Any] | None:
