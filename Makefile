@@ -49,6 +49,7 @@ format: $(READY)
 
 # The theme's farewell to its own successor is no news of ours. Quietly, it would not be strict: it counts what it says.
 docs: $(READY)
+	$(BIN)/python docs/check.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html in a browser; with search: python3 -m http.server -d site"
 
