@@ -9,7 +9,7 @@ import pytest
 
 from limitlens.errors import Array
 from limitlens.probing.regimes import Regime, classify, resampled
-from limitlens.statistics.bootstrap import student
+from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import Foresight
 from limitlens.theory.exact_bootstrap import pilot_errors
@@ -119,7 +119,7 @@ def test_other_windows_of_text_count() -> None:
     for _ in range(300):
         curve = drawn(rng, 0.1, 0.1, 0.1)
         moved, halvings = width * rng.standard_normal(), width * rng.standard_normal((3, 1))
-        text = student(3) * np.tile(halvings, (1, len(SIZES))) / np.sqrt(3)
+        text = student_factor(3) * np.tile(halvings, (1, len(SIZES))) / np.sqrt(3)
         own = replace(curve, error_moments=curve.error_moments * np.exp(2 * moved), text=text)
         (_, low, high), (_, least, most) = own.predict(128), replace(own, text=text[:0]).predict(128)
         interval = own.tokens_for(0.0625).interval
@@ -143,6 +143,6 @@ def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[f
         (found,) = Foresight.of(n, one, np.arange(32), 2048, 0)
         told.append(np.square(found.moved(n)).sum(0))
         errors.append(found.logs[0])
-    ratio = np.sqrt(np.mean(told, axis=0)) / student(3) / np.std(errors, axis=0)
+    ratio = np.sqrt(np.mean(told, axis=0)) / student_factor(3) / np.std(errors, axis=0)
     assert (ratio >= share[0]).all()
     assert (ratio <= share[1]).all()

@@ -64,12 +64,12 @@ def test_answers_past_ten_times_the_largest_size_are_beyond():
     curve = power_law()
     endless = curve.tokens_for(3 / math.sqrt(41_000))
     assert (endless.n, endless.interval, endless.mark) == (None, (None, None), "beyond")
-    assert str(endless) == "beyond 40,960 tokens"
+    assert str(endless) == "more than 40,960 tokens"
     assert endless.document() is None
     assert curve.tokens_for(3 / math.sqrt(40_000)).mark == "extrapolated"
     whole = curve.tokens_for(1e-4, 10**6)
     assert (whole.n, whole.mark) == (10**6, "beyond")
-    assert str(whole) == "1,000,000 tokens (95%: 1,000,000 to 1,000,000, every one)"
+    assert str(whole) == "1,000,000 tokens (95%: 1,000,000 to 1,000,000, the whole context)"
     assert whole.document() is None
 
 
@@ -86,7 +86,7 @@ def test_sizes_near_the_floor_are_neither_fitted_nor_crossed():
     assert (found.n, found.mark) == (2000, "extrapolated")
     buried = ErrorCurve.of(SIZES, np.tile(stuck**2, (6, 1)), floor=np.where(np.arange(7) < 2, 0.0, 1.0))
     assert buried.rate is None
-    assert buried.tokens_for(0.1).why == "3 sizes must lie above the floor to tell"
+    assert buried.tokens_for(0.1).why == "3 sizes with errors above the numerical floor are needed"
 
 
 def test_no_limit_and_few_sizes_say_why():
@@ -96,7 +96,7 @@ def test_no_limit_and_few_sizes_say_why():
     assert str(zero.tokens_for(0.1)) == "not known: the limit is 0, so there is no relative error"
     few = ErrorCurve.of((10, 20), np.ones((4, 2)))
     assert few.rate is None
-    assert str(few.tokens_for(0.1)) == "not known: 3 sizes or more are needed to tell"
+    assert str(few.tokens_for(0.1)) == "not known: 3 sizes or more are needed"
     assert few.tokens_for(0.1).mark == "not known"
     assert few.tokens_for(0.1).document() is None
 

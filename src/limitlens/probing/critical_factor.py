@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.errors import Array
+from limitlens.statistics.bootstrap import random_stream, resample_counts
 from limitlens.statistics.gap_counting import critical_inverse_temperature
 
 QUERIES = 32  # rows of a head that are solved, at most
@@ -52,9 +53,7 @@ def critical_factors(
 ) -> tuple[CriticalFactor, ...]:
     """Those of heads, from the critical factors (J, heads, q) of queries in clusters (q,) at nested sizes."""
     _, place = np.unique(clusters, return_inverse=True)
-    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xC817]))
-    count = int(place.max()) + 1
-    drawn = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)[:, place]
+    drawn = resample_counts(random_stream(seed, 0xC817), int(place.max()) + 1, RESAMPLES)[:, place]
     medians = _medians(rows, np.vstack((np.ones(len(place), int), drawn)))
     x = np.log(np.asarray(sizes, float))
     with np.errstate(invalid="ignore", divide="ignore"):

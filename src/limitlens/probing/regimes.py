@@ -16,6 +16,7 @@ import numpy as np
 
 from limitlens.errors import Array, InputError
 from limitlens.outcome import Outcome
+from limitlens.statistics.bootstrap import random_stream, two_way_weights
 
 RESAMPLES = 200
 SURE = 0.9  # share of the resamples below which a regime is said with doubt
@@ -110,7 +111,7 @@ def resampled(
     replicates, clusters = top.shape
     if clusters < 2:
         return verdict
-    rows, columns = _resamples(replicates, clusters, seed)
+    rows, columns = _weights(replicates, clusters, seed)
     of = columns @ members
     tokens = rows @ effective.reshape(replicates * clusters, -1) / of[:, None]
     weights = rows @ top.ravel() / of
@@ -126,14 +127,9 @@ def resampled(
 
 
 @lru_cache(maxsize=4)
-def _resamples(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
-    """The weights of cells (replicates · clusters) and of clusters in every resample: many heads have as many."""
-    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x4E61]))
-    rows, columns = (
-        generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
-        for count in (replicates, clusters)
-    )
-    return (rows[:, :, None] * columns[:, None]).reshape(RESAMPLES, -1), columns
+def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
+    """Bootstrap weights of cells and of clusters (`two_way_weights`), cached because heads have the same counts."""
+    return two_way_weights(random_stream(seed, 0x4E61), replicates, clusters, RESAMPLES)
 
 
 def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.errors import Array
-from limitlens.statistics.bootstrap import ENDS, student
+from limitlens.statistics.bootstrap import ENDS, random_stream, resample_counts, student_factor
 from limitlens.statistics.crossing import between, crossing
 from limitlens.theory.exact_bootstrap import BY_QUARTERS, PilotErrors
 
@@ -30,8 +30,8 @@ _TINY = np.finfo(float).tiny
 @lru_cache(maxsize=8)
 def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
     """How often each cluster is drawn, and how far the tokens go in each of their ways: the same for all heads."""
-    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF0E5]))
-    counts = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=DRAWS)
+    generator = random_stream(seed, 0xF0E5)
+    counts = resample_counts(generator, clusters, DRAWS)
     return counts, generator.standard_normal((DRAWS, 1 + BY_QUARTERS))
 
 
@@ -76,7 +76,7 @@ class Foresight:
             beyond = level + np.where(n >= tokens, times * np.maximum(drift - level, 0.0), 0.0)
             # The differences of the halvings are independent, and few.
             apart, tokens_apart = (
-                np.moveaxis(student(way.shape[1]) * (way[0] - way[1]) / 2 / math.sqrt(way.shape[1]), 1, 0)
+                np.moveaxis(student_factor(way.shape[1]) * (way[0] - way[1]) / 2 / math.sqrt(way.shape[1]), 1, 0)
                 for way in (by_quarters, by_tokens)
             )
             least = np.maximum(np.square(apart).sum((1, 2)), _TINY)
