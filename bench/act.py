@@ -24,7 +24,7 @@ from limitlens.models import load
 from limitlens.probing.probe import probe
 
 CONTEXT = 1024
-SIX = ("random", "sinks", "norm", "accumulated", "expected", "mixed")  # the dearest: two of them sample, twice each
+SIX = ("random", "streaming", "knorm", "snapkv", "expected", "priority")  # the dearest: two of them sample, twice each
 WINDOWS, ROUNDS, DOCUMENTS = FITTED + CHECKED, 3, 10
 TEXT = "stdlib-docs"
 WANTED = {"curves_over_probe": 2.0, "trial_seconds": 300}

@@ -37,7 +37,7 @@ def test_plain_transformers_do_the_same() -> None:
     budgets = [[3, 6], [8, 10], [12, 5]]
     ids, cut = token_ids(), 12
     model = TINY["llama"].model()
-    with ll.intervene(model, factor=factors, keys="sinks", count=budgets, cut=cut):
+    with ll.intervene(model, score_scale=factors, keys="streaming", count=budgets, cut=cut):
         expected = run(model, ids)
     try:
         model = example("plain_transformers").install(TINY["llama"].model(), factors, budgets, cut)
@@ -83,7 +83,7 @@ def test_plain_transformers_are_tempered(how: str, tmp_path: Path) -> None:
     made = tempered().exponents("per_head_far_0.5")
     replace(made, stretch=how, constants=made.exponents / 2).write(tmp_path / "file.json")
     ids, model = texts(1, TO, 20), deepcopy(decoder().model)
-    with ll.intervene(model, factor=tmp_path / "file.json"):
+    with ll.intervene(model, score_scale=tmp_path / "file.json"):
         expected = model(input_ids=ids).logits
     assert (model(input_ids=ids).logits - expected).abs().max() > 0.1
     try:

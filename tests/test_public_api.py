@@ -75,7 +75,7 @@ def sparse_designs() -> Any:
     from tiny_models import TINY, tiny_tokenizer
 
     model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
-    return ll.designs(model, keys=[4, 8, 16], context=16, documents=6, queries=1, designs=["random", "recent", "norm"])
+    return ll.designs(model, keys=[4, 8, 16], context=16, documents=6, queries=1, designs=["random", "recent", "knorm"])
 
 
 def attributed() -> Any:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from cases import KEY_CASES, KeyCase
-from limitlens.attention.policies import PATTERNS, KeyPolicy, PolicyInput, Selection, keep, named
+from limitlens.attention.policies import PATTERNS, KeyPolicy, PolicyInput, Selection, get_policy, keep
 from limitlens.attention.policies import POLICIES as CACHED
-from limitlens.attention.policies.past import LAW, SMOOTH, Expected
+from limitlens.attention.policies.expected import LAW, Expected
+from limitlens.attention.policies.snapkv import SMOOTH
 from limitlens.attention.policies.streaming import SINKS
 from limitlens.errors import InputError
 
@@ -34,7 +35,7 @@ def sight(held: int = 0, past: int = LENGTH, length: int = LENGTH) -> PolicyInpu
 
 
 def kept(choice: KeyPolicy, given: PolicyInput, counts: torch.Tensor | int, seed: int = 0) -> torch.Tensor:
-    found = choice.choose(given, counts, DRAWS, generator(seed)).mask
+    found = choice.select(given, counts, DRAWS, generator(seed)).mask
     assert given.scores is not None
     return found.expand(len(found), *given.scores.shape)
 
@@ -49,7 +50,7 @@ def attended(given: PolicyInput, scores: torch.Tensor, found: Selection) -> torc
 def test_every_choice_has_a_case() -> None:
     assert set(KEY_CASES) == set(POLICIES)
     with pytest.raises(InputError, match="'nearest'; expected one of random, "):
-        named("nearest")
+        get_policy("nearest")
 
 
 @every
@@ -60,14 +61,14 @@ def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
     needed = choice.ordered or choice.sees_queries or choice.needs_past
     told = f"(pooled tokens have no order|no scores were given|no earlier queries were given).*'{name}'"
     with pytest.raises(InputError, match=told) if needed else nullcontext():
-        choice.choose(pooled, 4, 1, generator(0))
+        choice.select(pooled, 4, 1, generator(0))
 
 
 @every
 def test_a_choice_is_what_its_case_says(name: str) -> None:
     choice, case = POLICIES[name], KEY_CASES[name]
     assert choice.name == name
-    assert choice.words
+    assert choice.label
     found = KeyCase(choice.sees_queries, choice.ordered, choice.needs_past, choice.sampled, choice.unbiased)
     assert found == case
 
@@ -101,7 +102,7 @@ def test_keeping_everything_is_full_attention(name: str) -> None:
     assert given.scores is not None
     assert given.seen is not None
     for counts in (LENGTH, LENGTH + 5, torch.tensor([[[[LENGTH]]]])):
-        found = choice.choose(given, counts, DRAWS, generator())
+        found = choice.select(given, counts, DRAWS, generator())
         assert torch.equal(found.mask.expand(len(found.mask), 2, 3, 3, LENGTH)[0, 0, 0], given.seen)
         assert found.log_weights is None or not found.log_weights.masked_fill(~found.mask, 0).any()
 
@@ -127,7 +128,7 @@ def test_what_is_not_there_is_asked_for_in_one_sentence(name: str) -> None:
         (PolicyInput(given.key, given.value, given.scores, None, given.position), "earlier queries"),
     ):
         try:
-            found = choice.choose(without, 5, DRAWS, generator()).mask
+            found = choice.select(without, 5, DRAWS, generator()).mask
             assert found.sum(-1).unique().tolist() == [5]
         except InputError as error:
             missing += [what] if what in str(error) else [str(error)]
@@ -141,7 +142,7 @@ def test_weighted_sums_are_unbiased(name: str) -> None:
     given, draws = sight(held=1), 4000
     given = PolicyInput(given.key, given.value, given.scores, None, None, 1, given.past)
     assert given.scores is not None
-    found = POLICIES[name].choose(given, 8, draws, generator(3))
+    found = POLICIES[name].select(given, 8, draws, generator(3))
     assert found.log_weights is not None
     weight = found.log_weights.double().exp() * found.mask
     for query in range(3):
@@ -155,18 +156,18 @@ def test_weighted_sums_are_unbiased(name: str) -> None:
 def test_eviction_without_weights_is_biased() -> None:
     """The same keys without weights sum to less: the check above can fail."""
     given = sight()
-    found = POLICIES["unweighted"].choose(PolicyInput(given.key, given.value), 8, 4000, generator(3))
+    found = POLICIES["random_eviction"].select(PolicyInput(given.key, given.value), 8, 4000, generator(3))
     assert found.log_weights is None
     assert found.mask.double().sum(-1).mean() == 8
 
 
 def test_random_keys_are_uniform_and_hold_the_sink() -> None:
     key = torch.zeros(1, 1, 10, DIM)
-    found = POLICIES["random"].choose(PolicyInput(key, key), 3, 4000, generator()).mask
+    found = POLICIES["random"].select(PolicyInput(key, key), 3, 4000, generator()).mask
     assert found.shape == (4000, 1, 1, 1, 10)  # one draw for every query of a head
     share = found.double().mean((0, 1, 2, 3))
     torch.testing.assert_close(share, torch.full((10,), 0.3, dtype=torch.float64), atol=0.03, rtol=0)
-    beside = POLICIES["random"].choose(PolicyInput(key, key, held=1), 3, 4000, generator())
+    beside = POLICIES["random"].select(PolicyInput(key, key, held=1), 3, 4000, generator())
     assert beside.mask[..., 0].all()
     assert beside.log_weights is not None
     torch.testing.assert_close(beside.log_weights[0, 0, 0, 0], torch.tensor([0.0] + [4.5] * 9).clamp_min(1).log())
@@ -181,8 +182,8 @@ def test_random_keys_are_uniform_and_hold_the_sink() -> None:
 def test_recent_keys_are_the_nearest_and_sinks_the_first_too() -> None:
     key = torch.zeros(1, 1, 21, DIM)
     given = PolicyInput(key, key, None, None, torch.tensor([20]))
-    for name, places in (("recent", range(14, 21)), ("sinks", [*range(SINKS), 18, 19, 20])):
-        found = POLICIES[name].choose(given, SINKS + 3, 1, generator()).mask
+    for name, places in (("recent", range(14, 21)), ("streaming", [*range(SINKS), 18, 19, 20])):
+        found = POLICIES[name].select(given, SINKS + 3, 1, generator()).mask
         assert torch.nonzero(found.flatten()).flatten().tolist() == list(places)
 
 
@@ -192,12 +193,12 @@ def test_top_keys_hold_the_most_mass() -> None:
     assert given.seen is not None
     weights = torch.softmax(given.scores.masked_fill(~given.seen, -torch.inf), -1)
     masses = {name: (weights * kept(choice, given, 5)).sum(-1) for name, choice in POLICIES.items()}
-    assert all((masses["top"] >= mass - 1e-6).all() for mass in masses.values())
+    assert all((masses["oracle_topk"] >= mass - 1e-6).all() for mass in masses.values())
 
 
 def test_short_keys_are_kept_first() -> None:
     key = torch.arange(1.0, 9).view(1, 8, 1).flip(1)
-    found = POLICIES["norm"].choose(PolicyInput(key, key, held=1), 3, 1, generator()).mask
+    found = POLICIES["knorm"].select(PolicyInput(key, key, held=1), 3, 1, generator()).mask
     assert torch.nonzero(found.flatten()).flatten().tolist() == [0, 6, 7]
 
 
@@ -209,7 +210,7 @@ def test_the_attention_of_the_last_queries_is_added_up() -> None:
     past = torch.zeros(1, 1, length, DIM)
     past[..., 0] = 1
     given = PolicyInput(key, torch.ones(1, length, DIM), past=past)
-    found = POLICIES["accumulated"].choose(given, SMOOTH, 1, generator()).mask.flatten()
+    found = POLICIES["snapkv"].select(given, SMOOTH, 1, generator()).mask.flatten()
     assert torch.nonzero(found).flatten().tolist() == [*range(spot - SMOOTH // 2, spot + SMOOTH // 2 + 1)]
 
 
@@ -239,17 +240,17 @@ def test_sampling_by_a_guess_beats_uniform_sampling_where_the_guess_is_right() -
     assert given.scores is not None
     full = given.scores.softmax(-1) @ value
     errors = {}
-    for name in ("random", "mixed"):
-        found = POLICIES[name].choose(given, count, 200, generator(5))
+    for name in ("random", "priority"):
+        found = POLICIES[name].select(given, count, 200, generator(5))
         errors[name] = (attended(given, given.scores, found) - full).square().mean()
-    assert errors["mixed"] < 0.7 * errors["random"]
+    assert errors["priority"] < 0.7 * errors["random"]
 
 
 def test_patterns_keep_the_places_that_their_names_say() -> None:
     def places(name: str, position: int, count: int) -> list[int]:
         key = torch.zeros(1, 16, DIM)
         given = PolicyInput(key, key, position=torch.tensor([position]))
-        return torch.nonzero(PATTERNS[name].choose(given, count, 1, generator()).mask.flatten()).flatten().tolist()
+        return torch.nonzero(PATTERNS[name].select(given, count, 1, generator()).mask.flatten()).flatten().tolist()
 
     assert places("strided", 15, 4) == [3, 7, 11, 15]
     assert places("strided", 5, 8) == [1, 3, 5, 7, 9, 11, 13, 15]
@@ -265,7 +266,7 @@ def test_bigbird_is_half_a_window_and_half_random() -> None:
     key = torch.zeros(1, 40, DIM)
     seen = torch.arange(40) <= 31
     given = PolicyInput(key, key, seen=seen[None], position=torch.tensor([31]))
-    share = PATTERNS["bigbird"].choose(given, 8, 4000, generator()).mask.double().mean((0, 1, 2))
+    share = PATTERNS["bigbird"].select(given, 8, 4000, generator()).mask.double().mean((0, 1, 2))
     assert share[28:32].tolist() == [1.0] * 4
     assert not share[32:].any()
     torch.testing.assert_close(share[:27], torch.full((27,), float(share[:27].mean())).double(), atol=0.03, rtol=0)

@@ -35,7 +35,7 @@ def windows() -> Any:
 def test_curves_are_dense_attention_over_what_was_kept() -> None:
     """The error of one layer's heads at one number of keys, against the model run with that intervention there."""
     loaded, rows = language_model(), [0, 3]
-    curves = measure_cut(loaded, windows(), rows, CONTEXT, ("sinks", "accumulated", "top"))
+    curves = measure_cut(loaded, windows(), rows, CONTEXT, ("streaming", "snapkv", "oracle_topk"))
     place = torch.linspace(CONTEXT, CONTEXT + BEHIND - 1, QUERIES).long()
     size = curves.sizes.index(CONTEXT // 4)
     for number, name in enumerate(curves.choices):
@@ -66,7 +66,7 @@ def test_all_keys_make_no_error() -> None:
     assert np.ptp(curves.error()[..., 0], axis=0) == pytest.approx(0, abs=1e-6)
     middle = curves.error()[..., 4].mean((1, 2))
     drawn = [POLICIES[name].sampled for name in curves.choices]
-    assert curves.choices[int(np.where(drawn, np.inf, middle).argmin())] == "top"
+    assert curves.choices[int(np.where(drawn, np.inf, middle).argmin())] == "oracle_topk"
 
 
 def test_keys_below_a_level() -> None:
@@ -141,7 +141,7 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     made = planned()
     assert made.total["share"] == pytest.approx(0.5, abs=0.01)
     assert made.share == made.total["share"]
-    assert "top" not in {name for row in made.choices for name in row}
+    assert "oracle_topk" not in {name for row in made.choices for name in row}
     assert [total.choice for total in made.totals] == [BEST, *POLICIES]
     assert [total.oracle for total in made.totals] == [False, *(choice.sees_queries for choice in POLICIES.values())]
     for ways in made.budgets.values():
@@ -237,7 +237,7 @@ def test_a_plan_and_its_trial_work_from_another_folder(
 def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
     best, one = planned(total=None, error=0.3), planned(total=None, error=0.3, keep="expected")
     shares = {total.choice: total.share for total in best.totals}
-    assert best.total["share"] <= min(share for name, share in shares.items() if name not in (BEST, "top"))
+    assert best.total["share"] <= min(share for name, share in shares.items() if name not in (BEST, "oracle_topk"))
     assert shares["expected"] == pytest.approx(one.total["share"])
     assert {name for row in one.choices for name in row} == {"expected"}
     assert all(0 <= total.holding <= 1 for total in best.totals)
@@ -266,7 +266,7 @@ def test_a_trial_compares_settings_of_one_size() -> None:
     assert all((one.against_uniform is None) == (one.allocation in ("uniform", "plan")) for one in tried.settings)
     assert all((one.against_equal is None) == (one.allocation != "least cost") for one in tried.settings)
     by_name = {(one.choice, one.allocation): one for one in tried.settings}
-    least, equal = (by_name["norm", way] for way in ("least cost", "equal error"))
+    least, equal = (by_name["knorm", way] for way in ("least cost", "equal error"))
     assert least.against_equal.measured == pytest.approx(least.divergence.measured - equal.divergence.measured)
     assert least.against_equal.stderr > 0
     loaded, order = language_model(), order_of(windows(), made.seed)[:3]
@@ -303,7 +303,7 @@ def test_a_context_beyond_the_positions_of_a_model_is_told() -> None:
 def test_what_cannot_be_planned_is_told() -> None:
     loaded = language_model()
     for options, message in (
-        ({"keep": "top"}, "an oracle that no cache can follow"),
+        ({"keep": "oracle_topk"}, "an oracle that no cache can follow"),
         ({"keep": "nearest"}, "expected one of random"),
         ({"total": 1.5}, "the share of the cache is 1.5"),
         ({"total": 1}, "the cache is to take 1 bytes; expected between 64, one entry, and 24,576, all of the context"),
@@ -318,7 +318,7 @@ def test_what_cannot_be_planned_is_told() -> None:
         plan_cache(loaded, text(), 220)
     bert = LoadedModel("bert", TINY["bert"].model(), tiny_tokenizer(special=True))
     with pytest.raises(InputError, match="bert is an encoder, which keeps no cache"):
-        measure_cut(bert, windows(), [0], CONTEXT, ("sinks",))
+        measure_cut(bert, windows(), [0], CONTEXT, ("streaming",))
     with pytest.raises(InputError, match=r"bert is an encoder, .*ll.intervene chooses an encoder"):
         plan_cache(bert, text(), CONTEXT)
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2))

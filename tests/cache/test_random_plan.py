@@ -271,8 +271,8 @@ def test_a_plan_that_saves_nothing_says_so() -> None:
 
 
 TRIED = (
-    HeadTrial(0, 0, "pool", 2048, 300, {"random": Measured(0.1, 0.01), "top": Measured(np.nan, np.nan)}),
-    HeadTrial(0, 1, "pool", 2048, 700, {"random": Measured(0.1, 0.01), "top": Measured(0.02, 0.001)}),
+    HeadTrial(0, 0, "pool", 2048, 300, {"random": Measured(0.1, 0.01), "oracle_topk": Measured(np.nan, np.nan)}),
+    HeadTrial(0, 1, "pool", 2048, 700, {"random": Measured(0.1, 0.01), "oracle_topk": Measured(0.02, 0.001)}),
     HeadTrial(0, 0, "window", 256, 90, {"random": Measured(0.2, 0.02), "recent": Measured(0.05, 0.003)}),
 )
 
@@ -435,11 +435,11 @@ def test_a_trial_is_dense_attention_over_the_keys_that_were_kept(name: str, text
             if layer.sliding_window is not None:
                 seen &= distance.abs() < layer.sliding_window
             full = attend(scores, seen, own_value, None)
-            check("top", attend(scores, keep_best(scores, record.keys, seen), own_value, None), full)
+            check("oracle_topk", attend(scores, keep_best(scores, record.keys, seen), own_value, None), full)
             near = -distance.abs().double()
             check("recent", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
             near[:, :SINKS] = torch.arange(SINKS, 0, -1)
-            check("sinks", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
+            check("streaming", attend(scores, keep_best(near, record.keys, seen), own_value, None), full)
         else:
             pooled = slice(pilot.positions.start, pilot.positions.stop)
             pool_key, pool_value = key[answering][:, pooled].flatten(0, 1), value[answering][:, pooled].flatten(0, 1)
@@ -459,8 +459,8 @@ def test_a_trial_is_dense_attention_over_the_keys_that_were_kept(name: str, text
             everything = torch.ones_like(scores, dtype=torch.bool)
             full = attend(scores, everything, pool_value[None], extra)
             best = keep_best(scores, record.keys - first, everything)
-            check("top", attend(scores, best, pool_value[None], extra), full)
-        assert ("unweighted" in record.errors) == (first or sinks is not None)
+            check("oracle_topk", attend(scores, best, pool_value[None], extra), full)
+        assert ("random_eviction" in record.errors) == (first or sinks is not None)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss"])
@@ -524,7 +524,7 @@ def test_eviction_lets_a_strong_sink_grow_unless_the_rest_is_weighted(text: str)
         pooled = [trial for trial in made.trials if trial.setting == "pool" and trial.layer == 1]  # the others slide
         assert all(run.head(1, trial.head).sink.share[-1] > 0.5 for trial in pooled)
         weighted += [trial.errors["random"].measured for trial in pooled]
-        plain += [trial.errors["unweighted"].measured for trial in pooled]
+        plain += [trial.errors["random_eviction"].measured for trial in pooled]
     assert np.mean(plain) > 1.15 * np.mean(weighted)
     assert 0.6 < np.mean(weighted) / 0.5 < 1.2
 

@@ -53,7 +53,7 @@ def test_designs_that_cover_all_keys_lose_nothing(name: str, letters: str) -> No
 def test_errors_are_those_of_attention_over_the_last_keys(letters: str) -> None:
     """One head of a causal model by hand, in float64: a window of 4 keys, the last place of every document."""
     model = tiny("llama")
-    run = ll.designs(model, letters, [4], context=CONTEXT, documents=6, queries=1, designs=["recent", "sinks"])
+    run = ll.designs(model, letters, [4], context=CONTEXT, documents=6, queries=1, designs=["recent", "streaming"])
     _, _, ids = open_some(model, letters, 6, CONTEXT, special="auto", seed=0, device="cpu")
     calls: list[Captured] = []
     with torch.inference_mode(), capture(model.model, calls.append):
@@ -99,7 +99,7 @@ def test_random_keys_have_no_floor_and_a_window_has(found: Designs) -> None:
     spread = np.sqrt((count - 1) * left.var(-1))
     off = dict(zip(found.designs, square / spread, strict=True))
     assert np.abs(off["random"]).max() < 4
-    for name in ("recent", "block", "norm", "linformer"):
+    for name in ("recent", "block", "knorm", "linformer"):
         assert off[name].min() > 4
     assert found.overall["floor"][0] == pytest.approx(np.sign(square[0]) * np.sqrt(np.abs(square[0])))
 

@@ -197,7 +197,7 @@ def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
         reader.acting(powers(torch.as_tensor(own.exponents), None, TRAINED)),
     ):
         expected = reader.nll(ids)
-    with ll.intervene(decoder(), factor=folder / "per_head_far_0.5.json"):
+    with ll.intervene(decoder(), score_scale=folder / "per_head_far_0.5.json"):
         torch.testing.assert_close(reader.nll(ids), expected, rtol=1e-4, atol=1e-4)
     assert (reader.nll(ids) - expected).abs().max() > 0.01
     about = json.loads((folder / "per_head_far_0.5.json").read_text())
@@ -209,7 +209,7 @@ def test_files_that_do_not_belong_here_are_told_in_one_sentence(tmp_path: Path) 
     file = tempered().save(tmp_path / "run") / "single.json"
     with (
         pytest.raises(ll.InputError, match=r"belong to another model .*num_hidden_layers 2 and here 3"),
-        ll.intervene(TINY["llama"].model(), factor=str(file)),
+        ll.intervene(TINY["llama"].model(), score_scale=str(file)),
     ):
         pass
     good = json.loads(file.read_text())
@@ -217,12 +217,12 @@ def test_files_that_do_not_belong_here_are_told_in_one_sentence(tmp_path: Path) 
         file.write_text(bad)
         with (
             pytest.raises(ll.InputError, match=r"single\.json' (holds no exponents|is damaged).*expected"),
-            ll.intervene(decoder(), factor=file),
+            ll.intervene(decoder(), score_scale=file),
         ):
             pass
     with (
         pytest.raises(ll.InputError, match=r"nowhere\.json' holds no exponents"),
-        ll.intervene(decoder(), factor="nowhere.json"),
+        ll.intervene(decoder(), score_scale="nowhere.json"),
     ):
         pass
 
@@ -294,7 +294,7 @@ def test_constants_are_fitted_and_kept(tmp_path: Path) -> None:
     loaded = ll.load(found.save(tmp_path / "run"))
     assert loaded.document() == found.document()
     reader, ids = Reader(decoder()), texts(1, TO, 12)[0]
-    with ll.intervene(decoder(), factor=tmp_path / "run" / f"{name}.json"):
+    with ll.intervene(decoder(), score_scale=tmp_path / "run" / f"{name}.json"):
         first = reader.nll(ids)[: TRAINED - 1]  # a constant acts below the window too
     assert (first - reader.nll(ids)[: TRAINED - 1]).abs().max() > 1e-3
 

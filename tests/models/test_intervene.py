@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from limitlens.attention.policies import POLICIES
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, capture
 from limitlens.models.intervene import attend
+from limitlens.models.policy_hook import PolicyHook
 from tiny_models import GROUPED, LAYERS, TINY, VOCABULARY, dense_outputs, tiny_tokenizer
 
 DECODERS = ("gpt2", "opt", "llama", "qwen3", "mistral", "gemma2", "gpt_oss")
@@ -38,7 +38,7 @@ def heads_out(name: str, ids: Any, **options: Any) -> tuple[list[Any], Any]:
 def test_all_keys_and_factor_one_change_no_bit(name: str) -> None:
     model, ids = TINY[name].model(), token_ids()
     before = run(model, ids)
-    with ll.intervene(model, keys="all", factor=1):
+    with ll.intervene(model, keys="all", score_scale=1):
         assert torch.equal(run(model, ids), before)
     with ll.intervene(model, keys=lambda call: call):
         assert torch.equal(run(model, ids), before)
@@ -51,7 +51,7 @@ def test_a_factor_multiplies_the_scores(name: str) -> None:
     (first, *_), _ = captures(TINY[name].model(), token_ids())
     table = 0.5 + torch.rand(LAYERS, 4, generator=torch.Generator().manual_seed(2))
     for factor, per_head in ((1.7, torch.full((4,), 1.7)), (table.numpy(), table[0]), (table.tolist(), table[0])):
-        outputs, _ = heads_out(name, token_ids(), factor=factor)
+        outputs, _ = heads_out(name, token_ids(), score_scale=factor)
         expected = dense_outputs(replace(first, query=first.query * per_head.view(1, -1, 1, 1)))
         torch.testing.assert_close(outputs[0].double(), expected.transpose(1, 2).flatten(2), rtol=1e-4, atol=2e-5)
 
@@ -59,7 +59,7 @@ def test_a_factor_multiplies_the_scores(name: str) -> None:
         assert torch.equal(position, torch.arange(LENGTH))
         return (1 + 0.1 * position) * (layer + 1)
 
-    outputs, _ = heads_out(name, token_ids(), factor=grows)
+    outputs, _ = heads_out(name, token_ids(), score_scale=grows)
     expected = dense_outputs(replace(first, query=first.query * (1 + 0.1 * torch.arange(LENGTH)).view(-1, 1)))
     torch.testing.assert_close(outputs[0].double(), expected.transpose(1, 2).flatten(2), rtol=1e-4, atol=2e-5)
 
@@ -84,17 +84,28 @@ def test_queries_attend_to_the_nearest_keys_alone(name: str) -> None:
     torch.testing.assert_close(outputs[0].double()[:, rows], expected[:, rows], rtol=1e-4, atol=2e-5)
 
 
-def test_queries_attend_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = captures(TINY["mistral"].model(), token_ids())
-    expected = [attend(call) for call in found]
-    for module in ("intervene", "choosing"):  # `limitlens.models.intervene` is the function
-        monkeypatch.setattr(import_module(f"limitlens.models.{module}"), "SCORES", 700)
-    for call, whole in zip(found, expected, strict=True):
-        torch.testing.assert_close(attend(call), whole)
-        torch.testing.assert_close(whole.double(), dense_outputs(call), rtol=1e-4, atol=2e-5)
+def test_queries_attend_in_blocks() -> None:
+    for name in ("mistral", "gemma2", "gpt_oss"):  # with neither softcap nor sinks, with a softcap, with sinks
+        for call in captures(TINY[name].model(), token_ids())[0]:
+            whole = attend(call)
+            torch.testing.assert_close(attend(call, max_scores=700), whole)
+            torch.testing.assert_close(whole.double(), dense_outputs(call), rtol=1e-4, atol=2e-5)
     whole = run(TINY["mistral"].model(), token_ids())
-    _, blocks = heads_out("mistral", token_ids(), keys="top", count=LENGTH)
+    hook = PolicyHook("oracle_topk", LENGTH, None, 0, (LAYERS, TINY["mistral"].key_heads), max_scores=700)
+    _, blocks = heads_out("mistral", token_ids(), keys=hook)
     torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_each_head_may_have_its_own_policy() -> None:
+    """The first layer, whose input is the same, has the output of each head's own policy."""
+    names = [["random", "snapkv"], ["streaming", "priority"], ["knorm", "knorm"]]
+    counts = [[5, 4], [6, 3], [2, 7]]
+    mixed, _ = heads_out("llama", token_ids(), keys=names, count=counts, cut=CUT)
+    for head, name in enumerate(names[0]):
+        one, _ = heads_out("llama", token_ids(), keys=name, count=counts, cut=CUT)
+        query_heads = slice(2 * head, 2 * head + 2)
+        parts = (part[0].unflatten(-1, (4, 8))[:, :, query_heads] for part in (mixed, one))
+        torch.testing.assert_close(*parts)
 
 
 def decode(model: Any, ids: Any, first: int) -> Any:
@@ -116,12 +127,12 @@ def test_a_cache_changes_nothing(name: str) -> None:
     assert all(call.causal for call in seen)
     assert [len(call.position) for call in seen[::LAYERS]] == [CUT, 3, *(1,) * (LENGTH - CUT - 3)]
     for options in (
-        {"factor": lambda layer, position: 1 + 0.2 * position + layer},
-        {"keys": "top", "count": 4},
+        {"score_scale": lambda layer, position: 1 + 0.2 * position + layer},
+        {"keys": "oracle_topk", "count": 4},
         {"keys": "recent", "count": 4},
-        {"keys": "accumulated", "count": 5, "cut": CUT},
+        {"keys": "snapkv", "count": 5, "cut": CUT},
         {"keys": "random", "count": 5, "cut": CUT, "seed": 3},
-        {"keys": "sinks", "count": [[3, 5], [6, 4], [9, 7]] if TINY[name].key_heads == 2 else 5, "cut": CUT},
+        {"keys": "streaming", "count": [[3, 5], [6, 4], [9, 7]] if TINY[name].key_heads == 2 else 5, "cut": CUT},
     ):
         if TINY[name].sliding[0] and "cut" in options:
             continue  # a sliding window forgets the context that the cut would choose from
@@ -150,7 +161,7 @@ def test_a_cut_leaves_the_context_alone_and_all_tokens_behind_it(keys: str) -> N
 def test_layers_and_heads_can_be_picked() -> None:
     ids = token_ids()
     plain, _ = heads_out("llama", ids)
-    for options in ({"factor": 2.0}, {"keys": "recent", "count": 2}):
+    for options in ({"score_scale": 2.0}, {"keys": "recent", "count": 2}):
         acted, _ = heads_out("llama", ids, layers=[0], heads=[1, 3], **options)
         one, other = (part[0].unflatten(-1, (4, 8)) for part in (acted, plain))
         changed = [not torch.allclose(one[:, :, head], other[:, :, head], atol=1e-4) for head in range(4)]
@@ -185,7 +196,7 @@ def test_gradients_flow_through_the_factor_and_are_right() -> None:
         def factor(layer: int, position: Any) -> Any:
             return torch.exp(exponent[layer, :, None] * torch.log1p(position))
 
-        with ll.intervene(model, factor=factor):
+        with ll.intervene(model, score_scale=factor):
             if layerwise:  # as a program with little memory does it
                 state, place = model.model.embed_tokens(ids), torch.arange(LENGTH)[None]
                 angles = model.model.rotary_emb(state, place)
@@ -238,19 +249,21 @@ def test_the_model_is_put_back_after_an_error() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keys": "nearest"}, "chosen by 'nearest'; expected one of random, "),
-        ({"keys": "recent"}, "None keys are to be kept; expected a whole number of at least 1"),
-        ({"keys": "recent", "count": 0}, "0 keys are to be kept"),
+        ({"keys": "nearest"}, "key policy is 'nearest'; expected one of random, "),
+        ({"keys": "recent"}, "keys to keep is None; expected a whole number of at least 1"),
+        ({"keys": "recent", "count": 0}, "keys to keep is 0"),
         ({"keys": "recent", "count": [[1, 2]]}, "one for each of 3 layers and 2 key/value heads"),
-        ({"count": 4}, "without a choice of keys"),
+        ({"count": 4}, "without a key policy"),
         ({"keys": "recent", "count": 4, "cut": 0}, "the cut is at 0"),
         ({"keys": "recent", "count": 9, "cut": 8}, "9 keys are to be kept of 8 before the cut"),
-        ({"factor": [1.0, 2.0]}, r"the factor has shape \(2,\)"),
-        ({"factor": float("nan")}, "the factor holds nan"),
-        ({"factor": lambda layer, position: torch.ones(7, 3)}, r"layer 0 has shape \(7, 3\)"),
-        ({"layers": [3], "factor": 2.0}, r"layers are \[3\]; expected at least one of 0 to 2"),
-        ({"heads": [], "factor": 2.0}, r"heads are \[\]"),
+        ({"score_scale": [1.0, 2.0]}, r"score_scale has shape \(2,\)"),
+        ({"score_scale": float("nan")}, "score_scale holds nan"),
+        ({"score_scale": lambda layer, position: torch.ones(7, 3)}, r"layer 0 has shape \(7, 3\)"),
+        ({"layers": [3], "score_scale": 2.0}, r"layers are \[3\]; expected at least one of 0 to 2"),
+        ({"heads": [], "score_scale": 2.0}, r"heads are \[\]"),
         ({"keys": "expected", "count": 4}, "expected a cut"),
+        ({"keys": [["recent"]], "count": 4}, "a name other than an oracle's for each of 3 layers and 2 key/value"),
+        ({"keys": [["recent", "oracle_topk"]] * 3, "count": 4}, "other than an oracle's"),
     ],
 )
 def test_what_makes_no_sense_is_told(options: dict[str, Any], message: str) -> None:
@@ -273,21 +286,21 @@ def test_texts_at_different_positions_are_refused() -> None:
     model, ids = TINY["llama"].model(), token_ids()
     place = torch.arange(LENGTH).repeat(2, 1)
     place[1] += 1
-    for options in ({"factor": lambda layer, position: position + 1.0}, {"keys": "recent", "count": 3}):
-        with pytest.raises(InputError, match="stand at different positions"), ll.intervene(model, **options):
+    for options in ({"score_scale": lambda layer, position: position + 1.0}, {"keys": "recent", "count": 3}):
+        with pytest.raises(InputError, match="have different positions"), ll.intervene(model, **options):
             run(model, ids, position_ids=place)
-    with ll.intervene(model, factor=2.0):
+    with ll.intervene(model, score_scale=2.0):
         run(model, ids, position_ids=place)
 
 
 def test_an_intervention_takes_a_loaded_model_and_is_alone() -> None:
     loaded = LoadedModel("llama", TINY["llama"].model(), tiny_tokenizer(special=False))
-    with ll.intervene(loaded, factor=2.0):
-        with pytest.raises(InputError, match="intervened in"), ll.intervene(loaded, factor=2.0):
+    with ll.intervene(loaded, score_scale=2.0):
+        with pytest.raises(InputError, match="intervened in"), ll.intervene(loaded, score_scale=2.0):
             pass
         assert len(captures(loaded.model, token_ids())[0]) == LAYERS
     told = pytest.raises(InputError, match="captured already")
-    with capture(loaded.model, lambda call: None), told, ll.intervene(loaded, factor=2.0):
+    with capture(loaded.model, lambda call: None), told, ll.intervene(loaded, score_scale=2.0):
         pass
     assert_untouched(loaded.model, "sdpa")
 
@@ -297,7 +310,7 @@ def test_a_generating_model_is_intervened_in() -> None:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(1))
-    with ll.intervene(model, keys="sinks", count=6):
+    with ll.intervene(model, keys="streaming", count=6):
         found = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
         step = ids
         for _ in range(6):  # without a cache

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from limitlens.arrays import pd
-from limitlens.attention.policies import POLICIES, named
+from limitlens.attention.policies import POLICIES, get_policy
 from limitlens.cache import allocate
 from limitlens.cache.cut import BEHIND, CutCurves, measure_cut
 from limitlens.cache.fisher import effects
@@ -102,12 +102,12 @@ class CachePlan(Result):
         nothing = WORDS["nothing"] if total["share"] > 0.99 else ""
         said = sentence(WORDS["kept"].format(**total, size=size, nothing=nothing))
         rows = [
-            (WORDS["best"] if t.choice == BEST else POLICIES[t.choice].words, f"{t.share:.1%}", t.error, t.error_stderr,
+            (WORDS["best"] if t.choice == BEST else POLICIES[t.choice].label, f"{t.share:.1%}", t.error, t.error_stderr,
              t.error_high, "–" if t.holding is None else f"{t.holding:.0%}")
             for t in self.totals
         ]  # fmt: skip
         counted = self.table.groupby("choice")["budget"].agg(["size", "mean"])
-        taken = [(POLICIES[str(name)].words, int(row["size"]), round(row["mean"])) for name, row in counted.iterrows()]
+        taken = [(POLICIES[str(name)].label, int(row["size"]), round(row["mean"])) for name, row in counted.iterrows()]
         places, shares = zip(*(((row.layer, row.kv_head), row.ratio) for row in self.table.itertuples()), strict=True)
         blocks: list[Block] = [
             Table(WORDS["totals"], WORDS["columns"], rows),
@@ -143,7 +143,7 @@ def plan_cache(
             f"{model.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
             "chooses an encoder's keys; docs/act.md says what that costs its embeddings)"
         )
-    if keep != BEST and named(keep).sees_queries:
+    if keep != BEST and get_policy(keep).sees_queries:
         raise InputError(f"keys are kept by {keep!r}, an oracle that no cache can follow; expected another choice")
     if context < 64:
         raise InputError(f"the context is {context} tokens; expected at least 64, such as 1024")

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.attention.policies import named
+from limitlens.attention.policies import get_policy
 from limitlens.attention.scores import scores_of
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture
-from limitlens.models.choosing import sight_of
+from limitlens.models.policy_hook import policy_input
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 
@@ -116,7 +116,7 @@ def _layer(
     rows = torch.linspace(context, there - 1, QUERIES, device=device).long()
     end = torch.full((1,), context, device=device)
     asked, past = call.query[:, :, rows], call.query[:, :, :context]
-    blind, oracle = (sight_of(call, context, end, past=past, served=served) for served in (None, asked))
+    blind, oracle = (policy_input(call, context, end, past=past, served=served) for served in (None, asked))
     query = asked[0].float().reshape(shared, -1, asked.shape[-1]) * call.scale
     key, value = call.key[0].float(), call.value[0].float()
     scores, seen = scores_of(query, key, call.softcap), call.seen()
@@ -138,11 +138,11 @@ def _layer(
     full = attend(before)
     wrong = np.empty((len(choices), heads, len(sizes)))
     for i, name in enumerate(choices):
-        choice = named(name)
+        choice = get_policy(name)
         sight = oracle if choice.sees_queries else blind
         priority = choice.priority(sight, DRAWS, generator_for(*entropy, i))
         for j, size in enumerate(sizes):
-            found = choice.kept(sight, priority, size)
+            found = choice.select_by(sight, priority, size)
             squares = torch.zeros(shared, heads // shared, QUERIES, device=device)
             for number, mask in enumerate(found.mask[:, 0]):
                 kept = before * (mask.flatten(1, 2) if choice.sees_queries else mask)

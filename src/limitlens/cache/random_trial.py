@@ -8,7 +8,7 @@ window   the query's own window, as the model attends to it: this checks whether
 
 Each head keeps its own budget for a context of that many tokens, chosen by each policy that each query
 can take for itself; those that ask for an order of tokens only in a window. Beside a sink, which is always kept, n
-random keys that stand for C have log(C/n) added to their scores, so that the sink keeps the share it had; "unweighted"
+random keys that stand for C have log(C/n) added to their scores, so that the sink keeps its share; "random_eviction"
 are the same keys without that: plain eviction, which lets the sink grow.
 
 The error is the relative output error of the probe: root mean square, over queries and draws, of |kept − full| over
@@ -43,7 +43,7 @@ ASKING = 4  # one window in so many asks, the others answer
 TOKENS = 1 << 14  # reserved tokens that are run at most, all at once: a layer is tried while it is at hand
 BATCH = 16
 ALONE = {name: choice for name, choice in POLICIES.items() if not choice.needs_past}  # a query chooses for itself
-WAYS = {name: choice.words for name, choice in ALONE.items()}
+WAYS = {name: choice.label for name, choice in ALONE.items()}
 
 Budgets = Callable[[int], Mapping[tuple[int, int], int]]  # keys that (layer, head) keeps in a context of so many tokens
 
@@ -160,10 +160,10 @@ class _Trial:
                 "random": State(drawn.count, drawn.lse + math.log(size / count), drawn.output),
             }
             for name in settled:
-                (kept_keys,) = ALONE[name].choose(sight, count, 1, self.choosing).mask
+                (kept_keys,) = ALONE[name].select(sight, count, 1, self.choosing).mask
                 states[name] = _state(scores, kept_keys, value[one])
             if layer.atom is not None:
-                states["unweighted"] = drawn
+                states["random_eviction"] = drawn
                 part = slice(group * queries, (group + 1) * queries)
                 atom = State(layer.atom.count[pair], layer.atom.lse[pair, part], layer.atom.output[pair, part])
                 states = {name: atom.merge(state) for name, state in states.items()}
@@ -191,10 +191,10 @@ class _Trial:
             mine_full = _output(captured, scores, seen.expand_as(scores), value)
             outputs.setdefault("full", []).append(mine_full[None])
             for name, choice in ALONE.items():
-                if name == "unweighted" and layer.atom is None:
+                if name == "random_eviction" and layer.atom is None:
                     continue  # where nothing is always kept, weights cancel
                 sight = PolicyInput(key, value, scores, seen, position, sink if choice.sampled else 0)
-                chosen = choice.choose(sight, counts, DRAWS, self.choosing)
+                chosen = choice.select(sight, counts, DRAWS, self.choosing)
                 drawn = []  # one draw at a time: together they would be the largest array of all
                 for draw, mask in enumerate(chosen.mask):
                     weighted = scores if chosen.log_weights is None else scores + chosen.log_weights[draw]

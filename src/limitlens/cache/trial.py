@@ -27,7 +27,7 @@ from limitlens.cache.random_trial import Measured
 from limitlens.errors import Array, InputError, Progress
 from limitlens.interventions.axes import mean
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
-from limitlens.models.choosing import Choosing
+from limitlens.models.policy_hook import PolicyHook
 from limitlens.record import json_text, read_run
 from limitlens.report.view import Colour, Table, View, points
 from limitlens.report.words import read_words, worded_figure, worded_view
@@ -178,7 +178,7 @@ def trial(
 
 
 def _words(choice: str) -> str:
-    return "the cheapest for each head" if choice == BEST else POLICIES[choice].words
+    return "the cheapest for each head" if choice == BEST else POLICIES[choice].label
 
 
 def _document(
@@ -207,11 +207,11 @@ def _document(
     return likelihood, outcomes
 
 
-def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callable[[Captured], None]]:
+def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], PolicyHook], Callable[[Captured], None]]:
     """What is tried, by choice and allocation, and what must see every layer while the context is read."""
 
-    def choosing(name: str, keys: Any) -> Choosing:
-        return Choosing(name, keys, plan.context, plan.seed, np.shape(plan.keys))
+    def choosing(name: str, keys: Any) -> PolicyHook:
+        return PolicyHook(name, keys, plan.context, plan.seed, np.shape(plan.keys))
 
     settings = {(name, way): choosing(name, keys) for name, ways in plan.budgets.items() for way, keys in ways.items()}
     parts = {name: choosing(name, plan.keys) for name in sorted({name for row in plan.choices for name in row})}
@@ -220,13 +220,13 @@ def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], Choosing], Callabl
     def take(call: Captured) -> None:
         for one in (*settings.values(), *parts.values()):
             one(call)
-        kept, heads = {name: part.made[call.layer] for name, part in parts.items()}, call.key.shape[1]
+        kept, heads = {name: part.selected[call.layer] for name, part in parts.items()}, call.key.shape[1]
         shape = (len(call.key), heads, 1, plan.context)
         masks = [kept[name].mask.expand(shape)[:, [h]] for h, name in enumerate(plan.choices[call.layer])]
         none = call.key.new_zeros(shape, dtype=torch.float32)
         weights = [kept[name].log_weights for name in plan.choices[call.layer]]
         joined = [(none if part is None else part.expand(shape))[:, [h]] for h, part in enumerate(weights)]
-        own.made[call.layer] = Selection(torch.cat(masks, 1), torch.cat(joined, 1))
+        own.selected[call.layer] = Selection(torch.cat(masks, 1), torch.cat(joined, 1))
 
     return settings, take
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.kernels.reference import attend_scores
-from limitlens.attention.policies import PolicyInput, named
+from limitlens.attention.policies import PolicyInput, get_policy
 from limitlens.attention.policies.mixing import MIXINGS, Mixed
 from limitlens.attention.scores import scores_of
+from limitlens.attention.subset import attend_subset
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.interventions.designs_result import DESIGNS, Designs
 from limitlens.models import Captured, capture
@@ -128,7 +128,7 @@ def _kept(
         yield from MIXINGS[name][1](key, value, counts, generator)
         return
     for count in counts:
-        chosen = named(name).choose(PolicyInput(key, value, position=own), count, 1, generator)
+        chosen = get_policy(name).select(PolicyInput(key, value, position=own), count, 1, generator)
         kept = chosen.mask[0, ..., 0, :].expand(key.shape[:-1]).flatten().nonzero()[:, 0]
         keys, values = (part.flatten(0, 2)[kept].view(*key.shape[:2], count, -1) for part in (key, value))
         weights = chosen.log_weights  # beside a learned sink kept keys stand for all
@@ -148,13 +148,14 @@ def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, captured: Captured) -> Pair:
     """Log-sum-exps (Hq, N queries, N documents) and outputs (Hq, N, N, v): every query over every document."""
     scores = scores_of(query, key, captured.softcap)
-    lse, output = attend_scores(scores if added is None else scores + added[..., None, :], value)
     documents = key.shape[0]
+    sinks = captured.sinks  # in every document once, of value 0
+    if sinks is not None:
+        sinks = sinks.view(len(query), -1, 1).expand(-1, -1, documents).reshape(len(query), -1)
+    weights = None if added is None else added[..., None, :]
+    lse, output = attend_subset(scores, value, log_weights=weights, sinks=sinks)
     lse = lse.permute(1, 2, 0).reshape(-1, documents, documents).double()
     output = output.permute(1, 2, 0, 3).reshape(*lse.shape, -1).double()
-    if captured.sinks is not None:  # in every document once, of value 0
-        with_sink = torch.logaddexp(lse, captured.sinks.double().view(-1, 1, 1))
-        lse, output = with_sink, output * torch.exp(lse - with_sink)[..., None]
     return lse, output
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from limitlens.arrays import pd
-from limitlens.attention.policies import named
+from limitlens.attention.policies import get_policy
 from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
@@ -20,8 +20,8 @@ from limitlens.report.view import Block, Cell, Table, View, line, look, points
 from limitlens.report.words import read_words, short, worded_figure, worded_view
 from limitlens.results import Result
 
-CHOSEN = ("random", "recent", "sinks", "bigbird", "strided", "dilated", "block", "norm")
-DESIGNS = {name: named(name).words for name in CHOSEN} | {name: words for name, (words, _) in MIXINGS.items()}
+CHOSEN = ("random", "recent", "streaming", "bigbird", "strided", "dilated", "block", "knorm")
+DESIGNS = {name: get_policy(name).label for name in CHOSEN} | {name: words for name, (words, _) in MIXINGS.items()}
 LEVEL = 0.05
 FAR = 2.0  # error from which on, at every number of keys, a design is not drawn: it would leave the others no room
 NOTHING = 1e-6  # relative error below which a design reads as much as full attention

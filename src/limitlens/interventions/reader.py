@@ -76,7 +76,7 @@ class Reader:
     @contextmanager
     def acting(self, factor: Factor | None) -> Iterator[None]:
         """Scores times a factor within the block; nothing of size n × n is held."""
-        with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, factor=factor):
+        with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, score_scale=factor):
             yield
 
     @contextmanager

@@ -123,7 +123,7 @@ class Temper(Result):
         return self.numbers() | {"winners": self.winners, "beaten": self.beaten}
 
     def exponents(self, name: str) -> Exponents:
-        """A fit, as the file of exponents that `limitlens.intervene(model, factor=...)` reads."""
+        """A fit, as the file of exponents that `limitlens.intervene(model, score_scale=...)` reads."""
         own, text = self.fits[name], self.texts["fitted"]
         about = self.model, self.identity, self.trained, self.to, self.stretch, text
         return Exponents(*about, own.level, own.far, own.exponents, own.constants)

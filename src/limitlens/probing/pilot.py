@@ -21,6 +21,7 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.kernels.reference import attend_scores
 from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
+from limitlens.attention.subset import attend_subset
 from limitlens.errors import InputError
 from limitlens.models import Captured, Projections, Windows, capture, projector
 from limitlens.models.catalog import LoadedModel
@@ -254,23 +255,18 @@ class _Gather:
         traits = self.traits[index]
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
-        atom, first = None, None
+        atom, first, count = None, None, 0
+        scores = query.new_zeros(*query.shape[:3], 1, 0, dtype=torch.float64)  # one query and no key
+        value = values.new_zeros(shared, 1, 1, 0, values.shape[-1], dtype=torch.float64)
         if self.causal and (traits.sliding_window is None or traits.sliding_window >= self.length):
-            key, value = (part.double().transpose(0, 1)[:, None] for part in (keys, values))
-            first = scores_of(query.double()[..., None, :], key[..., None, :], traits.softcap).flatten(1)
-            output = value.expand(-1, query.shape[1], -1, -1).flatten(1, 2)
-            atom = State(torch.ones(shared, dtype=torch.int64, device=query.device), first, output)
-        if traits.sinks is not None:
-            learned = learned_sink(traits.sinks, query, values.shape[-1])
-            atom = learned if atom is None else atom.merge(learned)
+            key, value = (part.double().transpose(0, 1)[:, None, :, None] for part in (keys, values))
+            scores = scores_of(query.double()[..., None, :], key, traits.softcap)
+            first, count = scores.flatten(1), 1
+        if count or traits.sinks is not None:
+            sinks = None if traits.sinks is None else traits.sinks.double().view(shared, -1, 1, 1)
+            lse, output = attend_subset(scores, value, sinks=sinks)
+            counts = torch.full((shared,), count, dtype=torch.int64, device=query.device)
+            atom = State(counts, lse.flatten(1), output.flatten(1, 3))
         rank = np.unique(self.chosen[:, 0], return_inverse=True)[1]
         together = max(1, round((int(rank.max()) + 1) / CLUSTERS))  # windows in a cluster
         return Layer(index, query, atom, first, rank // together, traits, self.precision)
-
-
-def learned_sink(sinks: Tensor, query: Tensor, value_dim: int) -> State:
-    """A sink that the model has learned, for queries (Hkv, G, m, k): a token of value 0 with a score per query head."""
-    shared, groups, m, _ = query.shape
-    lse = sinks.double().view(shared, groups, 1).expand(-1, -1, m).flatten(1)
-    nothing = lse.new_zeros(shared, groups * m, value_dim)
-    return State(torch.zeros(shared, dtype=torch.int64, device=query.device), lse, nothing)

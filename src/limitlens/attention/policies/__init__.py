@@ -1,26 +1,28 @@
-"""Choices of keys, one small file each: which keys a query keeps when it may keep only some of them."""
+"""Key policies, one file each: which keys a query or a KV cache keeps when it may keep only some of them."""
 
 from limitlens.attention.policies.base import KeyPolicy, PolicyInput, Selection, keep
-from limitlens.attention.policies.knorm import Norm
-from limitlens.attention.policies.oracle_topk import Top
-from limitlens.attention.policies.past import Accumulated, Expected
+from limitlens.attention.policies.expected import Expected
+from limitlens.attention.policies.knorm import KNorm
+from limitlens.attention.policies.oracle_topk import OracleTopK
 from limitlens.attention.policies.patterns import Block, Dilated, Strided, WindowRandom
-from limitlens.attention.policies.priority import Mixed
-from limitlens.attention.policies.random import Random, Unweighted
+from limitlens.attention.policies.priority import Priority
+from limitlens.attention.policies.random import Random, RandomEviction
 from limitlens.attention.policies.recent import Recent
-from limitlens.attention.policies.streaming import SinksRecent
+from limitlens.attention.policies.snapkv import SnapKV
+from limitlens.attention.policies.streaming import Streaming
 from limitlens.errors import InputError
 
-_ALL = (Random(), Unweighted(), Recent(), SinksRecent(), Norm(), Accumulated(), Expected(), Mixed(), Top())
-POLICIES: dict[str, KeyPolicy] = {choice.name: choice for choice in _ALL}  # those that plans of a cache choose among
-PATTERNS: dict[str, KeyPolicy] = {choice.name: choice for choice in (WindowRandom(), Strided(), Dilated(), Block())}
+_CACHE = (Random(), RandomEviction(), Recent(), Streaming(), KNorm(), SnapKV(), Expected(), Priority(), OracleTopK())
+POLICIES: dict[str, KeyPolicy] = {policy.name: policy for policy in _CACHE}  # those that cache plans compare
+PATTERNS: dict[str, KeyPolicy] = {policy.name: policy for policy in (WindowRandom(), Strided(), Dilated(), Block())}
 
 
-def named(name: str) -> KeyPolicy:
-    """The choice of a name."""
-    if name not in (known := POLICIES | PATTERNS):
-        raise InputError(f"keys are chosen by {name!r}; expected one of {', '.join(known)}")
+def get_policy(name: str) -> KeyPolicy:
+    """The key policy of this name."""
+    known = POLICIES | PATTERNS
+    if name not in known:
+        raise InputError(f"the key policy is {name!r}; expected one of {', '.join(known)}")
     return known[name]
 
 
-__all__ = ["PATTERNS", "POLICIES", "KeyPolicy", "PolicyInput", "Selection", "keep", "named"]
+__all__ = ["PATTERNS", "POLICIES", "KeyPolicy", "PolicyInput", "Selection", "get_policy", "keep"]

@@ -1,4 +1,4 @@
-"""What a choice of keys may look at, and what it keeps."""
+"""The types of key policies: their input, the selection they return, and the base class."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,65 +7,85 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.scores import scores_of
+from limitlens.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyInput:
-    """The keys of key/value heads (leading axes `...`), and what is known of the queries that read them."""
+    """Keys and values of some key/value heads (leading axes `...`), and what is known about the queries."""
 
     key: Tensor  # (..., n, k)
     value: Tensor  # (..., n, v)
-    scores: Tensor | None = None  # (..., m, n): of the queries that are served, which only an oracle may look at
-    seen: Tensor | None = None  # like (m, n), bool: keys that each of them sees; None: all
-    position: Tensor | None = None  # (m,): where they stand among the keys; None: pooled tokens have no order
-    held: int = 0  # first tokens that every sample of the head holds: its sink
-    # (..., p, k): queries asked so far, the scale of the scores in them, those of the last token last; the query heads
-    # that share a key/value head stand on an axis of their own before p
+    scores: Tensor | None = None  # (..., m, n): of the queries that will read the keys; only an oracle may use them
+    seen: Tensor | None = None  # bool, broadcastable to (m, n): keys that each query sees; None: all
+    position: Tensor | None = None  # (m,): index of each query among the keys; None: the tokens have no order
+    held: int = 0  # number of first tokens that are always kept (the attention sink)
+    # (..., g, p, k): earlier queries of the g query heads that share a key/value head, oldest first, times the scale
     past: Tensor | None = None
-    softcap: float | None = None  # the bound of the scores, as in `limitlens.models.Captured`
+    softcap: float | None = None  # bound of the scores, see `limitlens.models.Captured`
 
     def score(self, query: Tensor) -> Tensor:
-        """Scores (..., g, p, n) of queries (..., g, p, k) that hold the scale."""
+        """Scores (..., g, p, n) of queries (..., g, p, k) that already contain the scale."""
         return scores_of(query, self.key[..., None, :, :], self.softcap)
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What a choice keeps: attention adds `log_weights` to the scores of the keys in `mask` and leaves out the rest."""
+    """The keys that a policy keeps; attention adds `log_weights` to their scores."""
 
     mask: Tensor  # (draws or 1, ..., m or 1, n) bool
     log_weights: Tensor | None = None  # of the same shape; None: zero
 
 
 class KeyPolicy(Protocol):
-    """A way of choosing keys: it ranks them, and as many as a budget allows are kept.
+    """A rule that ranks keys; those of highest priority are kept, as many as the budget allows.
 
-    One that samples says by log-weights for how many keys each kept one stands, so that Σ_kept e^{w_j + s_j} (1, v_j)
-    has the mean Σ_j e^{s_j} (1, v_j), whatever the scores s.
+    An unbiased policy returns log-weights w such that Σ_kept e^{w_j + s_j} (1, v_j) has the expectation
+    Σ_j e^{s_j} (1, v_j) for any scores s.
     """
 
-    name: str  # as programs call it
-    words: str  # as people do
-    sees_queries: bool = False  # an oracle: it looks at the queries it serves, which no cache knows beforehand
-    ordered: bool = False  # it asks where queries and keys stand
-    needs_past: bool = False  # it asks for queries that came before
-    unbiased: bool = False  # its log-weights make sums unbiased, see above
-    sampled: bool = False  # it draws at random
+    name: str  # as users type it
+    label: str  # as tables and figures show it
+    sees_queries: bool = False  # an oracle: it uses the scores of later queries, which no cache knows
+    ordered: bool = False  # it needs the positions of queries
+    needs_past: bool = False  # it needs earlier queries
+    unbiased: bool = False  # see above
+    sampled: bool = False  # it draws keys at random
 
-    def priority(self, sight: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Higher is kept first: (draws or 1, ..., m or 1, n) up to broadcasting; one draw where nothing is random."""
+    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+        """Priorities broadcastable to (draws, ..., m, n), highest kept first; one draw if nothing is random."""
 
-    def choose(self, sight: PolicyInput, counts: Tensor | int, draws: int, generator: torch.Generator) -> Selection:
-        """Keep as many keys as `counts` says: one number, or one for each place of (..., m or 1, 1)."""
-        return self.kept(sight, self.priority(sight, draws, generator), counts)
+    def select(self, inputs: PolicyInput, counts: Tensor | int, draws: int, generator: torch.Generator) -> Selection:
+        """Keep `counts` keys: one number, or a tensor broadcastable to (..., m, 1)."""
+        return self.select_by(inputs, self.priority(inputs, draws, generator), counts)
 
-    def kept(self, sight: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """The same by priorities that are known already."""
-        return Selection(keep(held_first(priority, sight.held), counts, sight.seen))
+    def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
+        """Keep `counts` keys by priorities that were computed before."""
+        return Selection(keep(held_first(priority, inputs.held), counts, inputs.seen))
+
+
+class PastPolicy(KeyPolicy):
+    """A policy that estimates the weight of each key from earlier queries and keeps the largest."""
+
+    needs_past = True
+
+    def weight(self, inputs: PolicyInput) -> Tensor:
+        """Estimated attention weight of each key, (..., n), positive."""
+        raise NotImplementedError
+
+    def last_queries(self, inputs: PolicyInput, count: int) -> Tensor:
+        """The last `count` queries, (..., g, p, k)."""
+        if inputs.past is None:
+            raise InputError(f"no earlier queries were given; {self.name!r} ranks keys by them, read the context first")
+        return inputs.past[..., -count:, :]
+
+    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+        """The estimated weight."""
+        return self.weight(inputs)[None, ..., None, :]
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:
-    """Which keys are kept, bool: as many as `counts` (one, or (..., m, 1)) of the highest priority among those seen."""
+    """Mask of the `counts` (a number, or (..., m, 1)) keys of highest priority among those seen."""
     if seen is not None:
         priority = priority.float().masked_fill(~seen, float("-inf"))
     if isinstance(counts, int):
@@ -79,19 +99,19 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
 
 
 def held_first(priority: Tensor, held: int) -> Tensor:
-    """Priorities with the first tokens before all others."""
+    """Priorities in which the first `held` tokens rank before all others."""
     if not held:
         return priority
     first = torch.arange(priority.shape[-1], device=priority.device) < held
     return priority.float().masked_fill(first, float("inf"))
 
 
-def uniform(sight: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-    """A number in (0, 1] for each key of each head, the same for all queries: (draws, ..., 1, n)."""
-    *heads, number, _ = sight.key.shape
-    return 1 - torch.rand(draws, *heads, 1, number, generator=generator).to(sight.key.device)
+def uniform(inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+    """A uniform number in (0, 1] for each key of each head, the same for all queries: (draws, ..., 1, n)."""
+    *heads, number, _ = inputs.key.shape
+    return 1 - torch.rand(draws, *heads, 1, number, generator=generator).to(inputs.key.device)
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """|x| of vectors (..., d)."""
+    """Euclidean norms (...) of vectors (..., d)."""
     return vectors.square().sum(-1).sqrt()

@@ -1,16 +1,16 @@
-"""The keys with the smallest norms: they draw most of the attention in many decoders, so a cheap guess at it."""
+"""Keys of smallest norm: in many decoders these receive most of the attention (Devoto et al. 2024)."""
 
 from torch import Generator, Tensor
 
 from limitlens.attention.policies.base import KeyPolicy, PolicyInput, norms
 
 
-class Norm(KeyPolicy):
-    """Short keys first."""
+class KNorm(KeyPolicy):
+    """Keep the keys of smallest Euclidean norm."""
 
-    name = "norm"
-    words = "smallest key norms"
+    name = "knorm"
+    label = "smallest key norms"
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
         """Minus |k|."""
-        return -norms(sight.key)[None, ..., None, :]
+        return -norms(inputs.key)[None, ..., None, :]

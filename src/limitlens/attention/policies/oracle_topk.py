@@ -1,4 +1,4 @@
-"""The keys with the largest weights: an oracle that keeps the most mass, though not always the smallest error."""
+"""Keys of largest weight for each query: an oracle, which keeps the most mass but not always the smallest error."""
 
 from torch import Generator, Tensor
 
@@ -6,15 +6,15 @@ from limitlens.attention.policies.base import KeyPolicy, PolicyInput
 from limitlens.errors import InputError
 
 
-class Top(KeyPolicy):
-    """The keys with the largest scores, for each query anew."""
+class OracleTopK(KeyPolicy):
+    """Keep the keys of largest score, chosen separately for each query."""
 
-    name = "top"
-    words = "largest weights (oracle)"
+    name = "oracle_topk"
+    label = "largest weights (oracle)"
     sees_queries = True
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """The scores themselves."""
-        if sight.scores is None:
-            raise InputError("no scores were given; 'top' is an oracle that needs those of the queries it serves")
-        return sight.scores[None]
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
+        """The scores."""
+        if inputs.scores is None:
+            raise InputError(f"no scores were given; {self.name!r} is an oracle that needs the scores of later queries")
+        return inputs.scores[None]

@@ -1,6 +1,6 @@
-"""Fixed patterns of positions, as sparse attention draws them: each is an order of the keys around a query.
+"""Fixed sparse-attention patterns: each is an order of the keys around a query, of which the first k are kept.
 
-With i the query's place and j a key's, the first k of the order are kept: more keys always hold fewer.
+i is the index of the query and j that of a key. The keys kept for a smaller k are a subset of those for a larger k.
 """
 
 import torch
@@ -13,62 +13,65 @@ GAP = 4  # of the dilated window
 
 
 class Strided(Recent):
-    """Keys at equal distances: (i − j) mod n with its bits reversed, smallest first; multiples of n/k of 2^b tokens."""
+    """Keep keys at equal distances: ranked by the bit reversal of (i − j) mod n."""
 
     name = "strided"
-    words = "at equal distances"
+    label = "at equal distances"
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
         """Minus the reversed offset."""
-        turned, there = torch.zeros_like(super().priority(sight, draws, generator)), sight.key.shape[-2]
-        offset = (_query(sight) - torch.arange(there, device=sight.key.device)) % there
-        for _ in range((there - 1).bit_length()):
-            turned, offset = 2 * turned + offset % 2, offset // 2
-        return -turned
+        reverse = torch.zeros_like(super().priority(inputs, draws, generator))
+        length = inputs.key.shape[-2]
+        offset = (_query(inputs) - torch.arange(length, device=inputs.key.device)) % length
+        for _ in range((length - 1).bit_length()):
+            reverse = 2 * reverse + offset % 2
+            offset = offset // 2
+        return -reverse
 
 
 class Dilated(Recent):
-    """A window with gaps: distances that are multiples of `GAP` first, the nearest of them before the others."""
+    """Keep a dilated window: distances that are multiples of `GAP` first, nearest first, then the others."""
 
     name = "dilated"
-    words = f"a window with gaps of {GAP}"
+    label = f"a window with gaps of {GAP}"
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the distance, those between the multiples after all of them."""
-        nearest = super().priority(sight, draws, generator)
-        return nearest - sight.key.shape[-2] * (nearest % GAP != 0)
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
+        """Minus the distance, lowered by n between the multiples."""
+        nearest = super().priority(inputs, draws, generator)
+        return nearest - inputs.key.shape[-2] * (nearest % GAP != 0)
 
 
 class Block(Recent):
-    """The query's own block: the smallest aligned block of 2^b tokens that holds both, then the nearest in it."""
+    """Keep the query's own block: ranked by the smallest aligned block of 2^b tokens that holds both, then nearness."""
 
     name = "block"
-    words = "its own block"
+    label = "its own block"
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the bits b of i xor j, then the nearness."""
-        nearest, there = super().priority(sight, draws, generator), sight.key.shape[-2]
-        apart = _query(sight) ^ torch.arange(there, device=sight.key.device)
-        return nearest - there * torch.frexp(apart.double()).exponent.long()
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
+        """Minus n times the bit length b of i xor j, plus the nearness."""
+        nearest = super().priority(inputs, draws, generator)
+        length = inputs.key.shape[-2]
+        apart = _query(inputs) ^ torch.arange(length, device=inputs.key.device)
+        return nearest - length * torch.frexp(apart.double()).exponent.long()
 
 
 class WindowRandom(Recent):
-    """Half of the keys the nearest, half of them at random, in turns: BigBird without its global tokens."""
+    """Keep half of the keys nearest and half at random, alternating (BigBird without its global tokens)."""
 
     name = "bigbird"
-    words = "half the nearest, half random"
+    label = "half the nearest, half random"
     sampled = True
 
-    def priority(self, sight: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the better of the even rank by nearness and the odd rank by chance, among keys that are seen."""
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
+        """Minus the smaller of the even rank by nearness and the odd random rank, among keys that are seen."""
         ranks = []
-        for order in (super().priority(sight, draws, generator).float(), uniform(sight, draws, generator)):
-            seen = order if sight.seen is None else order.masked_fill(~sight.seen, -torch.inf)
+        for order in (super().priority(inputs, draws, generator).float(), uniform(inputs, draws, generator)):
+            seen = order if inputs.seen is None else order.masked_fill(~inputs.seen, -torch.inf)
             ranks.append(seen.argsort(-1, descending=True).argsort(-1))
         return -torch.minimum(2 * ranks[0], 2 * ranks[1] + 1)
 
 
-def _query(sight: PolicyInput) -> Tensor:
-    """Where the queries stand, (m, 1)."""
-    assert sight.position is not None  # `Recent` has asked for it
-    return sight.position[:, None]
+def _query(inputs: PolicyInput) -> Tensor:
+    """Indices of the queries among the keys, (m, 1)."""
+    assert inputs.position is not None  # `Recent.priority` has checked it
+    return inputs.position[:, None]

@@ -1,4 +1,4 @@
-"""Random keys: what error curves measure. With weights they are unbiased; without them they are plain eviction."""
+"""Uniformly random keys, with weights (unbiased, as in the error curves of a probe) or without (plain eviction)."""
 
 import torch
 from torch import Tensor
@@ -6,30 +6,30 @@ from torch import Tensor
 from limitlens.attention.policies.base import KeyPolicy, PolicyInput, Selection, uniform
 
 
-class Unweighted(KeyPolicy):
-    """Keys drawn without replacement, the same for all queries of a draw; a sink is always among them."""
+class RandomEviction(KeyPolicy):
+    """Keep keys drawn without replacement, the same for all queries of a draw; the sink is always kept."""
 
-    name = "unweighted"
-    words = "random keys, unweighted"
+    name = "random_eviction"
+    label = "random keys, unweighted"
     sampled = True
 
-    def priority(self, sight: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
         """A uniform number for each key."""
-        return uniform(sight, draws, generator)
+        return uniform(inputs, draws, generator)
 
 
-class Random(Unweighted):
-    """The same keys, each with the weight log(N/n): n of them stand for N, and what is always kept does not grow."""
+class Random(RandomEviction):
+    """Keep the same keys with log-weight log(N/n): n keys stand for N, and those always kept stand for themselves."""
 
     name = "random"
-    words = "random keys"
+    label = "random keys"
     unbiased = True
 
-    def kept(self, sight: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Keys that are always held weigh as they are."""
-        kept = super().kept(sight, priority, counts)
-        every = torch.ones_like(kept.mask) if sight.seen is None else sight.seen
-        there, taken = (part[..., sight.held :].sum(-1, keepdim=True) for part in (every, kept.mask))
-        weight = torch.log(there / taken.clamp_min(1)).expand(kept.mask.shape).clone()
-        weight[..., : sight.held] = 0
-        return Selection(kept.mask, weight)
+    def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
+        """Keys that are always kept have log-weight 0."""
+        mask = super().select_by(inputs, priority, counts).mask
+        every = torch.ones_like(mask) if inputs.seen is None else inputs.seen
+        total, kept = (part[..., inputs.held :].sum(-1, keepdim=True) for part in (every, mask))
+        weight = torch.log(total / kept.clamp_min(1)).expand(mask.shape).clone()
+        weight[..., : inputs.held] = 0
+        return Selection(mask, weight)

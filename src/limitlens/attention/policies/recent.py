@@ -1,4 +1,4 @@
-"""The nearest keys: a sliding window."""
+"""The most recent keys: a sliding window."""
 
 import torch
 from torch import Tensor
@@ -8,17 +8,17 @@ from limitlens.errors import InputError
 
 
 class Recent(KeyPolicy):
-    """Those nearest to the query."""
+    """Keep the keys nearest to the query."""
 
     name = "recent"
-    words = "the nearest tokens"
+    label = "nearest tokens"
     ordered = True
 
-    def priority(self, sight: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
         """Minus the distance to the query."""
-        if sight.position is None:
+        if inputs.position is None:
             given = "pooled tokens have no order"
-            raise InputError(f"{given}; expected another choice than {self.name!r}, such as 'random'")
-        place = torch.arange(sight.key.shape[-2], device=sight.key.device)
-        nearness = -(place - sight.position[:, None]).abs()
-        return nearness.reshape(*(1,) * (sight.key.ndim - 1), *nearness.shape)
+            raise InputError(f"{given}; {self.name!r} ranks keys by position, so choose another, such as 'random'")
+        place = torch.arange(inputs.key.shape[-2], device=inputs.key.device)
+        nearness = -(place - inputs.position[:, None]).abs()
+        return nearness.reshape(*(1,) * (inputs.key.ndim - 1), *nearness.shape)

@@ -1,4 +1,4 @@
-"""The first tokens and the nearest: the usual rule of sinks and a sliding window."""
+"""The first tokens and the most recent ones (StreamingLLM, Xiao et al. 2024)."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,15 @@ from limitlens.attention.policies.recent import Recent
 SINKS = 4  # first tokens that are kept before all others
 
 
-class SinksRecent(Recent):
-    """The first tokens and those nearest to the query."""
+class Streaming(Recent):
+    """Keep the first tokens (attention sinks), then those nearest to the query."""
 
-    name = "sinks"
-    words = "first tokens and the nearest"
+    name = "streaming"
+    label = "first and nearest tokens"
 
-    def priority(self, sight: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Minus the distance to the query; the first tokens before all others, the very first before these."""
-        nearness = super().priority(sight, draws, generator)
+    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
+        """Minus the distance to the query; positive for the first tokens, in order."""
+        nearness = super().priority(inputs, draws, generator)
         first = min(SINKS, nearness.shape[-1])
         nearness[..., :first] = torch.arange(first, 0, -1, device=nearness.device)
         return nearness

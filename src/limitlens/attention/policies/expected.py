@@ -1,0 +1,26 @@
+"""Keys of largest expected attention under a Gaussian law of queries (Devoto et al. 2025)."""
+
+from torch import Tensor
+
+from limitlens.attention.policies.base import PastPolicy, PolicyInput, norms
+
+LAW = 256  # last queries from which the mean and covariance of later queries are estimated
+
+
+class Expected(PastPolicy):
+    """Keep the keys of largest expected attention weight times value norm, for Gaussian queries.
+
+    For q ~ N(μ, Σ), E e^{<q,k>} = e^{<μ,k> + <k,Σk>/2} (exact for Gaussian queries: proved). Real queries are not
+    Gaussian, so the weights are a heuristic.
+    """
+
+    name = "expected"
+    label = "expected attention under the law of queries"
+
+    def weight(self, inputs: PolicyInput) -> Tensor:
+        """The expectation normalised over keys, averaged over query heads, times |v|."""
+        query = self.last_queries(inputs, LAW)
+        mean = query.mean(-2, keepdim=True)
+        spread = (query - mean) @ inputs.key[..., None, :, :].mT  # (..., g, p, n): the covariance is never formed
+        exponent = (mean @ inputs.key[..., None, :, :].mT)[..., 0, :] + spread.square().mean(-2) / 2
+        return exponent.softmax(-1).mean(-2) * norms(inputs.value)

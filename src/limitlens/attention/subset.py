@@ -1,0 +1,36 @@
+"""Attention to a subset of keys, with log-weights and learned sinks."""
+
+import torch
+from torch import Tensor
+
+
+def attend_subset(
+    scores: Tensor, value: Tensor, *, mask: Tensor | None = None, log_weights: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Log-sum-exps (..., m) and outputs (..., m, v) of attention over the keys in a mask.
+
+    With scores s (..., m, n), softcap included, log-weights w and the logit of a learned sink of value 0,
+
+        output = Σ_{j in mask} e^{s_j + w_j} v_j / (Σ_{j in mask} e^{s_j + w_j} + e^{sink}).
+
+    `mask` and `log_weights` are broadcastable to the scores, `sinks` to (..., m), `value` is (..., n, v). A query
+    without keys and sinks has the output 0 and the log-sum-exp −∞.
+    """
+    if log_weights is not None:
+        scores = scores + log_weights
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    lowest = torch.finfo(scores.dtype).min
+    if scores.shape[-1]:
+        peak = scores.detach().amax(-1).clamp_min(lowest)
+    else:
+        peak = scores.new_full(scores.shape[:-1], lowest)
+    if sinks is not None:
+        peak = torch.maximum(peak, sinks.detach().to(scores.dtype))
+    weights = torch.exp(scores - peak[..., None])
+    mass = weights.sum(-1)
+    if sinks is not None:
+        mass = mass + torch.exp(sinks.to(scores.dtype) - peak)
+    output = (weights @ value) / mass.clamp_min(torch.finfo(scores.dtype).tiny)[..., None]
+    return peak + mass.log(), output
