@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -348,45 +347,3 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     ll.trial(planned(), documents=2, model=language_model(), corpus=text()).save(tmp_path)
     with pytest.raises(InputError, match=r"holds a cache trial; .* which `limitlens plan --keep best --out` writes"):
         ll.trial(tmp_path)
-
-
-def test_the_tables_of_the_documentation_are_what_was_measured() -> None:
-    """Every cell of the tables of docs/act.md and of README's, from the files that the benchmark left."""
-    root = Path(__file__).parents[2]
-    told, cell = (root / "docs/act.md").read_text(), r"[+−]?\d\.\d{4} ± \d\.\d{4}"
-    files = {n: json.loads((root / f"bench/results/cache-{n}.json").read_text()) for n in (1024, 4096)}
-    trials = {(n, round(100 * trial["share"]), trial["corpus"]): trial for n in files for trial in files[n]["trials"]}
-    assert [trial["documents"] for trial in trials.values()] == [24] * 8
-
-    def found(where: tuple[int, int, str], choice: str, way: str, what: str, form: str) -> str:
-        rows = trials[where]["settings"]
-        (one,) = (row[what] for row in rows if (row["choice"], row["allocation"]) == (choice, way))
-        return f"{one['measured']:{form}} ± {one['stderr']:.4f}".replace("-", "−")
-
-    texts = [trial["corpus"] for trial in files[1024]["trials"][:2]]
-    tables = re.findall(r"^\| (\d+)% of ([\d,]+) tokens .*\n\| ---.*\n((?:\|.*\n)+)", told, re.M)
-    assert [table[:2] for table in tables] == [(share, n) for n in ("1,024", "4,096") for share in ("25", "50")]
-    for share, context, rows in tables:
-        assert len(rows.splitlines()) == 1 + len(POLICIES)
-        for row in rows.splitlines():
-            name = re.search(r"`(\w+)`", row)
-            choice, ways = (name[1], list(allocate.ALLOCATIONS)) if name else (BEST, ["plan"])
-            where = [(int(context.replace(",", "")), int(share), text) for text in texts]
-            expected = [found(one, choice, way, "divergence", ".4f") for one in where for way in ways]
-            assert re.findall(cell, row) == expected
-    (rows,) = re.findall(r"^\| least cost − equal error .*\n\| ---.*\n((?:\|.*\n)+)", told, re.M)
-    for row in rows.splitlines():
-        choice = re.findall(r"`(\w+)`", row)[0]
-        expected = [found((n, share, text), choice, "least cost", "against_equal", "+.4f")
-                    for n in files for share in (25, 50) for text in texts]  # fmt: skip
-        assert re.findall(cell, row) == expected
-    (rows,) = re.findall(r"^\| share of the cache for an error of .*\n\| ---.*\n((?:\|.*\n)+)", told, re.M)
-    for row in rows.splitlines():
-        choice = (re.findall(r"`(\w+)`", row) or [BEST])[0]
-        plans = [files[n]["plans"][f"error {error}"] for n in files for error in ("0.05", "0.1", "0.2")]
-        shares = [f"{one['share']:.1%}" for plan in plans for one in plan if one["choice"] == choice]
-        assert re.findall(r"\d+\.\d%", row) == shares
-    quoted = re.findall(cell, (root / "README.md").read_text())
-    assert len(quoted) == 20
-    quarter = [rows for share, _, rows in tables if share == "25"]
-    assert all(number in quarter[i % 4 // 2] for i, number in enumerate(quoted))
