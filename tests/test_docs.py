@@ -37,7 +37,7 @@ SMALLER = {
     '"1000:100000:9", replicates=400': '"100:1600:5", replicates=20',
     "context=32768": "context=128",
 }
-QUICK = ("theory", "doctor", "--schedules")
+QUICK = ("theory", "doctor", "schedules")
 
 
 def doors() -> dict[str, Any]:

@@ -354,7 +354,7 @@ def test_costs_are_told_before_the_work() -> None:
     told(lambda: ll.hardmax([100, 1000], replicates=10**11), "hardmax would take")
     told(lambda: ll.hardmax([100, 10**12], dim=2), "hardmax would take")
     told(lambda: ll.scaling(replicates=10**11), "scaling would take")
-    told(lambda: ll.scaling(heat=True, n=10**12), "the flow would take")
+    told(lambda: ll.heat_flow(n=10**12), "the flow would take")
     told(lambda: ll.tails(sizes=[10**14]), "tails would take")
     told(lambda: ll.theory.summary(ll.Sphere(10**6), HEAD, 100), "a law of dimension 1,000,000 would take 96 TB")
 

@@ -10,8 +10,10 @@ from limitlens.cache.trial import trial as trial
 from limitlens.comparison import compare as compare
 from limitlens.errors import InputError as InputError
 from limitlens.experiments.hardmax import hardmax as hardmax
+from limitlens.experiments.heat_flow import heat_flow as heat_flow
 from limitlens.experiments.heavy_tails import tails as tails
 from limitlens.experiments.scaling import scaling as scaling
+from limitlens.experiments.schedules import schedules as schedules
 from limitlens.experiments.study import study as study
 from limitlens.experiments.study_result import StudyResult as StudyResult
 from limitlens.experiments.sweeps import sweep as sweep

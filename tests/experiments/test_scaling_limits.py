@@ -17,7 +17,7 @@ from limitlens.experiments.real_keys import RealKeys
 from limitlens.experiments.regimes_figure import regime_figures
 from limitlens.experiments.scaling import scaling
 from limitlens.experiments.scaling_limits import ScalingLimits, ambient, scaling_limits
-from limitlens.experiments.schedules import Schedules, follow_schedules
+from limitlens.experiments.schedules import Schedules, follow_schedules, schedules
 from limitlens.record import json_text, read_run, to_json
 from limitlens.report.view import Figure
 from limitlens.theory import VonMisesFisherGap, critical_beta, subsphere, uniform
@@ -27,9 +27,9 @@ def scaling_document(*arguments: Any, **options: Any) -> dict[str, Any]:
     return scaling_limits(*arguments, **options).document()
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, command: str = "scaling") -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        main(["scaling", *arguments])
+        main([command, *arguments])
     captured = capsys.readouterr()
     return int(ended.value.code or 0), captured.out, captured.err
 
@@ -129,10 +129,10 @@ def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ambient sphere" in out
     code, out, _ = run(capsys, "--theta", "100", "--replicates", "50")
     assert "Formulas of the averaging side" in out
-    code, out, _ = run(capsys, "--schedules", "4096:65536:2", "--dim", "9")
+    code, out, _ = run(capsys, "--sizes", "4096:65536:2", "--dim", "9", command="schedules")
     assert "yarn" in out
-    code, out, _ = run(capsys, "--heat", "--n", "500")
-    assert "grew to 0.610671, where the backward heat equation at t = 0.2 says 0.610701" in out
+    code, out, _ = run(capsys, "--n", "500", command="heat-flow")
+    assert "grew to 0.610671; the backward heat equation at t = 0.2 predicts 0.610701" in " ".join(out.split())
 
 
 def test_real_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_real_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert document["inputs"]["keys"] == 1999  # the query itself is left out
     low, high = document["queries"][0]["exponent"]["interval"]
     assert low < 3 < high
-    code, out, _ = run(capsys, *files, "--normalise", "--schedules", "2000:200000:2", "--json")
+    code, out, _ = run(capsys, *files, "--normalise", "--sizes", "2000:200000:2", "--json", command="schedules")
     assert json.loads(out)["status"] == "heuristic"
     code, out, _ = run(capsys, *files, "--normalise")
     assert "median local exponent" in out
@@ -164,11 +164,16 @@ def test_run_folder_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (folder / "scaling.pdf").exists()
     table = pd.read_parquet(folder / "scaling.parquet").set_index(["part", "quantity"])
     assert table.loc[("quantities", "participation"), "predicted"] == pytest.approx(0.2033, abs=5e-5)
-    for flags in (["--heat", "--layers", "10"], ["--schedules", "1000:2000:2"]):
-        code, _, err = run(capsys, *flags, "--n", "500", "--out", str(folder), "--device", "cuda")
-        assert code == 0
-        assert "ignored" in err
-        assert len(pd.read_csv(folder / "scaling.csv")) == (11 if "--heat" in flags else 8)
+    code, _, err = run(capsys, "--replicates", "20", "--n", "500", "--out", str(folder), "--device", "cuda")
+    assert code == 0
+    assert "ignored" in err
+    flow, compared = tmp_path / "flow", tmp_path / "schedules"
+    code, _, _ = run(capsys, "--layers", "10", "--n", "500", "--out", str(flow), command="heat-flow")
+    assert code == 0
+    assert len(pd.read_csv(flow / "heat_flow.csv")) == 11
+    code, _, _ = run(capsys, "--sizes", "1000:2000:2", "--out", str(compared), command="schedules")
+    assert code == 0
+    assert len(pd.read_csv(compared / "schedules.csv")) == 8
 
 
 def test_figures_show_what_they_say() -> None:
@@ -186,8 +191,8 @@ def test_saved_results_are_read_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     found: dict[Any, Any] = {
         ScalingLimits: scaling(law="subsphere", dim=6, sub=3, n=500, replicates=30),
-        Schedules: scaling(schedules=[100.0, 1000.0], law="vmf"),
-        HeatFlow: scaling(heat=True, layers=10, n=200, beta=200.0),
+        Schedules: schedules([100.0, 1000.0], law="vmf"),
+        HeatFlow: heat_flow(layers=10, n=200, beta=200.0),
         RealKeys: scaling(keys=rng.standard_normal((800, 5)), queries=rng.standard_normal((4, 5)), normalise=True),
     }
     for kind, made in found.items():
@@ -225,17 +230,33 @@ def test_a_law_nobody_can_name_is_told_when_read_back(tmp_path: Path) -> None:
         (["--law", "cauchy"], "'cauchy'"),
         (["--replicates", "1"], "replicates is 1"),
         (["--n", "50", "--replicates", "2", "--plot"], "at least 400 keys"),
-        (["--heat", "--schedules", "10:20:2"], "expected it alone"),
-        (["--heat", "--amplitude", "2"], "amplitude is 2"),
         (["--keys", "keys.npy"], "expected both"),
         (["--keys", "none.npy", "--queries", "none.npy"], "there is no file"),
-        (["--schedules", "20:10:2"], "range of context lengths"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("heat-flow", ["--amplitude", "2"], "amplitude is 2"),
+        ("heat-flow", ["--n", "2.5"], "whole number"),
+        ("schedules", ["--sizes", "20:10:2"], "range of context lengths"),
+        ("schedules", ["--theta", "1", "--beta", "2"], "both theta and beta"),
+        ("schedules", ["--keys", "keys.npy"], "expected both"),
+    ],
+)
+def test_bad_input_of_schedules_and_heat_flow(
+    capsys: pytest.CaptureFixture[str], command: str, arguments: list[str], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments, command=command)
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1

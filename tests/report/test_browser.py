@@ -352,7 +352,7 @@ def test_pages_of_other_results(chromium: Page, tmp_path: Path, width: int) -> N
         cube, compared, probe_case(2, 3).plan(0.1, 8192, trial=False),
         ll.theory.summary(ll.Gaussian(0.0, 1.0), [[1.5]], 1e4),
         ll.hardmax([100, 300, 1000], replicates=20), ll.tails(sizes=[100, 300, 1000], replicates=20),
-        ll.scaling(n=500, replicates=50), ll.scaling(heat=True, layers=20, n=200), ll.scaling(schedules="100:10000:3"),
+        ll.scaling(n=500, replicates=50), ll.heat_flow(layers=20, n=200), ll.schedules("100:10000:3"),
     ]  # fmt: skip
     for place, result in enumerate(others):
         chromium.open(result.report(tmp_path / f"{place}.html"), width)

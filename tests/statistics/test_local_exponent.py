@@ -141,7 +141,7 @@ def test_queries_outside_the_keys_support_have_no_local_exponent() -> None:
     assert row.exponent.measured is row.critical_beta.measured is row.theta.predicted is None
     weight = np.exp(row.beta * (keys @ away))
     assert weight.sum() ** 2 / np.square(weight).sum() == pytest.approx(5, rel=1e-6)  # at the five-key β instead
-    assert "No local exponent: the queries lie outside the keys' support." in str(found)
+    assert "There is no local exponent: the queries lie outside the keys' support." in str(found)
     mixed = real_keys([away, inside[0]], keys)
     assert mixed.median["exponent"] == mixed.queries[1].exponent.measured
     assert "1 of 2 queries lie outside the keys' support" in str(mixed)

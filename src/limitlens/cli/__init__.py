@@ -24,9 +24,10 @@ app = typer.Typer(
 )
 for command in (
     "probe", "plan", "trial", "temper", "designs", "depth", "downstream", "stability", "report", "compare", "study",
-    "theory", "hardmax", "tails", "scaling", "reproduce", "doctor",
+    "theory", "hardmax", "tails", "scaling", "schedules", "heat-flow", "reproduce", "doctor",
 ):  # fmt: skip
-    app.command(command)(getattr(import_module(f"limitlens.cli.{command}"), command))
+    module = command.replace("-", "_")
+    app.command(command)(getattr(import_module(f"limitlens.cli.{module}"), module))
 
 
 def version(show: bool) -> None:

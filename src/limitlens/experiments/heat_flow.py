@@ -1,8 +1,9 @@
-"""The backward heat flow measured: layers of attention on a density, and one layer on n tokens.
+"""`heat_flow`: attention sharpens a density the way the backward heat equation does, on the density and on n tokens.
 
-The density side iterates the exact map (`theory/scaling/heat.py`) and compares each mode with e^{l(l+d−2)t}, t =
-layers/β. The token side asks whether n tokens feel the drift at all: tokens drawn from 1 + ε cos θ attend to n others,
-their displacements are regressed on the drift of the density, and what is left is the noise of finite n.
+The density is sent through the exact map of each layer (`theory/scaling/heat.py`), and each mode is compared with
+e^{l(l+d−2)t}, t = layers/β. For tokens the question is whether the drift exceeds the noise of finite n: tokens with
+density 1 + ε cos θ attend to n others, their displacements are regressed on the drift of the density, and the residual
+is the noise.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import numpy as np
 
 from limitlens.arrays import pd
 from limitlens.cost import check_cost
-from limitlens.errors import Array, check_number
+from limitlens.errors import Array, check_number, check_seed
 from limitlens.experiments.quantity import Quantity, verified
-from limitlens.report.view import Block, Row, Table, View, line, points
-from limitlens.report.words import read_words, short, worded_figure, worded_view
+from limitlens.experiments.weight_samples import check_count
+from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
+from limitlens.report.words import short
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, heat
 from limitlens.theory.scaling.laws import uniform
 from limitlens.theory.scaling.regimes import averaging
 
-WORDS = read_words("experiments/scaling_words.json")["heat"]
-A_TOKEN, A_LAYER = 5e-4, 2e-3  # seconds
+TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,35 +41,35 @@ class ModePath:
 
 @dataclass(frozen=True)
 class ModeGrowth(Quantity):
-    """Growth of a small mode per layer: by the heat equation, and exact."""
+    """Growth of a small mode per layer: by the heat equation (`predicted`) and by the layer map (`exact`)."""
 
     degree: int = 1
 
 
 @dataclass(frozen=True)
 class TokenLayer:
-    """One layer on n tokens at one β, over independent sets of tokens."""
+    """One layer on n tokens at one β, averaged over independent sets of tokens."""
 
     beta: float
-    applies: bool  # enough keys share the mass for the central limit theorem behind the noise
-    drift_slope: Quantity  # displacement over that predicted for the density: 1 when the flow is right
-    noise: Quantity  # root mean square of the difference between the two, along the polar angle
+    applies: bool  # whether enough keys share the mass for the central limit theorem behind the noise formula
+    drift_slope: Quantity  # displacement of tokens over that of the density; predicted to be 1
+    noise: Quantity  # root mean square of their difference, along the polar angle
     drift_to_noise: Quantity
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeatFlow(Result):
-    """A density 1 + amplitude · cos θ on S^{dim−1} through layers of attention at β, and n tokens of it through one."""
+    """A density 1 + amplitude · cos θ on S^{dim−1} after layers of attention at β, and n tokens after one layer."""
 
-    kind, file = "heat", "scaling"
-    inputs: Mapping[str, Any]  # the arguments of `heat_flow`
+    kind, file = "heat", "heat_flow"
+    inputs: Mapping[str, Any]  # arguments of `heat_flow`
     time: float  # t = layers/β
-    mode_1: Quantity  # the first mode after the last layer
+    mode_1: Quantity  # amplitude of the first mode after the last layer
     path: ModePath
     growth_per_layer: tuple[ModeGrowth, ...]
-    gaussian_variance: Quantity  # of N(0, 1) on the line after as many layers
-    visible_until_beta: Quantity  # the β up to which the drift of one layer beats the noise of n tokens
-    tokens: tuple[TokenLayer, ...]  # at β, and well inside where the drift beats the noise
+    gaussian_variance: Quantity  # variance of N(0, 1) on the line after as many layers
+    visible_until_beta: Quantity  # largest β at which the drift of one layer exceeds the noise of n tokens
+    tokens: tuple[TokenLayer, ...]  # at β, and at an eighth of `visible_until_beta`
 
     @property
     def table(self) -> pd.DataFrame:
@@ -77,35 +78,60 @@ class HeatFlow(Result):
         return pd.DataFrame({"layer": self.path.layer, **modes})
 
     def view(self) -> View:
-        """The first mode through the layers, and whether tokens feel it."""
-        dim, n, beta, amplitude = (self.inputs[name] for name in ("dim", "n", "beta", "amplitude"))
-        layer, first = np.array(self.path.layer), self.path.modes[:, 0]
-        every = slice(None, None, max(1, len(first) // 30))
-        heated = first[0] * np.exp(heat.heat_growth(1, dim) * layer / beta)
-        betas, ratios = [row.beta for row in self.tokens], [row.drift_to_noise for row in self.tokens]
-        fine = np.geomspace(min(betas) / 3, 3 * max(betas), 40).tolist()
-        expected = [heat.drift_to_noise(n, value, dim, amplitude) for value in fine]
-        found, bars = [row.measured for row in ratios], [row.stderr for row in ratios]
-        flow = [
-            line("backward heat equation", layer, heated, "orange"),
-            points("attention", layer[every], first[every]),
-        ]
-        noise = [line("predicted", fine, expected, "grey"), points(f"{n:,} tokens", betas, found, stderr=bars)]
+        """The first mode over the layers, and the drift of tokens over their noise."""
+        dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
+        mode, variance = self.mode_1, self.gaussian_variance
         growth = [(str(row.degree), f"{row.exact:.8f}", f"{row.predicted:.8f}") for row in self.growth_per_layer]
         tokens = [(row.beta, row.drift_slope.cell, row.noise.cell, row.drift_to_noise.cell) for row in self.tokens]
         blocks: list[Block] = [
-            Row([worded_figure(WORDS["flow"], flow), worded_figure(WORDS["noise"], noise)]),
-            Table("growth of a small mode per layer", WORDS["growth"], growth),
-            Table(f"one layer on {n:,} tokens", WORDS["tokens"], tokens),
+            Row([self._flow_figure(), self._noise_figure()]),
+            Table("growth of a small mode per layer", ["degree", "attention", "heat equation"], growth),
+            Table(f"one layer on {n:,} tokens", ["β", "drift over predicted", "noise", "drift over noise"], tokens),
         ]
-        visible = short(self.visible_until_beta.predicted, 4)
-        known = {"sphere": dim - 1, "beta": short(beta), "amplitude": short(amplitude), "visible": visible}
-        return worded_view(WORDS, blocks, of=self, **known)
+        lead = "Attention sharpens a density as heat, run backwards, would. Bars are 95%; the formulas are verified."
+        return View(
+            f"Backward heat flow on S^{dim - 1}",
+            f"{layers} layers · β = {short(beta)} · {n:,} tokens",
+            (
+                f"A density 1 + {short(self.inputs['amplitude'])} cos was sent through {layers} layers of attention "
+                f"at β = {short(beta)}.",
+                f"Its first mode grew to {mode.measured:.6f}; the backward heat equation at t = {self.time:g} predicts "
+                f"{mode.predicted:.6f}. The variance of N(0, 1) on the line fell to {variance.measured:.6f}; it "
+                f"predicts {variance.predicted:.6f}.",
+                f"With {n:,} tokens the drift of a layer exceeds its noise only up to β near "
+                f"{short(self.visible_until_beta.predicted, 4)}: use more tokens or a smaller β to see it.",
+            ),
+            [Section("Density over the layers, and one layer on finitely many tokens", lead, blocks)],
+        )
+
+    def _flow_figure(self) -> Figure:
+        layer, first = np.array(self.path.layer), self.path.modes[:, 0]
+        heated = first[0] * np.exp(heat.heat_growth(1, self.inputs["dim"]) * layer / self.inputs["beta"])
+        shown = slice(None, None, max(1, len(first) // 30))
+        series = [
+            line("backward heat equation", layer, heated, "orange"),
+            points("attention", layer[shown], first[shown]),
+        ]
+        return Figure("First mode over the layers", Axis("layer"), Axis("amplitude of the first mode"), series)
+
+    def _noise_figure(self) -> Figure:
+        dim, n, amplitude = (self.inputs[name] for name in ("dim", "n", "amplitude"))
+        betas, ratios = [row.beta for row in self.tokens], [row.drift_to_noise for row in self.tokens]
+        fine = np.geomspace(min(betas) / 3, 3 * max(betas), 40).tolist()
+        expected = [heat.drift_to_noise(n, beta, dim, amplitude) for beta in fine]
+        measured, stderr = [row.measured for row in ratios], [row.stderr for row in ratios]
+        return Figure(
+            "Drift over noise of one layer on tokens",
+            Axis("inverse temperature β", log=True),
+            Axis("drift over noise of a token", log=True),
+            [line("predicted", fine, expected, "grey"), points(f"{n:,} tokens", betas, measured, stderr=stderr)],
+            [Guide("drift = noise", y=1.0)],
+        )
 
     def __repr__(self) -> str:
-        told = "S^{0}, {layers} layers at β = {beta:g}".format(self.inputs["dim"] - 1, **self.inputs)
+        place = f"S^{self.inputs['dim'] - 1}, {self.inputs['layers']} layers at β = {self.inputs['beta']:g}"
         mode = self.mode_1
-        return f"<HeatFlow: {told}: first mode {mode.measured:.4f}, backward heat {mode.predicted:.4f}>"
+        return f"<HeatFlow: {place}: first mode {mode.measured:.4f}, backward heat {mode.predicted:.4f}>"
 
 
 def heat_flow(
@@ -114,59 +140,79 @@ def heat_flow(
     layers: int = 400,
     amplitude: float = 0.5,
     degree: int = 6,
-    n: int = 10_000,
+    n: float = 10_000,
     seed: int = 0,
     yes: bool = False,
 ) -> HeatFlow:
-    """The density through its layers, and tokens through one: at β, and well inside where drift beats noise."""
+    """Compare layers of attention with the backward heat equation, on a density and on n tokens.
+
+    The density 1 + `amplitude` · cos θ on S^{dim−1} passes through `layers` layers of attention at inverse temperature
+    `beta`; its first `degree` modes are compared with the heat equation. One layer is also applied to `n` tokens, at
+    `beta` and at a β where the drift clearly exceeds the noise.
+
+    >>> flow = ll.heat_flow(layers=20, n=200)
+    >>> round(flow.mode_1.measured, 4), round(flow.mode_1.predicted, 4)
+    (0.505, 0.505)
+    """
+    check_seed(seed)
     check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9, below=1 + 1e-9)
     check_number("layers", layers, "at least 1", low=1)
-    check_cost("the flow", seconds=A_TOKEN * n + A_LAYER * layers, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
+    n = check_count(n)
+    seconds = TOKEN_SECONDS * n + LAYER_SECONDS * layers
+    check_cost("the flow", seconds=seconds, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
     modes = heat.ZonalFlow(dim, beta, degree).layers([amplitude], layers)
-    rng, time, limit = np.random.default_rng(seed), layers / beta, heat.visible_until(n, dim, amplitude)
+    rng = np.random.default_rng(seed)
+    time = layers / beta
+    visible_until = heat.visible_until(n, dim, amplitude)
     growth = [
-        ModeGrowth(predicted, Status.VERIFIED, exact=heat.mode_growth(mode, beta, dim), degree=mode)
+        ModeGrowth(
+            math.exp(heat.heat_growth(mode, dim) / beta),
+            Status.VERIFIED,
+            exact=heat.mode_growth(mode, beta, dim),
+            degree=mode,
+        )
         for mode in range(1, degree + 1)
-        for predicted in [math.exp(heat.heat_growth(mode, dim) / beta)]
     ]
-    about = {"dim": dim, "beta": beta, "layers": layers, "amplitude": amplitude, "degree": degree}
+    first_mode = amplitude * math.exp(heat.heat_growth(1, dim) * time)
     line_variance = float(heat.gaussian_flow(np.eye(1), beta, layers)[-1, 0, 0])
+    inputs = {"dim": dim, "beta": beta, "layers": layers, "amplitude": amplitude, "degree": degree}
     return HeatFlow(
-        inputs={**about, "n": n, "seed": seed},
+        inputs={**inputs, "n": n, "seed": seed},
         time=time,
-        mode_1=verified(
-            amplitude * math.exp(heat.heat_growth(1, dim) * time), measured=float(modes[-1, 0]), stderr=0.0
-        ),
+        mode_1=verified(first_mode, measured=float(modes[-1, 0]), stderr=0.0),
         path=ModePath(tuple(range(layers + 1)), modes),
         growth_per_layer=tuple(growth),
         gaussian_variance=verified(max(0.0, 1 - 2 * time), measured=line_variance, stderr=0.0),
-        visible_until_beta=verified(limit),
-        tokens=tuple(token_layer(dim, value, amplitude, n, rng) for value in (beta, limit / 8)),
+        visible_until_beta=verified(visible_until),
+        tokens=tuple(token_layer(dim, value, amplitude, n, rng) for value in (beta, visible_until / 8)),
     )
 
 
 def token_layer(
     dim: int, beta: float, amplitude: float, n: int, rng: np.random.Generator, replicates: int = 64, queries: int = 32
 ) -> TokenLayer:
-    """Let tokens of the density 1 + ε cos θ on S^{d−1} attend to n others of the same density.
+    """Apply one layer to `queries` tokens of density 1 + ε cos θ on S^{d−1} that attend to n others of that density.
 
-    Queries that share their keys share most of the noise, so the standard errors come from the sets of keys.
+    Queries with the same keys share most of the noise, so standard errors come from the scatter over sets of keys.
     """
     control.check_keys(n)
     flow = heat.ZonalFlow(dim, beta, 1)
     slopes, noises, drifts = np.empty((3, replicates))
     for replicate in range(replicates):
-        keys, asked = (_tokens(dim, count, amplitude, rng) for count in (n, queries))
-        score = beta * (asked @ keys.T)
+        keys = _tokens(dim, n, amplitude, rng)
+        query = _tokens(dim, queries, amplitude, rng)
+        score = beta * (query @ keys.T)
         weight = np.exp(score - score.max(axis=1, keepdims=True))
-        moved = _polar_displacement(asked, weight @ keys / weight.sum(axis=1, keepdims=True))
-        drift = flow.displacement(np.array([amplitude]), asked[:, 0])
+        moved = _polar_displacement(query, weight @ keys / weight.sum(axis=1, keepdims=True))
+        drift = flow.displacement(np.array([amplitude]), query[:, 0])
         drifts[replicate] = drift @ drift / queries
         slopes[replicate] = moved @ drift / queries
         noises[replicate] = np.mean(np.square(moved - drift))
-    root, slope = math.sqrt(replicates), float(slopes.mean() / drifts.mean())
-    size, noise = math.sqrt(drifts.mean()), math.sqrt(noises.mean())
+    root = math.sqrt(replicates)
+    slope = float(slopes.mean() / drifts.mean())
     slope_stderr = float((slopes - slope * drifts).std(ddof=1) / drifts.mean()) / root
+    drift_size = math.sqrt(drifts.mean())
+    noise = math.sqrt(noises.mean())
     noise_stderr = float(noises.std(ddof=1)) / (2 * noise * root)
     ratio = heat.drift_to_noise(n, beta, dim, amplitude)
     return TokenLayer(
@@ -174,21 +220,24 @@ def token_layer(
         applies=bool(averaging(n, beta, uniform(dim)).effective_sample_size >= control.AVERAGING_FROM),
         drift_slope=verified(1.0, measured=slope, stderr=slope_stderr),
         noise=verified(heat.token_noise(n, beta, dim), measured=noise, stderr=noise_stderr),
-        drift_to_noise=verified(ratio, measured=size / noise, stderr=size * noise_stderr / noise**2),
+        drift_to_noise=verified(ratio, measured=drift_size / noise, stderr=drift_size * noise_stderr / noise**2),
     )
 
 
 def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) -> Array:
-    """Tokens (count, d) of the density 1 + ε x₁ on the sphere: flip x₁ with the right probability."""
+    """Tokens (count, d) with density 1 + ε x₁ on the sphere.
+
+    Uniform points x and their mirror images are exchangeable: keeping x₁ with probability (1 + ε x₁)/2, and flipping
+    it otherwise, gives the density.
+    """
     tokens = rng.standard_normal((count, dim))
     tokens /= np.sqrt(np.square(tokens).sum(axis=1, keepdims=True))
-    # uniform points x and their mirror images are exchangeable: keep x with probability (1 + ε x₁)/2
     tokens[:, 0] *= np.where(rng.random(count) < (1 + amplitude * tokens[:, 0]) / 2, 1, -1)
     return tokens
 
 
 def _polar_displacement(tokens: Array, output: Array) -> Array:
-    """The angle from each token to its output along the meridian ∂x/∂θ: (tokens, d) twice to (tokens,)."""
+    """Angle (tokens,) from each token (tokens, d) to its output (tokens, d) along the meridian ∂x/∂θ."""
     cosine, across = tokens[:, :1], tokens[:, 1:]
     sine = np.sqrt(np.square(across).sum(axis=1, keepdims=True))
     meridian = np.concatenate([-sine, cosine * across / sine], axis=1)

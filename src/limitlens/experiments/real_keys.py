@@ -1,27 +1,30 @@
-"""Where a sample of real keys puts attention: the local exponent at a query, the critical β, and the weights it gives.
+"""`scaling` on real keys: the local exponent at each query, its critical β, and its attention weights.
 
-Keys and queries lie on the unit sphere. The scaling limit with the local exponent of the nearest keys says what weights
-to expect at any β, beside what softmax over the sample does. The β at which five keys share the mass needs no law: it
-is all there is for a query outside the keys' support, which has no local exponent.
+Keys and queries lie on the unit sphere. The scaling limit with the local exponent of the nearest keys predicts the
+weights at any β; softmax over the sample gives the measured ones. The β at which five keys share the mass assumes no
+law: it is all that is known for a query outside the keys' support, which has no local exponent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
 from limitlens.arrays import pd
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, as_array
 from limitlens.experiments.quantity import Quantity
 from limitlens.experiments.weight_samples import sample_weights
-from limitlens.report.view import Block, Guide, Row, Table, View, line, points
-from limitlens.report.words import falling, join, read_words, short, worded_figure, worded_view
+from limitlens.measures.named import sample_from_file
+from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
+from limitlens.report.words import falling, join, short
 from limitlens.results import Result
 from limitlens.statistics.local_exponent import (
     OUTSIDE,
@@ -36,22 +39,22 @@ from limitlens.theory import theta as theta_of
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import Regime, check_beta
 
-WORDS = read_words("experiments/scaling_words.json")["keys"]
-INSIDE = "within the keys' support"
+QUERY_SECONDS, PAIR_SECONDS = 0.3, 1e-6  # for a query, and for its distance to one key
+COLUMNS = ("query", "exponent", "critical β", "five-key β", "β", "θ", "Σw², limit", "Σw², measured", "regime")
 _REPLICATES = 2000
-_COLDEST = 100.0  # of log β: by then only keys at the very same distance still share the mass
+_LARGEST_LOG_BETA = 100.0  # here only keys at exactly the same distance still share the mass
 
 
 @dataclass(frozen=True)
 class QueryKeys:
     """One query against the keys at one β."""
 
-    exponent: Quantity  # local, with its 95% interval; it and what follows from it are unknown outside the support
-    radius: float  # distance of the farthest key behind it
-    critical_beta: Quantity  # the β of θ = 1 by the local law
-    five_key_beta: Quantity  # at which five keys of the sample share the mass
+    exponent: Quantity  # local exponent with its 95% interval; unknown outside the support, like `critical_beta`
+    radius: float  # distance of the farthest key used for it
+    critical_beta: Quantity  # β of θ = 1 by the local law
+    five_key_beta: Quantity  # β at which five keys of the sample share the mass
     beta: float
-    theta: Quantity  # at β, of the scaling limit and of the sample, as what follows
+    theta: Quantity  # at β: predicted by the scaling limit and measured on the sample, as the two below
     participation: Quantity
     top_weight: Quantity
     regime: Regime
@@ -60,10 +63,10 @@ class QueryKeys:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RealKeys(Result):
-    """Queries against real keys."""
+    """Every query against the real keys."""
 
     kind, file = "keys", "scaling"
-    inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and where keys were read from
+    inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and the files of keys and queries
     median: Mapping[str, float | None]  # of `exponent` and `critical_beta`, over queries within the keys' support
     queries: tuple[QueryKeys, ...]
 
@@ -79,42 +82,97 @@ class RealKeys(Result):
         )
 
     def view(self) -> View:
-        """Local exponent, critical temperature and weights per query."""
-        regimes = [row.regime for row in self.queries]
-        counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
-        alphas, shares = [row.exponent for row in self.queries], [row.participation for row in self.queries]
-        expected, found = ([getattr(row, name) for row in shares] for name in ("predicted", "measured"))
+        """Local exponent, critical temperature and weights of every query."""
         inside = [index for index, row in enumerate(self.queries) if row.support >= OUTSIDE]
-        figures = []
-        if inside:
-            exponents, bars = zip(*((alphas[i].measured, alphas[i].stderr) for i in inside), strict=True)
-            x, y = zip(*((expected[i], found[i]) for i in inside), strict=True)
-            ends = [min(x + y), max(x + y)]
-            local = [points("measured", inside, exponents, stderr=bars)]
-            weights = [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")]
-            median = Guide("median", y=self.median["exponent"])
-            figures = [worded_figure(WORDS["local"], local, median), worded_figure(WORDS["weights"], weights)]
-        outside, exponent = len(self.queries) - len(inside), self.median["exponent"]
-        cells = [(row.exponent.cell, row.critical_beta.cell, row.five_key_beta.cell) for row in self.queries]
+        many = "1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries"
+        keys, neighbours = f"{self.inputs['keys']:,}", self.inputs["neighbours"]
+        trust = ["The scaling limit of a real head is a heuristic: it assumes a power law of keys near the query."]
+        if outside := len(self.queries) - len(inside):
+            trust.append(
+                f"{outside:,} of {many} lie outside the keys' support: their neighbours are farther away than those of "
+                "any of 64 keys. They have no local exponent."
+            )
         rows = [
-            (index, *cells[index], row.beta, row.theta.predicted, expected[index], found[index], row.regime)
+            (
+                *(index, row.exponent.cell, row.critical_beta.cell, row.five_key_beta.cell, row.beta),
+                *(row.theta.predicted, row.participation.predicted, row.participation.measured, row.regime),
+            )
             for index, row in enumerate(self.queries)
         ]
-        many = "1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries"
-        known = {"outside": outside, "many": many, "exponent": short(exponent), "regimes": counts}
-        known |= {"critical_beta": short(self.median["critical_beta"], 4)}
-        known |= {"growth": falling(-2 / exponent) if exponent else ""}
-        said = {name: text.format(**known) for name, text in WORDS["said"].items()}
-        found_do = ("found", "do") if inside else ("nothing", "five")
-        told = dict(zip(("found", "do"), (said[name] for name in found_do), strict=True))
-        blocks: list[Block] = [Row(figures), Table("queries", WORDS["queries"], rows, shown=40)]
-        words = {**WORDS, "trust": [*WORDS["trust"], *([said["outside"]] if outside else [])]}
-        return worded_view(words, blocks if inside else blocks[1:], of=self, many=many, **told)
+        blocks: list[Block] = [Row(self._figures(inside))] if inside else []
+        lead = "Bars are 95%. A query on the diagonal has the weights of the limit; single queries scatter widely."
+        blocks.append(Table("queries", COLUMNS, rows, shown=40))
+        return View(
+            f"{many} on {keys} real keys",
+            f"{neighbours} nearest keys behind each exponent",
+            (
+                f"For each of {many}, the {neighbours} nearest of {keys} keys gave the local exponent: how the density "
+                "of keys falls towards the query.",
+                *self._conclusions(),
+            ),
+            [Section("Exponents and weights", lead, blocks)],
+            trust=trust,
+        )
+
+    def _conclusions(self) -> tuple[str, str]:
+        """What the queries show, and what to do."""
+        regimes = [row.regime for row in self.queries]
+        counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
+        if exponent := self.median["exponent"]:
+            critical = short(self.median["critical_beta"], 4)
+            return (
+                f"The median local exponent is {short(exponent)}, the median critical inverse temperature {critical}; "
+                f"queries are {counts}.",
+                f"To keep these queries selective in a longer context, let β grow like {falling(-2 / exponent)}.",
+            )
+        return (
+            "There is no local exponent: the queries lie outside the keys' support. At the β where five keys share the "
+            f"mass they are {counts}.",
+            "Use the five-key β, which assumes nothing about the keys.",
+        )
+
+    def _figures(self, inside: list[int]) -> list[Figure]:
+        """The local exponents, and Σw² against its scaling limit, of the queries within the support."""
+        exponents = [self.queries[index].exponent for index in inside]
+        shares = [self.queries[index].participation for index in inside]
+        x, y = [row.predicted for row in shares], [row.measured for row in shares]
+        ends = [min(x + y), max(x + y)]  # type: ignore[type-var]
+        alpha, stderr = [row.measured for row in exponents], [row.stderr for row in exponents]
+        return [
+            Figure(
+                "Local exponent at each query",
+                Axis("query", whole=True),
+                Axis("local exponent α", low=0),
+                [points("measured", inside, alpha, stderr=stderr)],
+                [Guide("median", y=self.median["exponent"])],
+            ),
+            Figure(
+                "Σw² of each query against its scaling limit",
+                Axis("predicted by the scaling limit", log=True),
+                Axis("measured Σw²", log=True),
+                [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")],
+            ),
+        ]
 
     def __repr__(self) -> str:
-        told = "median local exponent {exponent:.3g}, median critical β {critical_beta:.4g}"
-        told = told.format(**self.median) if self.median["exponent"] else f"none {INSIDE}"
-        return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {told}>"
+        exponent, critical = self.median["exponent"], self.median["critical_beta"]
+        median = (
+            f"median local exponent {exponent:.3g}, median critical β {critical:.4g}" if exponent else "all outside"
+        )
+        return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {median}>"
+
+
+class LocalLaw(NamedTuple):
+    """The law of the keys near one query."""
+
+    estimate: LocalExponent
+    distances: Array  # (n,) to every key but the query itself
+    support: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the query lies within the keys' support, where it has a local exponent."""
+        return self.support >= OUTSIDE
 
 
 def real_keys(
@@ -128,83 +186,103 @@ def real_keys(
     seed: int = 0,
     files: Mapping[str, str] | None = None,
 ) -> RealKeys:
-    """Every query (rows of (q, d)) against the keys (n, d), at β, or at the β where each query has this θ."""
+    """Attention of queries (q, d) over keys (n, d), at β, or for each query at the β where it has this θ."""
     rng = np.random.default_rng(seed)
-    found = []
-    for estimate, distances, usual in _estimates(queries, keys, neighbours, normalise):
-        found.append(_query(estimate, distances, usual, beta, theta, rng))
+    laws = _local_laws(queries, keys, neighbours, normalise)
+    rows = [_query(law, beta, theta, rng) for law in laws]
+    estimate = laws[-1].estimate
     inputs: dict[str, Any] = {"keys": estimate.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
     inputs |= {"neighbours": estimate.neighbours, "normalise": normalise, **({"files": files} if files else {})}
-    names = ("exponent", "critical_beta")
-    inside = [row for row in found if row.support >= OUTSIDE]
-    known = {name: [getattr(row, name).measured for row in inside] for name in names}
+    inside = [row for row in rows if row.support >= OUTSIDE]
+    known = {name: [getattr(row, name).measured for row in inside] for name in ("exponent", "critical_beta")}
     median = {name: float(np.median(values)) if values else None for name, values in known.items()}
-    return RealKeys(inputs, median, tuple(found))
+    return RealKeys(inputs, median, tuple(rows))
 
 
 def median_exponent(
     queries: ArrayLike, keys: ArrayLike, neighbours: int | None = None, normalise: bool = False
 ) -> LocalExponent:
-    """The estimate at the query whose critical β is the median one: a single local law to stand for the head."""
-    found = _estimates(queries, keys, neighbours, normalise)
-    estimates = [estimate for estimate, _, usual in found if usual >= OUTSIDE]
+    """The local exponent of the query with the median critical β: one local law that represents the head."""
+    estimates = [law.estimate for law in _local_laws(queries, keys, neighbours, normalise) if law.inside]
     if not estimates:
-        raise InputError(f"no query lies {INSIDE}, so there is no local exponent; expected queries among the keys")
+        raise InputError(
+            "no query lies within the keys' support, so there is no local exponent; expected queries among the keys"
+        )
     return sorted(estimates, key=lambda estimate: estimate.critical_beta()[0])[(len(estimates) - 1) // 2]
 
 
-def _estimates(
-    queries: ArrayLike, keys: ArrayLike, neighbours: int | None, normalise: bool
-) -> Iterator[tuple[LocalExponent, Array, float]]:
-    asked = as_array("queries", queries, ndim=2)
-    if not len(asked):
+def read_vectors(
+    queries: ArrayLike | str | Path | None, keys: ArrayLike | str | Path | None, yes: bool
+) -> tuple[Array, Array]:
+    """Queries (q, d) and keys (n, d) from arrays or .npy files, with the cost of their distances checked."""
+    if keys is None or queries is None:
+        raise InputError("one of keys and queries was given; expected both, to look at and to look from")
+    rows = {}
+    for name, given in (("keys", keys), ("queries", queries)):
+        vectors = sample_from_file(str(given)).tokens if isinstance(given, (str, Path)) else given
+        rows[name] = as_array(name, vectors, ndim=2)
+    pairs = float(len(rows["keys"])) * len(rows["queries"])
+    seconds = QUERY_SECONDS * len(rows["queries"]) + PAIR_SECONDS * pairs
+    check_cost("scaling", seconds=seconds, memory=16.0 * pairs, yes=yes)
+    return rows["queries"], rows["keys"]
+
+
+def _local_laws(queries: ArrayLike, keys: ArrayLike, neighbours: int | None, normalise: bool) -> list[LocalLaw]:
+    """The law of the keys near each query."""
+    query_rows = as_array("queries", queries, ndim=2)
+    if not len(query_rows):
         raise InputError("there are no queries; expected at least one row")
-    rows = [query_distances(query, keys, normalise) for query in asked]
-    found = [local_exponent(distances, neighbours) for distances in rows]
+    distances = [query_distances(query, keys, normalise) for query in query_rows]
+    estimates = [local_exponent(row, neighbours) for row in distances]
     vectors = on_sphere("a key", as_array("keys", keys, ndim=2), normalise)
-    usual = support([estimate.radius for estimate in found], vectors, neighbours)
-    yield from zip(found, rows, usual.tolist(), strict=True)
+    shares = support([estimate.radius for estimate in estimates], vectors, neighbours)
+    return [LocalLaw(*law) for law in zip(estimates, distances, shares.tolist(), strict=True)]
 
 
-def _query(
-    estimate: LocalExponent, distances: Array, usual: float, beta: float | None, theta: float, rng: np.random.Generator
-) -> QueryKeys:
-    gaps = np.square(distances) / 2
-    five, inside = _sharing_beta(gaps, 5.0), usual >= OUTSIDE
-    critical_beta = estimate.critical_beta(theta=theta)[0] if inside else five or 1.0
-    at = critical_beta if beta is None else check_beta(beta)
-    shared, top = _shares(gaps, at)
-    numbers = {"theta": float(np.exp(-at * gaps).sum()), "participation": shared, "top_weight": top}
-    found = {name: Quantity(measured=number) for name, number in numbers.items()}
+def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Generator) -> QueryKeys:
+    """Weights of one query at β, or at the β of this θ; predicted where the query lies within the support."""
+    estimate, gaps = law.estimate, np.square(law.distances) / 2
+    five = _sharing_beta(gaps, 5.0)
+    default_beta = estimate.critical_beta(theta=theta)[0] if law.inside else five or 1.0
+    beta = default_beta if beta is None else check_beta(beta)
+    shared, top = _shares(gaps, beta)
+    measured = {"theta": float(np.exp(-beta * gaps).sum()), "participation": shared, "top_weight": top}
+    quantities = {name: Quantity(measured=number) for name, number in measured.items()}
     exponent = critical = Quantity()
-    if inside:
-        reached = theta_of(estimate.n, at, estimate.local)
-        limit = PoissonPoints(reached, estimate.local.a)
+    if law.inside:
+        limit_theta = theta_of(estimate.n, beta, estimate.local)
+        limit = PoissonPoints(limit_theta, estimate.local.a)
         drawn = sample_weights(limit, _REPLICATES, rng)
-        expected = {"theta": reached, "participation": participation(limit), "top_weight": mean_top(limit)}
-        below = {"participation": float(np.mean(drawn.participation <= shared))}
-        below["top_weight"] = float(np.mean(drawn.top <= top))
-        for name, value in expected.items():  # the power law is assumed to reach from r_k down to the nearest keys
-            share = below.get(name)
-            found[name] = Quantity(value, Status.HEURISTIC, measured=numbers[name], quantile_in_limit=share)
+        predicted = {"theta": limit_theta, "participation": participation(limit), "top_weight": mean_top(limit)}
+        below = {"participation": drawn.participation <= shared, "top_weight": drawn.top <= top}
+        # Heuristic: the power law is assumed to hold from the farthest neighbour down to the nearest keys.
+        quantities = {
+            name: Quantity(
+                value,
+                Status.HEURISTIC,
+                measured=measured[name],
+                quantile_in_limit=float(np.mean(below[name])) if name in below else None,
+            )
+            for name, value in predicted.items()
+        }
         exponent = Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval)
-        middle, relative = estimate.critical_beta()
-        critical = Quantity(measured=middle, stderr=middle * relative)
+        value, relative_stderr = estimate.critical_beta()
+        critical = Quantity(measured=value, stderr=value * relative_stderr)
     return QueryKeys(
-        exponent=exponent, radius=estimate.radius, support=usual, critical_beta=critical,
-        five_key_beta=Quantity(measured=five), beta=at, regime=regime(shared), **found,
+        exponent=exponent, radius=estimate.radius, support=law.support, critical_beta=critical,
+        five_key_beta=Quantity(measured=five), beta=beta, regime=regime(shared), **quantities,
     )  # fmt: skip
 
 
 def _shares(gaps: Array, beta: float) -> tuple[float, float]:
-    """Σw² and the top weight of the sample at β."""
+    """Σw² and the largest weight of the sample at β, from gaps (n,)."""
     weight = np.exp(beta * (gaps.min() - gaps))
     mass = float(weight.sum())
     return float(np.square(weight).sum()) / mass**2, 1 / mass
 
 
 def _sharing_beta(gaps: Array, keys: float) -> float | None:
-    """The β at which `keys` keys of the sample share the mass, 1/Σw² = keys: no law is assumed; None when n ≤ keys."""
+    """The β at which `keys` keys of the sample share the mass, 1/Σw² = keys; None where n ≤ keys. No law is assumed."""
     if gaps.size <= keys:
         return None
 
@@ -214,6 +292,6 @@ def _sharing_beta(gaps: Array, keys: float) -> float | None:
     low = high = -math.log(float(np.median(gaps)))
     while excess(low) > 0:
         low -= 1
-    while excess(high) < 0 and high < _COLDEST:
+    while excess(high) < 0 and high < _LARGEST_LOG_BETA:
         high += 1
     return math.exp(float(optimize.brentq(excess, low, high))) if excess(high) >= 0 else None

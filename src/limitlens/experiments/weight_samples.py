@@ -24,6 +24,13 @@ _CHUNK = 1 << 21  # keys held at a time
 check_replicates = partial(check_number, "replicates", expected="at least 2, to have a standard error", low=2)
 
 
+def check_count(n: float) -> int:
+    """The number of keys `n`, which may be given as 1e10, as an integer."""
+    if not float(n).is_integer():
+        raise InputError(f"n is {n:g}; expected a whole number of keys")
+    return int(n)
+
+
 @dataclass(frozen=True)
 class WeightSample:
     """What attention did in each of several independent replicates; every array has shape (replicates,)."""
