@@ -199,7 +199,7 @@ def regress(found: Temper, run: str) -> None:
 
 def draw(found: Temper) -> None:
     """The pictures of docs/temper.md."""
-    from limitlens.report.paper import draw as paper
+    from limitlens.results import plot
 
     docs = HERE.parent / "docs"
     both = [found.figures(text) for text in found.by_document]
@@ -214,7 +214,7 @@ def draw(found: Temper) -> None:
         "temper-map": [block for block in maps if block.title in titles or " less " in block.title],
     }
     for name, figures in pictures.items():
-        paper(figures, docs / f"{name}.svg")
+        plot(figures, docs / f"{name}.svg")
         print(docs / f"{name}.svg")
 
 

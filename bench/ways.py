@@ -32,7 +32,8 @@ from bench.peaks import REPORT
 from bench.timing import taken
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
-from limitlens.report.style import BLUE, GREY, figure_style, saved
+from limitlens.record import save_figure
+from limitlens.report.style import BLUE, GREY, figure_style
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 CASE = {"cpu": (1024, 16_384), "cuda": (16_384, 65_536)}  # queries and tokens
@@ -228,7 +229,7 @@ def draw(found: dict[str, dict[str, object]]) -> None:
         axes[0].loglog(of["sizes"], of["seconds"], "s--", color=GREY)
         axes[0].text(of["sizes"][0], 1.0, f"every token\na query: {of['exponent']:.2f}", color=GREY, fontsize=8)  # type: ignore[index]
         axes[0].set_ylabel("processor seconds")
-        saved(figure, FIGURE)
+        save_figure(figure, FIGURE)
         plt.close(figure)
 
 

@@ -165,13 +165,13 @@ def test_nothing_of_another_command_is_overwritten(capsys: pytest.CaptureFixture
     before = (folder / "run.json").read_bytes()
     code, out, err = run(capsys, "theory", "--out", folder)
     assert (code, out) == (2, "")
-    assert "holds what `limitlens tails` made; give another folder, or pass --overwrite" in err
+    assert "holds a run of `limitlens tails`; give another folder, or pass --overwrite" in err
     assert (folder / "run.json").read_bytes() == before
     assert run(capsys, "theory", "--out", folder, "--overwrite")[0] == 0
     assert run(capsys, "theory", "--n", 100, "--out", folder)[0] == 0  # what it made itself, it makes again
     assert ll.load(folder).kind == "theory"
     (folder / "run.json").write_text('{"mine": 1}')
-    assert "a run.json that is not of limitlens" in run(capsys, "theory", "--out", folder)[2]
+    assert "a run.json that limitlens did not write" in run(capsys, "theory", "--out", folder)[2]
     assert json.loads((folder / "run.json").read_text()) == {"mine": 1}
 
 
@@ -220,7 +220,7 @@ def test_output_that_cannot_be_written_is_told() -> None:
 def test_a_report_never_replaces_what_is_no_page(tmp_path: Path) -> None:
     result = ll.tails(sizes=[50, 100], replicates=3)
     folder = result.save(tmp_path / "run")
-    told(lambda: result.report(folder / "run.json"), "is there and no page")
+    told(lambda: result.report(folder / "run.json"), "exists and is not an HTML page")
     assert ll.load(folder).kind == "tails"
     assert result.report(folder) == result.report(folder)
 

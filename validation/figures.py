@@ -16,7 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import limitlens as ll
-from limitlens.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure_style, saved
+from limitlens.record import save_figure
+from limitlens.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure_style
 
 DOCS = Path(__file__).parents[1] / "docs"
 ENTRY = re.compile(r"```bash\n(limitlens [^\n]*--out runs/(\S+)[^\n]*)\n```\n\n!\[[^\]]*\]\(figures/(\S+)\.png\)")
@@ -126,7 +127,7 @@ def main(wanted: list[str]) -> None:
     for name, draw in IDEAS.items():
         if not wanted or name in wanted:
             with figure_style():
-                saved(draw(), DOCS / "figures" / f"{name}.png")
+                save_figure(draw(), DOCS / "figures" / f"{name}.png")
     with tempfile.TemporaryDirectory() as runs:
         for command, folder, name in gallery():
             if not wanted or name in wanted:

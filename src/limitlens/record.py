@@ -1,8 +1,8 @@
-"""The run folder: what a result leaves behind with `save` or `--out`, and how it was made.
+"""Run folders and the other files of results: written whole or not at all, and read back.
 
-`run.json` says which kind of result it holds and in which format, the command, its arguments, versions, seed, host and
-times, and the document of the result; tables are written twice, as Parquet for programs and CSV for people; arrays as
-safetensors. Files appear whole or not at all.
+`run.json` holds the kind of the result, the format, how it was made (command, arguments, versions, seed, host, times)
+and the result's document. Tables are written twice, as Parquet for programs and as CSV for people; arrays as
+safetensors. `to_json` and `from_json` convert dataclasses to JSON values and back.
 """
 
 from __future__ import annotations
@@ -21,23 +21,39 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from limitlens.errors import InputError
 
 if TYPE_CHECKING:
-    from limitlens.results import Result
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
+
+    from limitlens.report.view import View
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
-FORMAT = 3  # of run.json; it rises when a reader of the old one would misunderstand the new one
+FORMAT = 3  # of run.json; raise it when a reader of the old format would misunderstand the new one
 ARRAYS = "arrays.safetensors"
+
+
+class Recordable(Protocol):
+    """A result as `write_run` needs it; `results.Result` says what each part is."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def made(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def document(self) -> dict[str, Any]: ...  # noqa: D102
+    def tables(self) -> dict[str, pd.DataFrame]: ...  # noqa: D102
+    def arrays(self) -> dict[str, Any]: ...  # noqa: D102
+    def files(self) -> dict[str, Callable[[Path], Any]]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that was read: its kind, how it was made, and the document of its result."""
+    """The contents of a run folder: the kind of its result, how it was made, and the result's document."""
 
     kind: str
     made: Mapping[str, Any]
@@ -45,31 +61,31 @@ class Run:
     folder: Path
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays of the result, as NumPy's."""
+        """Read the arrays of the result, as NumPy arrays by name."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         try:
             return load_file(self.folder / ARRAYS)
         except (OSError, SafetensorError) as error:
-            given = f"{str(self.folder)!r} is not whole ({error})"
-            raise InputError(f"{given}; expected the arrays of a {self.kind}, so run it again") from None
+            problem = f"{str(self.folder)!r} is incomplete ({error})"
+            raise InputError(f"{problem}; expected the arrays of a {self.kind}, so run it again") from None
 
     def result(self, kind: Any) -> Any:
-        """The result that the folder holds, read by the `load` of the kind that it is expected to be."""
+        """Build the result with the `load` method of the class `kind`, which must be of the folder's kind."""
         if self.kind != kind.kind:
             raise InputError(
                 f"{str(self.folder)!r} holds a {self.kind}; expected the folder of a {kind.kind}, which "
                 f"`limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
             )
         try:
-            found = replace(kind.load(self), made=self.made)
-            with np.errstate(all="ignore"):  # what its numbers say is told before anybody works with them
-                found.check()
-            return found
+            result = replace(kind.load(self), made=self.made)
+            with np.errstate(all="ignore"):  # a damaged file is reported below, not as a NumPy warning
+                result.check()
+            return result
         except InputError as error:
-            where = str(self.folder)
-            raise error if where in str(error) else InputError(f"{where!r}: {error}; run its command again") from None
+            folder = str(self.folder)
+            raise error if folder in str(error) else InputError(f"{folder!r}: {error}; run its command again") from None
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
             raise InputError(
                 f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs ({type(error).__name__}: "
@@ -77,27 +93,22 @@ class Run:
             ) from None
 
 
-def json_text(document: Any, *, indent: int | None = 2) -> str:
-    """`document` as strict JSON: arrays as lists, numbers that are not finite as null."""
-    return json.dumps(to_json(document), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
-    found = {}
+    """Versions of those of the packages that are installed."""
+    versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
-    """Who made a result: command, arguments, the folder that its paths start from, versions, host and times."""
+    """How a result was made: command, arguments, working folder, seed, versions, host and times."""
     now = datetime.now(UTC)
     return {
         "command": command,
         "arguments": dict(arguments),
-        "folder": os.getcwd(),
+        "folder": os.getcwd(),  # relative paths among the arguments start here
         "seed": arguments.get("seed"),
         "versions": installed(PACKAGES),
         "host": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},
@@ -108,36 +119,37 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime | N
 
 @contextmanager
 def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> Iterator[Path]:
-    """A run folder that may be written: it holds nothing of another command, unless `overwrite` says so.
+    """Create a run folder and check that it can be written and holds no run of another command (unless `overwrite`).
 
-    What was made of it and is empty at the end of the block is taken away again, so that an empty block tells of a bad
-    path before the work begins.
+    Folders that were created and are empty at the end of the block are removed. An empty block therefore checks a path
+    before the work begins.
     """
-    path, made = Path(folder), []
+    path = Path(folder)
+    created: list[Path] = []
     if not str(folder).strip():
         raise InputError(f"the folder is {str(folder)!r}; expected a name, such as runs/mine")
     if str(folder).startswith("~"):
         raise InputError(f"the folder is {str(folder)!r}, which no shell has expanded; expected its whole path")
     try:
-        made = [one for one in (path, *path.parents) if not one.exists()]
+        created = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-        holder = None if overwrite else _holder(path)
-        if holder not in (None, command):
-            other = f"what `limitlens {holder}` made" if holder else "a run.json that is not of limitlens"
+        owner = None if overwrite else _command_of(path)
+        if owner not in (None, command):
+            other = f"a run of `limitlens {owner}`" if owner else "a run.json that limitlens did not write"
             raise InputError(f"{str(path)!r} holds {other}; give another folder, or pass overwrite=True")
         yield path
     except (OSError, ValueError) as error:
         raise error if isinstance(error, InputError) else cannot_write(path, error) from None
     finally:
-        for one in made:
+        for one in created:
             with suppress(OSError, ValueError):
                 one.rmdir()
 
 
-def _holder(path: Path) -> str | None:
-    """The command whose result a folder holds; empty where its run.json is not of limitlens, None without one."""
+def _command_of(path: Path) -> str | None:
+    """The command whose run a folder holds; empty where its run.json is not one of limitlens, None without one."""
     if not (path / "run.json").exists():
         return None
     try:
@@ -147,19 +159,18 @@ def _holder(path: Path) -> str | None:
 
 
 def cannot_write(path: Path, error: Exception) -> InputError:
-    """That a place cannot be written, in one sentence."""
+    """The error for a path that cannot be written."""
     reason = getattr(error, "strerror", None) or error
-    return InputError(f"cannot write to {str(path)!r} ({reason}); give a place with room that you may write")
+    return InputError(f"cannot write to {str(path)!r} ({reason}); give a path that you may write, on a disk with space")
 
 
-def write_run(folder: str | Path, result: Result, overwrite: bool = False) -> Path:
-    """Write arrays, tables, the result's own `files` and `run.json`: a folder with a run.json is complete."""
+def write_run(folder: str | Path, result: Recordable, overwrite: bool = False) -> Path:
+    """Write a result's arrays, tables, other files and, last, run.json: a folder with a run.json is complete."""
     files: dict[str, Callable[[Path], Any]] = dict(result.files())
     if arrays := result.arrays():
         from safetensors.numpy import save_file
 
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        files[ARRAYS] = partial(save_file, whole)
+        files[ARRAYS] = partial(save_file, {name: np.ascontiguousarray(array) for name, array in arrays.items()})
     for name, table in result.tables().items():
         files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
         files[f"{name}.csv"] = partial(table.to_csv, index=False)
@@ -167,22 +178,53 @@ def write_run(folder: str | Path, result: Result, overwrite: bool = False) -> Pa
     text = json_text({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
     with open_folder(folder, str(made["command"]), overwrite) as path:
         if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
-            raise InputError(f"{outside!r} is no name of a file; expected one without a folder in it")
-        write_all({path / name: write for name, write in (files | {"run.json": text_writer(text)}).items()})
+            raise InputError(f"{outside!r} is not a file name; expected one without a folder in it")
+        write_files({path / name: write for name, write in (files | {"run.json": text_writer(text)}).items()})
     return path
 
 
+def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
+    """Write a view as an HTML page to a file, or as report.html into a folder; return the path of the file."""
+    from limitlens.report.page import page
+
+    target = Path(path)
+    if os.path.isdir(target):  # unlike Path.is_dir, False for a name that no file can have
+        target = target / "report.html"
+    html = page(view, made)
+    try:
+        foreign = target.exists() and not target.read_bytes().startswith(html[:15].encode())
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise cannot_write(target, error) from None
+    if foreign:
+        raise InputError(f"{str(target)!r} exists and is not an HTML page; give another name, or remove the file")
+    write_files({target: text_writer(html)})
+    return target
+
+
+def save_figure(drawing: Drawing, path: str | Path | None) -> Drawing:
+    """Write a figure to `path`, in the format of its ending, and return it; without a path only return it."""
+    if path is None:
+        return drawing
+    endings = sorted(drawing.canvas.get_supported_filetypes())
+    target = Path(path)
+    if target.suffix[1:].lower() not in endings:
+        raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
+    write_files({target: drawing.savefig})
+    return drawing
+
+
 def text_writer(text: str) -> Callable[[Path], Any]:
-    """What writes a text and the end of its last line."""
+    """A function that writes a text and a final line break to a path."""
     return lambda path: path.write_text(text + "\n", encoding="utf-8", errors="xmlcharrefreplace")
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
 
 def read_run(folder: str | Path) -> Run:
-    """What `write_run` left in a folder."""
+    """Read a run folder (or its run.json) that `write_run` wrote."""
     path = Path(folder)
     if path.name == "run.json":
         path = path.parent
@@ -192,46 +234,51 @@ def read_run(folder: str | Path) -> Run:
         if not os.path.lexists(path / "run.json"):
             raise FileNotFoundError
         if not (path / "run.json").is_file():
-            raise OSError("it is no file")
-        run = json.loads((path / "run.json").read_text(encoding="utf-8"), parse_constant=_no_number)
+            raise OSError("it is not a file")
+        run = json.loads((path / "run.json").read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
-        given = f"{str(path)!r} holds no run.json"
-        raise InputError(f"{given}; expected a finished run, so run its command again with --out") from None
+        problem = f"{str(path)!r} holds no run.json"
+        raise InputError(f"{problem}; expected a finished run, so run its command again with --out") from None
     except (ValueError, OSError, RecursionError) as error:
-        given = f"{str(path / 'run.json')!r} cannot be read ({error})"
-        raise InputError(f"{given}; expected a whole JSON file, so run its command again") from None
-    whole = isinstance(run, dict) and isinstance(run.get("result"), dict) and isinstance(run.get("kind"), str)
-    whole = whole and all(isinstance(run.get(name), dict) for name in ("arguments", "versions", "host"))
-    if not whole or run.get("format") != FORMAT:
+        problem = f"{str(path / 'run.json')!r} cannot be read ({error})"
+        raise InputError(f"{problem}; expected a complete JSON file, so run its command again") from None
+    complete = isinstance(run, dict) and isinstance(run.get("result"), dict) and isinstance(run.get("kind"), str)
+    complete = complete and all(isinstance(run.get(name), dict) for name in ("arguments", "versions", "host"))
+    if not complete or run.get("format") != FORMAT:
         versions = run.get("versions") if isinstance(run, dict) else None
-        made = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
-        given = f"{str(path / 'run.json')!r} was made by another version of limitlens ({made})"
-        raise InputError(f"{given}; expected format {FORMAT}, so run its command again with this version")
-    about = {key: value for key, value in run.items() if key not in ("result", "kind", "format")}
-    return Run(run["kind"], about, run["result"], path)
+        version = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
+        problem = f"{str(path / 'run.json')!r} was made by another version of limitlens ({version})"
+        raise InputError(f"{problem}; expected format {FORMAT}, so run its command again with this version")
+    made = {key: value for key, value in run.items() if key not in ("result", "kind", "format")}
+    return Run(run["kind"], made, run["result"], path)
 
 
-def write_all(files: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Write every file beside its place, then move them all there, the last one last: a full disk changes nothing."""
+def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Write each file under a temporary name, then rename all, the last one last: a full disk changes nothing."""
     from safetensors import SafetensorError
 
     partials = {path: path.with_name(f".{path.stem}.partial{path.suffix}") for path in files}
     try:
-        for path, beside in partials.items():
-            files[path](beside)
+        for path, partial_path in partials.items():
+            files[path](partial_path)
         if len(partials) > 1:
-            path.unlink(missing_ok=True)  # what the others belong to, until they are all in place
-        for path, beside in partials.items():
-            beside.replace(path)
+            path.unlink(missing_ok=True)  # run.json comes last: without it the folder is known to be incomplete
+        for path, partial_path in partials.items():
+            partial_path.replace(path)
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
     finally:
-        for beside in partials.values():
-            beside.unlink(missing_ok=True)
+        for partial_path in partials.values():
+            partial_path.unlink(missing_ok=True)
+
+
+def json_text(document: Any, *, indent: int | None = 2) -> str:
+    """`document` as the text of strict JSON: arrays as lists, numbers that are not finite as null."""
+    return json.dumps(to_json(document), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Any) -> Any:
-    """A document of plain JSON values: arrays as lists, dataclasses by field, numbers that are not finite as null."""
+    """`value` as JSON values: arrays as lists, dataclasses as objects, numbers that are not finite as null."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -252,9 +299,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """A JSON value as the type whose `plain` wrote it: dataclasses, outcomes, tuples, mappings and arrays, nested.
+    """The inverse of `to_json`: a JSON value as an object of type `kind` (dataclass, enum, tuple, mapping, array, ...).
 
-    What cannot be of the type raises a TypeError or ValueError, which `Run.result` tells as one sentence.
+    A value that does not fit the type raises a TypeError or ValueError, which `Run.result` turns into one sentence.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -273,9 +320,8 @@ def from_json(kind: Any, value: Any) -> Any:
         if isinstance(value, kind):
             return value
         hints = get_type_hints(kind)
-        return kind(
-            **{item.name: from_json(hints[item.name], value[item.name]) for item in fields(kind) if item.name in value}
-        )
+        present = [item.name for item in fields(kind) if item.name in value]
+        return kind(**{name: from_json(hints[name], value[name]) for name in present})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is float:
@@ -284,7 +330,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def _of(value: Any, *kinds: type) -> Any:
-    """`value`, which must be of one of these kinds; a truth is no number."""
+    """`value`, which must be of one of these types; a bool is not accepted as a number."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise TypeError(f"{str(value)[:40]!r} is no {kinds[0].__name__}")
+        raise TypeError(f"{str(value)[:40]!r} is not of type {kinds[0].__name__}")
     return value

@@ -1,4 +1,4 @@
-"""What every result can do: print itself, save itself, draw itself, and become a page."""
+"""What every result can do: print itself, save itself, draw its figures, and become an HTML page."""
 
 from __future__ import annotations
 
@@ -7,84 +7,80 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from limitlens.arrays import Drawing, pd
-from limitlens.record import Run, from_json, provenance, to_json, write_run
+from limitlens.record import Run, from_json, provenance, save_figure, to_json, write_page, write_run
 from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
-    from limitlens.cache.cache_plan import CachePlan
-    from limitlens.cache.plan import Plan as Plan
-    from limitlens.probing.result import ProbeRun
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """A result: what a person gets from a measurement, a prediction or a plan.
+    """Base class of the results of measurements, predictions and plans.
 
-    Each kind is a frozen dataclass with a `table` and a `view` of its own. What is here serves those whose document
-    mirrors their fields; others say how they become a document and arrays, and how they are read back.
+    Each kind of result is a frozen dataclass with its own `table` and `view`. The methods here serve a result whose
+    JSON document mirrors its fields; others override `document`, `arrays` and `load`.
     """
 
-    kind: ClassVar[str]  # names it in `run.json`, and who reads it back
-    file: ClassVar[str]  # names its table in a run folder
-    held: ClassVar[tuple[str, ...]] = ()  # its fields that a run folder holds as arrays, beside the document
-    # how it was made (`record.provenance`); empty until a command or `save` fills it
+    kind: ClassVar[str]  # its name in run.json
+    file: ClassVar[str]  # the name of its table in a run folder
+    held: ClassVar[tuple[str, ...]] = ()  # fields that a run folder holds as arrays instead of in the document
+    # how the result was made (`record.provenance`); empty until a command or `save` fills it
     made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def table(self) -> pd.DataFrame:
-        """Its numbers, one row each."""
+        """The numbers of the result as a table."""
         raise NotImplementedError
 
     def view(self) -> View:
-        """What it shows."""
+        """The sentences, tables and figures that every renderer shows."""
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
-        """The result as a JSON document: its fields, but for those that arrays hold."""
+        """The result as a JSON document: its fields without those that are stored as arrays."""
         return {name: value for name, value in to_json(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables that a run folder holds, by file name."""
+        """The tables of a run folder, by file name without ending."""
         return {self.file: self.table}
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays that a run folder holds; empty where the document says everything."""
+        """The arrays of a run folder by name; empty if the document holds everything."""
         return {name: getattr(self, name) for name in self.held}
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """The result that a run folder holds; who asked for it adds how it was made."""
+        """Build the result from a run folder, without `made`, which `Run.result` adds."""
         return from_json(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise an error where what was read from a folder cannot be shown; `record` says so in one sentence."""
+        """Build the view and the tables, so that a result read from a damaged folder fails at once."""
         self.view()
         self.tables()
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Other files that a run folder holds, and what writes each of them."""
+        """Further files of a run folder: name -> function that writes the file to a path."""
         return {}
 
     def save(self, folder: str | Path, overwrite: bool = False) -> Path:
-        """Leave it in a folder that `limitlens.load` reads back: run.json, tables, arrays and its own files.
+        """Write a run folder that `limitlens.load` reads back: run.json, tables, arrays and further files.
 
-        What another command left there is kept, and told, unless `overwrite` says so.
+        A folder that holds a run of another command is refused unless `overwrite` is set.
         """
         return write_run(folder, self, overwrite)
 
     def report(self, path: str | Path) -> Path:
-        """Write its one-file HTML page."""
-        from limitlens.report.page import write_page
-
+        """Write the result as an HTML page in one file."""
         return write_page(self.view(), path, self.made or provenance("", {}))
 
     def figures(self) -> list[Figure]:
-        """What `plot` draws: the figures of its view."""
+        """The figures of the view, which `plot` draws."""
         return [block for block in self.view().blocks if isinstance(block, Figure)]
 
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw it for print, its figures side by side; saved to `path` where given, in the format of its ending."""
+        """Draw the figures side by side with matplotlib; with `path`, save them in the format of its ending."""
         return plot(self.figures(), path)
 
     def __str__(self) -> str:
@@ -99,14 +95,7 @@ class Result:
 
 
 def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
-    """Draw figures side by side for print; saved to `path` where given, in the format of its ending."""
+    """Draw figures side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
-    return draw(figures, path)
-
-
-def plan(run: ProbeRun, error: float = 0.05, context: int | None = None, **options: Any) -> Plan | CachePlan:
-    """KV entries per head of a probe for an error, checked on the reserved windows; see `limitlens.plan`."""
-    from limitlens.cache.plan import plan as make  # heads know nothing of budgets, which read them
-
-    return make(run, error, context, **options)
+    return save_figure(draw(figures), path)

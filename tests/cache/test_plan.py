@@ -160,7 +160,7 @@ def test_a_plan_of_a_probe_is_made_of_its_models_curves(monkeypatch: pytest.Monk
     for name in ("FITTED", "CHECKED"):
         monkeypatch.setattr(cache_plan, name, 2)
     seen: list[tuple[float, float]] = []
-    made = run.plan(context=CONTEXT, total=0.5, model=language_model(), progress=lambda *done: seen.append(done))
+    made = ll.plan(run, context=CONTEXT, total=0.5, model=language_model(), progress=lambda *done: seen.append(done))
     assert made.total["share"] == pytest.approx(0.5, abs=0.01)
     assert (made.fitted, made.checked, seen[-1]) == (2, 2, (4, 4))
 

@@ -496,7 +496,7 @@ def test_budgets_keep_their_promise_on_the_reserved_windows(
     """Random keys, as many as planned, make the planned error, where it lies within the sizes measured."""
     monkeypatch.setattr(trial_module, "DRAWS", 40)
     loaded, run = request.getfixturevalue(name)
-    made = run.plan(error=0.3, context=200, model=loaded)
+    made = plan(run, error=0.3, context=200, model=loaded)
     pooled = [trial for trial in made.trials if trial.setting == "pool"]
     assert {trial.context for trial in pooled} == {200}
     ratios = np.array([trial.errors["random"].measured / 0.3 for trial in pooled])
@@ -520,7 +520,7 @@ def test_eviction_lets_a_strong_sink_grow_unless_the_rest_is_weighted(text: str)
     weighted, plain = [], []
     for seed in range(3, 9):  # one draw of 64 queries is too few to tell
         run = probed(loaded, text, seed)
-        made = run.plan(error=0.5, context=200, model=loaded)
+        made = plan(run, error=0.5, context=200, model=loaded)
         pooled = [trial for trial in made.trials if trial.setting == "pool" and trial.layer == 1]  # the others slide
         assert all(run.head(1, trial.head).sink.share[-1] > 0.5 for trial in pooled)
         weighted += [trial.errors["random"].measured for trial in pooled]

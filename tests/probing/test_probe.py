@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from limitlens.cache.plan import plan
 from limitlens.comparison import compare
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
@@ -611,7 +612,7 @@ def test_a_factor_multiplies_scores_and_leaves_the_forward_alone(text: str) -> N
     assert "the model's own forward was left as it is" in str(scaled)
     assert "different factors" in str(compare(plain, scaled))
     with pytest.raises(InputError, match="multiplied its scores by 2"):
-        scaled.plan(trial=False)
+        plan(scaled, trial=False)
     with pytest.raises(InputError, match="score_scale is 0"):
         run_tiny(tiny("bert"), text, score_scale=0.0)
 

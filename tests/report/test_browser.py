@@ -276,7 +276,7 @@ def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, run: P
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_figures_keep_their_ticks_and_labels(chromium: Page, tmp_path: Path, width: int) -> None:
-    from limitlens.report.page import write_page
+    from limitlens.record import write_page
     from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, look, points
 
     sizes, narrow = [100, 1_000, 10_000, 1_000_000], [0.951, 0.94, 0.93, 0.921]
@@ -349,7 +349,7 @@ def test_pages_of_other_results(chromium: Page, tmp_path: Path, width: int) -> N
     cube = ll.sweep(ll.Cube(2), radii=[1, 2, 3], sizes=[50, 200], replicates=4, queries=32)
     compared = compare(probe_case(3, 4), probe_case(3, 4, shift=0.1))
     others = [
-        cube, compared, probe_case(2, 3).plan(0.1, 8192, trial=False),
+        cube, compared, ll.plan(probe_case(2, 3), 0.1, 8192, trial=False),
         ll.theory.summary(ll.Gaussian(0.0, 1.0), [[1.5]], 1e4),
         ll.hardmax([100, 300, 1000], replicates=20), ll.tails(sizes=[100, 300, 1000], replicates=20),
         ll.scaling(n=500, replicates=50), ll.heat_flow(layers=20, n=200), ll.schedules("100:10000:3"),

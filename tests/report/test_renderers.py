@@ -20,8 +20,9 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
+from limitlens.record import write_page
 from limitlens.report.notebook import as_html
-from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets, write_page
+from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets
 from limitlens.report.paper import draw
 from limitlens.report.style import PALETTE, viridis
 from limitlens.report.terminal import as_text, show
@@ -43,6 +44,7 @@ from limitlens.report.view import (
     points,
 )  # fmt: skip
 from limitlens.report.words import cell, falling, join, numeric, plural, sentence, short
+from limitlens.results import plot
 from page_reader import Reader
 
 NASTY = "</script><script>window.hacked=1</script><!-- <b>&amp; \"'\u2028 ü"
@@ -295,7 +297,7 @@ def test_a_notebook_gets_tables_and_maps_without_scripts() -> None:
 @pytest.mark.parametrize("ending", ["png", "pdf", "SVG"])
 def test_paper_draws_every_kind(figures: list[Figure], ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"figure.{ending}"
-    drawing = draw(figures, path)
+    drawing = plot(figures, path)
     assert path.stat().st_size > 1000
     panels = [axes for axes in drawing.axes if axes.get_xlabel()]
     assert [axes.get_xlabel() for axes in panels] == [figure.x.label for figure in figures]
@@ -349,10 +351,10 @@ def test_a_narrow_logarithmic_axis_has_ticks(low: float) -> None:
 @pytest.mark.parametrize("name", ["a.foo", "a", "regime"])
 def test_paper_refuses_an_ending_that_it_cannot_write(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected a file that ends in one of: .*pdf.*png"):
-        draw([PLAIN], tmp_path / name)
+        plot([PLAIN], tmp_path / name)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="cannot write to"):
-        draw([PLAIN], tmp_path / "no such folder" / "a.png")
+        plot([PLAIN], tmp_path / "no such folder" / "a.png")
 
 
 def test_many_series_look_different() -> None:

@@ -307,7 +307,7 @@ def test_probes_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"lacks what a probe needs .*'entropy'"):
         load(folder)
     (folder / "run.json").write_text(whole)
-    for name, message in ((STATES, "has no states"), (ARRAYS, "is not whole")):
+    for name, message in ((STATES, "has no states"), (ARRAYS, "is incomplete")):
         broken = Path(shutil.copytree(folder, tmp_path / name))
         (broken / name).unlink()
         with pytest.raises(InputError, match=message):

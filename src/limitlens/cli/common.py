@@ -188,7 +188,7 @@ def show(
         done.save(given["out"], given["overwrite"])
     if drawing is not None:
         endings = ("png",) if given["out"] is None else ("png", "pdf")
-        record.write_all({Path(given["out"] or ".") / f"{plot}.{ending}": drawing.savefig for ending in endings})
+        record.write_files({Path(given["out"] or ".") / f"{plot}.{ending}": drawing.savefig for ending in endings})
     if given["json"]:
         print_json(done.document())
     else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import Array, InputError
-from limitlens.record import from_json, json_text, text_writer, write_all
+from limitlens.record import from_json, json_text, text_writer, write_files
 
 Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)
 
@@ -41,7 +41,7 @@ class Exponents:
 
     def write(self, path: Path) -> None:
         """Write the file."""
-        write_all({path: text_writer(json_text(self, indent=1))})
+        write_files({path: text_writer(json_text(self, indent=1))})
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:

@@ -82,7 +82,7 @@ def probe(
     sampling: str = "pooled",
     precision: str = "accurate",
 ) -> ProbeRun:
-    """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`, `run.plan(error=0.05)`.
+    """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`.
 
     Parameters
     ----------

@@ -275,7 +275,8 @@ class ProbeRun(Result):
     def __repr__(self) -> str:
         return f"<ProbeRun of {self.model} on {self.corpus}: {len(self.records)} heads>"
 
-    view, plot, plan = probe_view, plot_rates, results.plan
+    view = probe_view
+    plot = plot_rates
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 
 from limitlens.report.style import viridis, word_colours
+from limitlens.report.text import cell, numeric, short
 from limitlens.report.view import Figure, Series, Table, View
-from limitlens.report.words import cell, numeric, short
 
 ROWS = 12  # of a table that does not say how many it shows
 

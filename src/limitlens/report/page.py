@@ -1,59 +1,38 @@
-"""One self-contained HTML file of a result: opens anywhere, needs no network, can be mailed.
+"""Renderer of HTML pages: one self-contained file per result, which needs no network and can be mailed.
 
-The page is drawn by a few small scripts that are part of this package (assets/): a charting library would weigh a
-megabyte in every page, and its charts can be reached neither by keyboard nor head by head. A content security policy
-lets exactly these scripts run and forbids every connection.
+Small scripts in assets/ draw the figures in the browser. A charting library would add a megabyte to every page, and its
+charts could not be used with the keyboard. A content security policy allows these scripts only and forbids connections.
 """
 
 import base64
 import hashlib
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from html import escape
 from importlib import metadata, resources
-from pathlib import Path
 from string import Template
 from typing import Any
 
-from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.record import cannot_write, json_text, text_writer, to_json, write_all
+from limitlens.report.text import cell, is_number, numeric, sentence
 from limitlens.report.view import Axis, Block, Cell, Figure, Row, Section, Table, View, Widget
-from limitlens.report.words import cell, is_number, numeric, sentence
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
-DIGITS = 5  # kept of every number in a page: more than anybody reads, few enough to mail
-RENAMED = {"length": "context", "designs": "only"}  # parameters whose option has another name
-SEEN = 12  # rows of a table that a reader sees before its box scrolls
+DIGITS = 5  # significant digits of the numbers in a page's data, so that its file stays small
+RENAMED = {"length": "context", "designs": "only"}  # parameters of a command whose option has another name
+VISIBLE_ROWS = 12  # a longer table is shown in a box that scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 
 
-def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
-    """Write the page of a result to a file, or as report.html into a folder; the path of the file."""
-    target = Path(path)
-    if os.path.isdir(target):  # a name that no file can have is no folder either
-        target = target / "report.html"
-    html = page(view, made)
-    try:
-        foreign = target.exists() and not target.read_bytes().startswith(html[:15].encode())
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise cannot_write(target, error) from None
-    if foreign:
-        raise InputError(f"{str(target)!r} is there and no page; give another name for the report, or take it away")
-    write_all({target: text_writer(html)})
-    return target
-
-
 def page(view: View, made: Mapping[str, Any]) -> str:
-    """The page of a result as HTML; `made` says how the result was made (`record.provenance`)."""
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    """The view of a result as an HTML page; `made` says how the result was made (`record.provenance`)."""
+    script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
     verdict = "".join(
@@ -64,11 +43,11 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     above = "".join(_block(block, figures) for block in view.above)
     shown = [part for part in (*view.sections, *view.later()) if part.blocks and part.only in ("", "page")]
     body = "\n".join(_section(part, figures) for part in shown)
-    year, versions = str(made.get("finished", ""))[:4], made.get("versions") or {}
-    version = str(versions.get("limitlens") or metadata.version("limitlens"))
+    year = str(made.get("finished", ""))[:4]
+    version = str((made.get("versions") or {}).get("limitlens") or metadata.version("limitlens"))
     citation = Template(_asset("citation.bib")).substitute(version=version, year=year if year.isdigit() else "2026")
     parts = {
-        "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": style,
+        "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": _asset("page.css"),
         "verdict": verdict, "above": above, "body": body, "trust": _trust(view), "provenance": _provenance(view, made),
         "citation": escape(citation.strip()), "version": escape(version), "script": script,
         "data": embedded({**data, "figures": figures}),
@@ -77,7 +56,7 @@ def page(view: View, made: Mapping[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in a script element, whatever strings it holds."""
+    """JSON text that is safe inside a script element, whatever strings it holds."""
     text = json.dumps(compact(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -85,27 +64,38 @@ def embedded(data: Any) -> str:
 
 
 def compact(value: Any) -> Any:
-    """A document with its numbers cut to `DIGITS` significant digits, numbers that are not finite as null."""
+    """A document with numbers rounded to `DIGITS` significant digits, arrays as lists and infinite numbers as null."""
 
     def rounded(number: str) -> float:
         short = float(f"{float(number):.{DIGITS}g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
-    return json.loads(json_text(value, indent=None), parse_float=rounded)
+    text = json.dumps(value, default=_json_value)
+    return json.loads(text, parse_float=rounded, parse_constant=lambda _: None)
+
+
+def _json_value(value: Any) -> Any:
+    """A value that `json` does not know (enum member, array, NumPy number, dataclass, range) as one that it knows."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {part.name: getattr(value, part.name) for part in fields(value)}
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def command_line(made: Mapping[str, Any]) -> str:
-    """The command that made a result, with every argument it had."""
-    words, options = ["limitlens", str(made.get("command"))], list[str]()
+    """The command line that made a result, with all its arguments."""
+    words = ["limitlens", str(made.get("command"))]
+    options: list[str] = []
     bare = ("name",) if words[1] == "reproduce" else ("model", "run", "runs", "plan")  # arguments without a flag
     for name, value in made["arguments"].items():
         flag = "--" + (RENAMED.get(name) or str(name)).replace("_", "-")
         for one in value if isinstance(value, list) else [value]:
-            told = [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
+            text = [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
             if name in bare:
-                words += told if one is not None else []
+                words += text if one is not None else []
             elif one is not None and one is not False:
-                options += [flag, *told]
+                options += [flag, *text]
     return shlex.join(words + options)
 
 
@@ -117,7 +107,7 @@ def _section(part: Section, figures: list[dict[str, Any]]) -> str:
 
 
 def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> str:
-    """HTML of a block; a figure joins `figures`, which the scripts draw."""
+    """HTML of a block; the description of a figure is appended to `figures`, which the scripts draw."""
     if isinstance(block, Figure):
         figures.append(_description(block))
         return f'<figure data-figure="{len(figures) - 1}"></figure>'
@@ -133,7 +123,7 @@ def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> st
 
 
 def _table(table: Table, heading: str = "") -> str:
-    """A table with a CSV download, under its title unless the section has the same one."""
+    """A table with a CSV download and a caption, unless the heading of its section says the same."""
     kinds = [' class="number"' if number else "" for number in numeric(table)]
     head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
     body = "".join(
@@ -145,8 +135,8 @@ def _table(table: Table, heading: str = "") -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table data-csv="{label}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-    if len(table.rows) > SEEN:
-        shown = f'<p class="note">{len(table.rows):,} rows, in a box that scrolls.</p>{shown}'
+    if len(table.rows) > VISIBLE_ROWS:
+        shown = f'<p class="note">{len(table.rows):,} rows; scroll to see them all.</p>{shown}'
     title = escape(table.title[:1].upper() + table.title[1:])
     if table.folded:
         return f"<details><summary>{title}</summary>{shown}</details>"
@@ -160,14 +150,14 @@ def _cell(value: Cell, kind: str) -> str:
 
 
 def _description(item: Any) -> Any:
-    """A figure as assets/chart.js reads it: what is not given is left out."""
+    """A figure as assets/chart.js reads it, without its empty fields."""
     if isinstance(item, (list, tuple)):
         return [_description(inner) for inner in item]
     if not is_dataclass(item):
-        return to_json(item)
+        return item.tolist() if hasattr(item, "tolist") else item
     names = {"low": "min", "high": "max"} if isinstance(item, Axis) else {}
-    found = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
-    return {name: value for name, value in found.items() if value is not None and value not in ("", [])}
+    described = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
+    return {name: value for name, value in described.items() if value is not None and value not in ("", [])}
 
 
 def _trust(view: View) -> str:
@@ -180,16 +170,17 @@ def _provenance(view: View, made: Mapping[str, Any]) -> str:
     rows: list[Sequence[Cell]] = [(key, str(made[key])) for key in ("started", "finished") if made.get(key) is not None]
     rows += [(key, str(value)) for group in ("versions", "host") for key, value in (made.get(group) or {}).items()]
     rows += [(key, str(value)) for key, value in view.details.items() if value]
-    table, told = Table("Versions, machine and times", ("what", "value"), rows, folded=True), ""
+    html = ""
     if made.get("command") and made.get("arguments"):
-        told = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
-        told += f"<pre>{escape(command_line(made))}</pre>"
-    return told + (_table(table) if rows else "")
+        html = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
+        html += f"<pre>{escape(command_line(made))}</pre>"
+    table = Table("Versions, machine and times", ("name", "value"), rows, folded=True)
+    return html + (_table(table) if rows else "")
 
 
 @cache
 def widgets() -> dict[str, str]:
-    """The parts of a page that the scripts fill from its data, by name."""
+    """HTML of the interactive parts of a page, by name; the scripts fill them from the data of the page."""
     parts = re.split(r"<!-- (\w+) -->\n", _asset("widgets.html"))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,9 +1,8 @@
-"""Figures for print: the description of a figure drawn with matplotlib."""
+"""Renderer for print: draws the figures of a view with matplotlib."""
 
 import io
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Drawing
 
-from limitlens.report.style import GREY, PALETTE, figure_style, plain_log, saved, word_colours
+from limitlens.report.style import GREY, PALETTE, figure_style, set_log_ticks, word_colours
 from limitlens.report.view import Axis, Figure, Guide, Series
 
-SIZE = (5.2, 3.6)  # inches, of one figure alone
-PANEL = (3.6, 3.2)  # of one among several
-ACROSS = 4  # panels in a row
-ROW = 0.32  # inches, of a row of a map
-TICKS = 12  # labels along a map
-LEGEND = 0.17  # inches, of a row of a legend
-FEW = 5  # names that find room within a panel
+SIZE = (5.2, 3.6)  # inches, of a single figure
+PANEL = (3.6, 3.2)  # inches, of one figure among several
+COLUMNS = 4  # most panels in a row
+ROW = 0.32  # inches, height of a row of a map
+TICKS = 12  # most tick labels along a map
+LEGEND = 0.17  # inches, height of a row of a legend
+LEGEND_INSIDE = 5  # most names of a legend inside a panel
 _STROKES = {"": "-", "dashed": "--", "dotted": ":"}
 _MARKS = {"": ("o", "full"), "dashed": ("o", "none"), "dotted": ("s", "full")}
 
 
 class Picture(Drawing):
-    """A drawing that a notebook shows, whether pyplot was imported or not."""
+    """A matplotlib figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> bytes:
         sheet = io.BytesIO()
@@ -34,13 +33,14 @@ class Picture(Drawing):
         return sheet.getvalue()
 
 
-def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
-    """Draw figures side by side; saved to `path` where given, in the format of its ending."""
-    rows = ceil(len(figures) / ACROSS)
+def draw(figures: Sequence[Figure]) -> Drawing:
+    """Draw figures side by side, at most four in a row."""
+    rows = ceil(len(figures) / COLUMNS)
     columns = ceil(len(figures) / rows)
-    size, maps = (columns * PANEL[0], rows * PANEL[1]), [len(one.y) for one in figures[0].series if one.kind == "map"]
+    size = (columns * PANEL[0], rows * PANEL[1])
+    map_rows = [len(series.y) for series in figures[0].series if series.kind == "map"]
     if len(figures) == 1:
-        size = (SIZE[0], 0.9 + min(4.5, ROW * max(maps))) if maps else SIZE
+        size = (SIZE[0], 0.9 + min(4.5, ROW * max(map_rows))) if map_rows else SIZE
     with figure_style():
         drawing = Picture(figsize=size, layout="constrained")
         panels = drawing.subplots(rows, columns, squeeze=False).ravel()
@@ -51,7 +51,7 @@ def draw(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
         for axes in panels[len(figures) :]:
             axes.set_axis_off()
         _legends(drawing, list(panels[: len(figures)]), figures)
-        return saved(drawing, path)
+        return drawing
 
 
 def _draw(axes: Axes, figure: Figure) -> None:
@@ -59,7 +59,7 @@ def _draw(axes: Axes, figure: Figure) -> None:
     for series in figure.series:
         if series.kind == "map":
             _map(axes, series)
-            return  # its axes are labels, which have no scale
+            return  # the axes of a map are labels without a scale
         _curve(axes, series)
     _scale(axes, "x", figure.x)
     _scale(axes, "y", figure.y)
@@ -68,7 +68,7 @@ def _draw(axes: Axes, figure: Figure) -> None:
 
 
 def _curve(axes: Axes, series: Series) -> None:
-    """A line, points or a band; NaN leaves a gap."""
+    """Draw a line, points or a band; NaN leaves a gap."""
     x, y = (np.array(values, dtype=float) for values in (series.x, series.y))
     low, high = (None if ends is None else np.array(ends, dtype=float) for ends in (series.low, series.high))
     colour, label = PALETTE[series.colour], series.name if series.listed else "_"
@@ -90,7 +90,7 @@ def _curve(axes: Axes, series: Series) -> None:
 
 
 def _map(axes: Axes, series: Series) -> None:
-    """A map of numbers with its scale, or of words with their colours."""
+    """Draw a map of numbers with a colour bar, or of categories with their names."""
     values = np.asarray(series.values, dtype=float)
     if series.words:
         count = len(series.words)
@@ -108,48 +108,49 @@ def _map(axes: Axes, series: Series) -> None:
 
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
-    """Ends, logarithms and whole ticks of one axis."""
+    """Set the limits, the logarithm and whole-number ticks of one axis."""
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
     if (axis.low, axis.high) != (None, None):
         getattr(axes, f"set_{name}lim")(axis.low, axis.high)
     if axis.log:
-        plain_log(getattr(axes, f"{name}axis"))
+        set_log_ticks(getattr(axes, f"{name}axis"))
     elif axis.whole:
         getattr(axes, f"{name}axis").get_major_locator().set_params(integer=True)
 
 
 def _guide(axes: Axes, guide: Guide) -> None:
-    """A thin line with its label, where it lies within the figure."""
-    at, (low, high) = (guide.x, axes.get_xlim()) if guide.x is not None else (guide.y, axes.get_ylim())
+    """Draw a thin labelled line if it lies within the axes."""
+    at = guide.y if guide.x is None else guide.x
+    low, high = axes.get_ylim() if guide.x is None else axes.get_xlim()
     if at is None or not min(low, high) <= at <= max(low, high):
         return
-    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "ha": "right"}
+    style: dict[str, Any] = {"fontsize": 7, "color": GREY, "ha": "right"}
     if guide.x is not None:
         axes.axvline(at, color=GREY, linewidth=0.6, linestyle=":")
-        words |= {"rotation": 90, "va": "top", "transform": axes.get_xaxis_transform()}
-        axes.text(at, 0.98, guide.label, **words)
+        style |= {"rotation": 90, "va": "top", "transform": axes.get_xaxis_transform()}
+        axes.text(at, 0.98, guide.label, **style)
     else:
         axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
-        axes.text(0.99, at, guide.label, va="bottom", transform=axes.get_yaxis_transform(), **words)
+        axes.text(0.99, at, guide.label, va="bottom", transform=axes.get_yaxis_transform(), **style)
 
 
 def _legends(drawing: Drawing, panels: list[Axes], figures: Sequence[Figure]) -> None:
-    """A legend in each panel, in the order of its series; one below where panels share names, or one has many."""
-    named = []
+    """Add a legend to each panel, or one below all panels if they share names or a single panel has many."""
+    by_panel = []
     for axes, figure in zip(panels, figures, strict=True):
         handles, names = axes.get_legend_handles_labels()
-        found = dict(zip(names, handles, strict=True))
-        named.append({series.name: found[series.name] for series in figure.series if series.name in found})
-    every = {name: handle for own in named for name, handle in own.items()}
-    looks = {(s.name, s.kind, s.colour, s.dash) for figure in figures for s in figure.series if s.name in every}
-    shared = len(looks) == len(every) < sum(map(len, named))
-    if shared or (len(panels) == 1 and len(every) > FEW):
-        fit = max(1, int(drawing.get_figwidth() / (0.5 + 0.07 * max(map(len, every)))))  # inches of a name
-        columns = min(len(every), fit, 4)
-        drawing.set_figheight(drawing.get_figheight() + LEGEND * ceil(len(every) / columns))
-        drawing.legend(list(every.values()), list(every), loc="outside lower center", ncols=columns)
+        by_name = dict(zip(names, handles, strict=True))
+        by_panel.append({series.name: by_name[series.name] for series in figure.series if series.name in by_name})
+    all_names = {name: handle for own in by_panel for name, handle in own.items()}
+    looks = {(s.name, s.kind, s.colour, s.dash) for figure in figures for s in figure.series if s.name in all_names}
+    shared = len(looks) == len(all_names) < sum(map(len, by_panel))
+    if shared or (len(panels) == 1 and len(all_names) > LEGEND_INSIDE):
+        name_width = 0.5 + 0.07 * max(map(len, all_names))  # inches
+        columns = min(len(all_names), max(1, int(drawing.get_figwidth() / name_width)), 4)
+        drawing.set_figheight(drawing.get_figheight() + LEGEND * ceil(len(all_names) / columns))
+        drawing.legend(list(all_names.values()), list(all_names), loc="outside lower center", ncols=columns)
         return
-    for axes, own in zip(panels, named, strict=True):
+    for axes, own in zip(panels, by_panel, strict=True):
         if len(own) > 1:
             axes.legend(list(own.values()), list(own))

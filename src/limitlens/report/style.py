@@ -1,19 +1,14 @@
-"""The look of every figure outside a page: colour-blind safe, one column wide, readable in print."""
+"""Colours and matplotlib settings of figures outside a page: safe for colour-blind readers, one column wide."""
 
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
-
-from limitlens.arrays import Drawing
-from limitlens.errors import InputError
-from limitlens.record import write_all
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
 PALETTE = {
     "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
 }  # fmt: skip
-_WORDS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # of a map of words, in their order
+_WORDS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # of the categories of a map, in their order
 _VIRIDIS = (
     "440154", "482878", "3e4a89", "31688e", "26828e", "1f9e89", "35b779", "6dcd59", "b4de2c", "fde725",
 )  # fmt: skip
@@ -26,31 +21,19 @@ _SETTINGS: dict[str, Any] = {
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Draw with the project's settings, off screen, and leave the user's own untouched."""
+    """Context in which matplotlib draws with the settings of limitlens; the user's settings return after it."""
     import matplotlib as mpl
 
     return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]  # the stubs want literal keys
 
 
-def saved(figure: Drawing, path: str | Path | None) -> Drawing:
-    """The figure, written to `path` where one is given: its ending says in which format."""
-    if path is None:
-        return figure
-    endings = sorted(figure.canvas.get_supported_filetypes())
-    target = Path(path)
-    if target.suffix[1:].lower() not in endings:
-        raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
-    write_all({target: figure.savefig})
-    return figure
-
-
-def plain_log(axis: Any) -> None:
-    """Ticks that people read on a logarithmic axis: 0.2, 0.5, 1 or 0.3, 1 over two decades, powers of ten beyond."""
+def set_log_ticks(axis: Any) -> None:
+    """Set the ticks of a logarithmic axis: 0.2, 0.5, 1 or 0.3, 1 below two decades, powers of ten above."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     if 0 < low < high < 100 * low:
-        narrow = high < 5 * low  # there might be one mark of 1, 2, 5 or none
+        narrow = high < 5 * low  # ticks at 1, 2, 5 would leave one or none
         fronts = (1.0, 2.0, 5.0) if high < 30 * low else (1.0, 3.0)
         axis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=fronts))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -58,15 +41,15 @@ def plain_log(axis: Any) -> None:
 
 
 def word_colours(count: int) -> list[str]:
-    """Colours of the words of a map."""
+    """Colours of the categories of a map (`Series.words`)."""
     return [_WORDS[index % len(_WORDS)] for index in range(count)]
 
 
-def viridis(share: float) -> tuple[str, str]:
-    """The colour at a share in [0, 1] of the scale, and the ink that can be read on it."""
-    at = min(max(share, 0.0), 1.0) * (len(_VIRIDIS) - 1)
+def viridis(position: float) -> tuple[str, str]:
+    """The colour at a position in [0, 1] of matplotlib's viridis scale, and the text colour that is readable on it."""
+    at = min(max(position, 0.0), 1.0) * (len(_VIRIDIS) - 1)
     index = min(int(at), len(_VIRIDIS) - 2)
     left, right = (bytes.fromhex(_VIRIDIS[index + step]) for step in (0, 1))
-    mixed = [round(a + (at - index) * (b - a)) for a, b in zip(left, right, strict=True)]
-    bright = (0.299 * mixed[0] + 0.587 * mixed[1] + 0.114 * mixed[2]) / 255
-    return f"#{bytes(mixed).hex()}", "#101010" if bright > 0.52 else "#ffffff"
+    rgb = [round(a + (at - index) * (b - a)) for a, b in zip(left, right, strict=True)]
+    bright = (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]) / 255
+    return f"#{bytes(rgb).hex()}", "#101010" if bright > 0.52 else "#ffffff"

@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text as Words
 
+from limitlens.report.text import cell, numeric, sentence
 from limitlens.report.view import Section, Table, Text, View
-from limitlens.report.words import cell, numeric, sentence
 
 WIDTH = 160  # where nobody's terminal says otherwise
 

@@ -27,7 +27,7 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError, Progress
 from limitlens.measures import Sample
 from limitlens.measures.base import Measure
-from limitlens.record import installed, to_json, write_all
+from limitlens.record import installed, to_json, write_files
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _write(folder: Path, jobs: Sequence[Saved]) -> None:
         with suppress(FileNotFoundError):
             newest.replace(folder / BEFORE)
 
-    write_all({newest: write})
+    write_files({newest: write})
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
