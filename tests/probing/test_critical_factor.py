@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from limitlens.probing.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
-from limitlens.statistics.critical_rows import device_rows
-from limitlens.statistics.gap_counting import critical_inverse_temperature
+from limitlens.probing.critical_factor import CriticalFactor, critical_factors, some_rows, within
+from limitlens.statistics.gap_counting import critical_inverse_temperature, critical_rows
 from limitlens.theory import critical_beta, uniform
 
 
@@ -79,7 +78,7 @@ def test_on_a_device_all_rows_and_sizes_are_solved_at_once() -> None:
     expected = critical_rows(scores, sizes)
     assert np.isinf(expected).sum() == 3
     assert expected[1, 2, 1] > 1e4
-    found = device_rows(torch.from_numpy(scores), sizes).numpy()
+    found = critical_rows(torch.from_numpy(scores), sizes).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 

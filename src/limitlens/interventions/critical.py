@@ -15,7 +15,7 @@ from limitlens.attention.scores import scores_of
 from limitlens.errors import Array
 from limitlens.interventions.reader import Reader
 from limitlens.models import Captured, capture
-from limitlens.probing.critical_factor import critical_rows
+from limitlens.statistics.gap_counting import critical_rows
 
 QUERIES = 12  # of a document
 SIZES = 4  # samples of each row, each half the next

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from limitlens.errors import Array
 from limitlens.statistics.bootstrap import random_stream, resample_counts
-from limitlens.statistics.gap_counting import critical_inverse_temperature
 
 QUERIES = 32  # rows of a head that are solved, at most
 RESAMPLES = 200
@@ -39,13 +38,6 @@ def within(sizes: Sequence[int], context: int) -> list[int]:
 def some_rows(count: int) -> NDArray[np.intp]:
     """Which of so many queries are looked at, (at most `QUERIES`,)."""
     return np.unique(np.linspace(0, count - 1, QUERIES).astype(np.intp))
-
-
-def critical_rows(scores: Array, sizes: Sequence[int]) -> Array:
-    """The critical factor of each row of scores (..., N) among its first tokens, as many as each size: (J, ...)."""
-    rows = scores.reshape(-1, scores.shape[-1])
-    found = np.stack([critical_inverse_temperature(rows[:, :size]) for size in sizes])
-    return found.reshape(len(sizes), *scores.shape[:-1])
 
 
 def critical_factors(

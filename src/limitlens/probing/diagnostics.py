@@ -22,12 +22,19 @@ from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
+from limitlens.probing.critical_factor import CriticalFactor, critical_factors, some_rows, within
 from limitlens.probing.moment_errors import members
 from limitlens.probing.pilot import DETAIL_QUERIES
 from limitlens.probing.plug_in import plug_in_errors
-from limitlens.statistics.critical_rows import device_rows
-from limitlens.statistics.local_exponent import FEWEST_NEIGHBOURS, OUTSIDE, references, usual_count
+from limitlens.statistics.gap_counting import critical_rows
+from limitlens.statistics.local_exponent import (
+    FEWEST_NEIGHBOURS,
+    OUTSIDE,
+    exponents,
+    references,
+    support_of,
+    usual_count,
+)
 from limitlens.statistics.tails import sorted_shape, tail_length
 
 FLOOR_QUERIES = 4  # queries of a head attended again in float64
@@ -108,7 +115,7 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     found = to_numpy(
         torch.stack(sums, 1), ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
         *_around(layer.query[heads][:, :, layer.some(DIMENSION_QUERIES)], key),
-        device_rows(near, few) if isinstance(near, Tensor) else critical_rows(near, few),
+        critical_rows(near, few),
         _floor(collector, query[:, :FLOOR_QUERIES], key, value),
     )  # fmt: skip
     by_cluster, weights, pareto, exponent, outside, critical, floor = found
@@ -207,12 +214,9 @@ def _around(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     square = (2 - 2 * _largest(cosine, min(count, n - 1) + 1).flip(-1)).clamp_min(0)
     distance, asked = square.sqrt(), query.shape[1] * query.shape[2]
     nearest, own = distance[:, :asked, :count], distance[:, asked:, -1]
-    radius = nearest[..., -1:]
-    exponent = (count - 2) / torch.log(radius / nearest[..., :-1]).sum(-1)
     spread = (nearest[..., 0] > 0) & (nearest[..., FEWEST_NEIGHBOURS] > nearest[..., 0])
-    farther = (own[:, None] >= radius).sum(-1)
-    outside = (1 + farther) / (1 + others.shape[1]) < OUTSIDE
-    return exponent.masked_fill(~spread, torch.nan).reshape(shape), outside.reshape(shape)
+    outside = support_of(nearest[..., -1], own) < OUTSIDE
+    return exponents(nearest).masked_fill(~spread, torch.nan).reshape(shape), outside.reshape(shape)
 
 
 def _local_dimension(exponent: Array, outside: Array) -> tuple[Array, Array]:

@@ -1,43 +1,70 @@
-"""The critical inverse temperature of rows of scores, from how many keys lie within a gap of the largest.
+"""Critical inverse temperature of rows of scores, from how many keys lie within a gap of the largest score.
 
 With gaps g_i = max s − s_i and their counting function N(g) = #{i: g_i ≤ g}, one over the largest weight at β is
 
     Z(β) = Σ e^{−β g_i} = ∫ e^{−βg} dN(g),
 
-the Laplace transform of N: it falls from n at β = 0 to the number of keys that tie. The critical scale is where Z stops
-being of order one, so N alone decides it (Hayase and Karakida, arXiv 2605.12697). It is taken here at Z(β) = 5, more
-keys than chance lets tie; where keys thin out like a power, P(D ≤ s) ~ c s^a, any number gives the same growth with n:
+the Laplace transform of N. It falls from n at β = 0 to the number of keys that tie. The critical scale is where Z stops
+being of order one, so N alone decides it (Hayase and Karakida, arXiv 2605.12697). Here it is the β of Z(β) = 5, more
+keys than tie by chance. Where keys thin out like a power, P(D ≤ s) ~ c s^a, any number gives the same growth with n:
 the nearest gaps are then a Poisson process of some θ, with E Z = 1 + θ for a = 1, so that Z = 5 fixes θ and β grows as
 the critical one, n^{1/a}. Verified by simulation for a = 1, 2 and 4, n from 300 to 30,000; a heuristic for real keys.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from limitlens.errors import Array
+from limitlens.arrays import array_like, library, torch
 
 KEYS = 5.0  # the Z at which attention counts as critical
-STEPS = 60  # Newton's; a row that needs more has keys that all but tie
-CLOSE = 1e-6  # relative step at which a root counts as found
+STEPS = 60  # of Newton's method at most; a row that needs more has keys that nearly tie
+CLOSE = 1e-6  # relative step at which the iteration stops
+_STEPS_PER_CHECK = 10  # steps on a GPU before the host waits to know whether all rows are solved; real heads need fewer
 
 
-def critical_inverse_temperature(scores: Array, keys: float = KEYS) -> Array:
-    """The β by which each row of scores (rows, n) must be multiplied for Z(β) = `keys`, (rows,).
+def critical_inverse_temperature(scores: Any, keys: float = KEYS) -> Any:
+    """The β at which each row of scores (rows, n), an array or a tensor, has Z(β) = `keys`: (rows,) in float64.
 
-    Infinite where so many keys tie for the largest score, 0 with no more than so many keys. ln Z is convex and falls,
-    so Newton's steps from β = 0 never pass the root.
+    Infinite where that many keys tie for the largest score, 0 if there are no more keys than that.
     """
-    gaps = scores.max(axis=1, keepdims=True) - scores
-    if scores.shape[1] <= keys:
-        return np.zeros(len(scores))
-    found = np.where((gaps <= 0).sum(axis=1) >= keys, np.inf, 0.0)
-    rows = np.flatnonzero(np.isfinite(found))
-    for _ in range(STEPS):
-        if not len(rows):
+    return _solve(library(scores).amax(scores, 1)[:, None] - scores, scores.shape[1], 0, keys)
+
+
+def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
+    """Critical inverse temperature of each row of scores (..., N) over its first n keys, n in `sizes`: (J, ...)."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    if library(scores) is np:
+        found = np.stack([critical_inverse_temperature(rows[:, :size]) for size in sizes])
+    else:  # all sizes at once: keys beyond a size have gap 0, and are subtracted from the counts as padding
+        counts = array_like(scores, np.asarray(sizes))
+        beyond = torch.arange(rows.shape[1], device=scores.device) >= counts[:, None]
+        largest = torch.stack([rows[:, :size].amax(1) for size in sizes])
+        gaps = (largest[..., None] - rows).masked_fill(beyond[:, None], 0.0)
+        counts = counts.repeat_interleave(len(rows), output_size=len(sizes) * len(rows))
+        found = _solve(gaps.flatten(0, 1), counts, rows.shape[1] - counts, KEYS)
+    return found.reshape(len(sizes), *scores.shape[:-1])
+
+
+def _solve(gaps: Any, count: Any, padding: Any, keys: float) -> Any:
+    """Solve Z(β) = `keys` for rows of gaps (rows, n), of which `count` are real and `padding` are zeros: (rows,).
+
+    ln Z is convex and decreasing, so Newton's method from β = 0 never passes the root.
+    """
+    lib = library(gaps)
+    beta = lib.zeros_like(gaps[:, 0], dtype=lib.float64)
+    tied = ((gaps <= 0).sum(1) - padding >= keys) & (count > keys)
+    unsolved = ~tied & (count > keys)
+    for step_number in range(1, STEPS + 1):
+        # On a CPU only unsolved rows are computed; a GPU computes all, since the host would wait to know which.
+        rows = np.flatnonzero(unsolved) if lib is np else ...
+        gap, before = gaps[rows], beta[rows]
+        weight = lib.exp(-lib.asarray(before, dtype=gap.dtype)[:, None] * gap)
+        mass = weight.sum(1, dtype=lib.float64) - padding
+        step = lib.log(mass / keys) * mass / lib.einsum("rn,rn->r", weight, gap)
+        beta[rows] = lib.where(unsolved[rows], before + step, before)
+        unsolved[rows] &= step > CLOSE * beta[rows]
+        if (lib is np or step_number % _STEPS_PER_CHECK == 0) and not unsolved.any():
             break
-        gap, beta = gaps[rows], found[rows]
-        weight = np.exp(-beta[:, None].astype(gap.dtype) * gap)
-        mass = weight.sum(axis=1, dtype=float)
-        step = np.log(mass / keys) * mass / np.einsum("rn,rn->r", weight, gap)
-        found[rows] = beta + step
-        rows = rows[step > CLOSE * found[rows]]
-    return found
+    return lib.where(tied, lib.inf, beta)

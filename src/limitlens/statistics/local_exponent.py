@@ -1,57 +1,59 @@
-"""The local exponent of keys around a query, by maximum likelihood on the nearest distances.
+"""Local exponent (local dimension) of the keys around a query, by maximum likelihood on the nearest distances.
 
 If P(|q − k| ≤ r) = C r^α up to the k-th nearest distance r_k, then given r_k the logarithms log(r_k/r_j), j < k, are
 independent exponential numbers of rate α (Hill; Levina and Bickel). With S their sum,
 
     α̂ = (k − 2)/S is unbiased,   α̂/√(k − 3) its standard error,   and α S ~ Gamma(k − 1) gives an exact interval.
 
-The constant follows from r_k alone, C = k/(n r_k^α), hence the critical inverse temperature of the head. Each key must
-be an independent draw: the uncertainty does not know about repeated or correlated keys.
+The constant C = k/(n r_k^α) follows from r_k, and with it the critical inverse temperature of the head. The standard
+error assumes independent keys: repeated or correlated keys make it too small.
 
-A query outside the keys' support, as those of real heads are, has no local exponent: distances then start at some
+A query outside the keys' support, as the queries of real heads are, has no local exponent: distances then start at some
 r₀ > 0, and α̂ may exceed the dimension. So its r_k is ranked among those of keys to their own neighbours (`support`).
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from limitlens.arrays import library
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.scaling.control import check_keys, check_theta
 from limitlens.theory.scaling.laws import LocalPower
 
 FEWEST_NEIGHBOURS = 5
-REFERENCES = 64  # keys whose own neighbours say how far is usual
-OUTSIDE = 1 / REFERENCES  # a query is outside their support below this: none of them has neighbours as far away
-_COINCIDENT = 1e-6  # the query itself among the keys, up to the rounding of float32
-_ON_SPHERE = 1e-4  # float32 and half-precision unit vectors pass, raw keys do not
+REFERENCES = 64  # keys whose distances to their own neighbours are the reference
+OUTSIDE = 1 / REFERENCES  # below this a query is outside the support: no reference key has neighbours as far away
+_COINCIDENT = 1e-6  # a key this close is the query itself, up to the rounding of float32
+_ON_SPHERE = 1e-4  # accepts float32 and half-precision unit vectors
 
 
 @dataclass(frozen=True)
 class LocalExponent:
-    """P(|q − k| ≤ r) ~ C r^α near one query."""
+    """Estimate of α in P(|q − k| ≤ r) ~ C r^α near one query."""
 
     exponent: float  # α
     stderr: float
-    interval: tuple[float, float]  # 95%, exact when the power law is
-    neighbours: int  # the number k of nearest keys used
-    radius: float  # the distance r_k of the farthest of them
-    n: int  # the number of keys
+    interval: tuple[float, float]  # 95%, exact if the power law holds exactly
+    neighbours: int  # number k of nearest keys used
+    radius: float  # distance r_k of the k-th nearest key
+    n: int  # number of keys
 
     @property
     def local(self) -> LocalPower:
-        """The law of the gap D = |q − k|²/2 near zero: a = α/2 and log c with c = (k/n) (r_k²/2)^{−a}."""
+        """Law of the gap D = |q − k|²/2 near zero: a = α/2 and log c with c = (k/n) (r_k²/2)^{−a}."""
         a = self.exponent / 2
         return LocalPower(a, math.log(self.neighbours / self.n) - a * math.log(self.radius**2 / 2))
 
     def critical_beta(self, n: float | None = None, theta: float = 1.0) -> tuple[float, float]:
-        """β at which n keys (those of the sample by default) have θ, and its relative standard error.
+        """β at which n keys (by default as many as in the sample) have θ, and its relative standard error.
 
         log β = [log(n k/(n₀ θ)) + log Γ(a+1)]/a − log(r_k²/2). Given the law, α̂ and r_k are independent, so their
-        contributions to the variance add up.
+        contributions to the variance add.
         """
         keys, a = check_keys(self.n if n is None else n), self.exponent / 2
         content = math.log(keys * self.neighbours / (self.n * check_theta(theta))) + math.lgamma(a + 1)
@@ -63,8 +65,8 @@ class LocalExponent:
 def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> LocalExponent:
     """Estimate α from the distances |q − k| (n,) of one query to all keys, in any order, the query itself left out.
 
-    `neighbours` is the number k of nearest keys to use, √n when left out. More of them lower the variance α²/(k − 3),
-    and let in keys too far away for the power law to hold.
+    `neighbours` is the number k of nearest keys to use, √n by default. A larger k lowers the variance α²/(k − 3) but
+    includes keys too far away for the power law to hold.
     """
     values = as_array("distances", distances, ndim=1)
     n = values.size
@@ -72,44 +74,55 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     if count < FEWEST_NEIGHBOURS:
         raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
     if count > n:
-        raise InputError(f"{n} keys were given; expected at least the {count} neighbours asked for, so give more keys")
+        raise InputError(f"{n} keys were given; expected at least {count}, the number of neighbours, so give more keys")
     nearest = np.sort(np.partition(values, count - 1)[:count])
     if nearest[0] <= 0:
-        told = "expected positive distances, so leave the query itself out"
-        raise InputError(f"the smallest distance is {nearest[0]:g}; {told}")
-    total = float(np.log(nearest[-1] / nearest[:-1]).sum())
-    if total == 0:
+        given = f"the smallest distance is {nearest[0]:g}"
+        raise InputError(f"{given}; expected positive distances, so leave the query itself out")
+    if nearest[0] == nearest[-1]:
         raise InputError(f"the {count} nearest distances are all equal; expected a spread, so use more neighbours")
-    exponent = (count - 2) / total
-    low, high = (special.gammaincinv(count - 1, [0.025, 0.975]) / total).tolist()
+    exponent = float(exponents(nearest))
+    low, high = (special.gammaincinv(count - 1, [0.025, 0.975]) * (exponent / (count - 2))).tolist()
     return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
 
 
-def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
-    """How usual it is for keys (n, d) to have their k-th neighbour at least so far away: radii (q,) to (q,).
+def exponents(nearest: Any) -> Any:
+    """α̂ = (k − 2)/Σ log(r_k/r_j) from the k nearest distances in increasing order: (..., k) to (...)."""
+    return (nearest.shape[-1] - 2) / library(nearest).log(nearest[..., -1:] / nearest[..., :-1]).sum(-1)
 
-    (1 + #{reference keys whose r_k is at least r})/(1 + their number): were the query one more key, this would be at
-    most p with probability p. Below `OUTSIDE` the query lies outside the keys' support, as far as n keys can tell.
+
+def support_of(radii: Any, reference_radii: Any) -> Any:
+    """(1 + #{reference radii ≥ r})/(1 + their number) of radii (..., q) among reference radii (..., m): (..., q)."""
+    farther = (reference_radii[..., None, :] >= radii[..., None]).sum(-1)
+    return (1 + farther) / (1 + reference_radii.shape[-1])
+
+
+def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
+    """Share of keys (n, d) whose k-th neighbour is at least as far away as the given radii: (q,) to (q,).
+
+    The share is over reference keys (`support_of`), and a conformal p-value: for a query drawn like one more key it is
+    at most p with probability p. Below `OUTSIDE` the query lies outside the support of the keys.
     """
-    count, n = usual_count(len(keys)) if neighbours is None else neighbours, len(keys)
+    n = len(keys)
+    count = usual_count(n) if neighbours is None else neighbours
     chosen = keys[references(n)]
     square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * chosen @ keys.T
     own = np.sqrt(np.maximum(np.partition(square, min(count, n - 1), axis=1)[:, min(count, n - 1)], 0))  # 0: itself
-    return np.asarray((1 + (own >= np.asarray(radii)[:, None]).sum(1)) / (1 + len(own)))
+    return np.asarray(support_of(np.asarray(radii), own))
 
 
 def usual_count(n: int) -> int:
-    """Neighbours of n keys to use."""
+    """Default number of neighbours for n keys, √n but at least 20."""
     return max(20, round(math.sqrt(n)))
 
 
 def references(n: int) -> NDArray[np.int64]:
-    """Which of n keys say how far is usual, (at most `REFERENCES`,): some at random, the same ones every time."""
+    """Indices of the reference keys among n keys, (at most `REFERENCES`,): random, the same on every call."""
     return np.random.default_rng(0).permutation(n)[:REFERENCES]
 
 
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:
-    """Distances |q − k| between a unit query (d,) and unit keys (n, d), of shape (n,); keys at the query are left out.
+    """Distances |q − k| between a unit query (d,) and unit keys (n, d), (n,) or fewer: keys at the query are left out.
 
     With `normalise`, query and keys of any length are first projected onto the sphere.
     """
@@ -122,7 +135,7 @@ def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) 
 
 
 def on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
-    """Vectors (..., d) of length 1: normalised, or else checked."""
+    """Vectors (..., d) of length 1: normalised here if `normalise`, otherwise checked."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     if normalise:
         if (lengths == 0).any():
