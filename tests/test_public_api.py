@@ -97,7 +97,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "keys": lambda: ll.scaling(keys=KEYS, queries=KEYS[:3], normalise=True),
     "schedules": lambda: ll.schedules([100, 1000], dim=3),
     "heat": lambda: ll.heat_flow(n=300, layers=5),
-    "theory": lambda: ll.theory.summary(LINE, ll.Head(1.5), 1000, sizes=SIZES),
+    "theory": lambda: ll.theory_report(LINE, ll.Head(1.5), 1000, sizes=SIZES),
     "probe": probe_run,
     "prediction": prediction,
     "plan": lambda: ll.plan(probe_run(), error=0.05, context=4096, trial=False),

@@ -17,6 +17,7 @@ from limitlens.experiments.schedules import schedules as schedules
 from limitlens.experiments.study import study as study
 from limitlens.experiments.study_result import StudyResult as StudyResult
 from limitlens.experiments.sweeps import sweep as sweep
+from limitlens.experiments.theory_result import theory_report as theory_report
 from limitlens.interventions.depth import depth as depth
 from limitlens.interventions.designs import designs as designs
 from limitlens.interventions.downstream import downstream as downstream

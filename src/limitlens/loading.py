@@ -30,7 +30,7 @@ KINDS = {
     "stability": "interventions.stability:Stability",
     "designs": "interventions.designs_result:Designs",
     "comparison": "comparison:Comparison",
-    "theory": "theory._summary:Summary",
+    "theory": "experiments.theory_result:TheoryReport",
     "reproduction": "published.reproduction:Reproduction",
 }
 
@@ -38,8 +38,8 @@ KINDS = {
 def load(folder: str | Path) -> Result:
     """The result that `save` or `--out` left in a folder (or its run.json): a `StudyResult`, a `Plan`, ..., as it was.
 
-    >>> told = ll.theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
-    >>> ll.load(told.save('runs/theory')).kind
+    >>> report = ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
+    >>> ll.load(report.save('runs/theory')).kind
     'theory'
     """
     run = read_run(folder)

@@ -350,7 +350,7 @@ def test_pages_of_other_results(chromium: Page, tmp_path: Path, width: int) -> N
     compared = compare(probe_case(3, 4), probe_case(3, 4, shift=0.1))
     others = [
         cube, compared, ll.plan(probe_case(2, 3), 0.1, 8192, trial=False),
-        ll.theory.summary(ll.Gaussian(0.0, 1.0), [[1.5]], 1e4),
+        ll.theory_report(ll.Gaussian(0.0, 1.0), [[1.5]], 1e4),
         ll.hardmax([100, 300, 1000], replicates=20), ll.tails(sizes=[100, 300, 1000], replicates=20),
         ll.scaling(n=500, replicates=50), ll.heat_flow(layers=20, n=200), ll.schedules("100:10000:3"),
     ]  # fmt: skip

@@ -290,7 +290,7 @@ def test_beyond_one_dimension_the_mean_law_is_verified_where_the_spectrum_is_sma
     assert low < np.mean(norms) / document["curve"]["mean"]["predicted"][0] < high
     found = (document["curve"]["mean"], document["constants"]["mean"], document["rates"]["rate_sharp"])
     assert [part["status"] for part in found] == [status] * 3
-    assert f"here it is {horizon * np.sqrt(dim):.3g}" in document["rates"]["rate_sharp"]["note"]
+    assert f"here ‖B‖_F = {horizon * np.sqrt(dim):.3g}" in document["rates"]["rate_sharp"]["note"]
 
 
 def test_critical_horizon_pays_a_power_of_the_logarithm():

@@ -1,4 +1,4 @@
-"""What several laws share: checks of their parameters, shapes of their draws, short printing."""
+"""Helpers that several laws share: parameter checks, random numbers, short printing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limitlens.arrays import torch
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, as_array, check_number
 
-_MATRICES = 12
+_MATRICES = 12  # (d, d) matrices of a head and a law that are in memory at once
 
 
 def check_dim(dim: int) -> int:
@@ -21,21 +21,19 @@ def check_dim(dim: int) -> int:
     except TypeError:
         raise InputError(f"dim is {dim!r}; expected a whole number, the dimension of the tokens") from None
     check_number("dim", number, "at least 1, the dimension of the tokens", low=1)
-    # Head, covariance and their factors are matrices; some dozen of them live at once.
-    check_cost(
-        f"a law of dimension {number:,}", memory=8.0 * _MATRICES * number**2, remedy="choose a smaller dimension"
-    )
+    memory = 8.0 * _MATRICES * number**2
+    check_cost(f"a law of dimension {number:,}", memory=memory, remedy="choose a smaller dimension")
     return number
 
 
 def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:
-    """`value` as a finite float that is greater than `above`, or equal to it where `closed`."""
+    """`value` as a finite float greater than `above`, or equal to it if `closed`."""
     expected = f"{'at least' if closed else 'more than'} {above:g}"
     return check_number(name, float(as_array(name, value, ndim=0)), expected, low=above, closed=closed)
 
 
 def check_weights(weights: object, count: int) -> Array:
-    """`weights` as (count,) probabilities: non-negative, their sum 1 within 1e-6 and then made exact."""
+    """`weights` as (count,) probabilities; a sum within 1e-6 of 1 is normalised to 1."""
     array = as_array("weights", weights, ndim=1)
     if array.size != count:
         raise InputError(f"weights have length {array.size}; expected {count}, one for each point or component")
@@ -47,8 +45,14 @@ def check_weights(weights: object, count: int) -> Array:
     return array / total
 
 
+def symmetric_root(covariance: Array) -> Array:
+    """Symmetric square root of a positive semi-definite matrix (d, d), singular ones included."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
+
+
 def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Array:
-    """`function` of `size` rows of the tilts (..., d) at a time, the results joined and their leading axes restored."""
+    """Apply `function` to blocks of `size` tilts out of (..., d) and join the results, leading axes restored."""
     rows = tilts.reshape(-1, tilts.shape[-1])
     starts = range(0, max(1, len(rows)), max(1, size))
     joined = np.concatenate([function(rows[start : start + starts.step]) for start in starts])
@@ -56,20 +60,20 @@ def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Ar
 
 
 def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """The shape (*shape, dim) of a draw of tokens."""
+    """The shape (*shape, dim) of a sample of tokens."""
     return (*shape, dim) if isinstance(shape, tuple) else (shape, dim)
 
 
 def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent N(0, 1) in float64, on the generator's device."""
-    if generator.device.type == "cpu":  # NumPy's method draws twice as fast as torch's, and with whole tails
+    """Independent N(0, 1) numbers in float64, on the generator's device."""
+    if generator.device.type == "cpu":  # NumPy is twice as fast as torch, and torch truncates the tails
         seed = int(torch.randint(1 << 62, (), generator=generator))
         return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
     return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent uniforms on [0, 1) in float64, on the generator's device."""
+    """Independent uniform numbers on [0, 1) in float64, on the generator's device."""
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
@@ -81,7 +85,7 @@ def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -
 
 
 def brief(value: Array) -> str:
-    """A number or array in a few characters: the number where all entries agree, up to four entries, or the shape."""
+    """An array in a few characters: its one value if all entries are equal, up to four entries, or its shape."""
     value = value + 0.0  # prints no negative zero
     if value.ndim < 2 and (value == value.flat[0]).all():
         return f"{value.flat[0]:g}"

@@ -1,4 +1,4 @@
-"""The Gaussian law: attention is affine in the tilt."""
+"""The Gaussian law, for which the limit of attention is affine in the tilt."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_covariance
-from limitlens.measures._shared import brief, standard_normal, token_shape
+from limitlens.measures._shared import brief, standard_normal, symmetric_root, token_shape
 from limitlens.measures.base import Measure
 
 
 class Gaussian(Measure):
     """N(m, Σ): K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
 
-    The mean is (d,), or a scalar for equal entries. The covariance is a matrix, or one variance for all coordinates, or
-    one for each; these form no d×d matrix until `covariance` or `hess_K` is asked for.
+    The mean has shape (d,), or is a scalar for equal entries. The covariance is a matrix (d, d), variances (d,), or one
+    variance for all coordinates; from variances a matrix is formed only by `covariance` and `hess_K`.
 
     >>> mu = ll.Gaussian(mean=[0.0, 1.0], covariance=2.0)
     >>> mu.dim, float(mu.K(np.ones(2))), mu.grad_K(np.ones(2)).tolist()
@@ -36,7 +36,7 @@ class Gaussian(Measure):
         elif spread.min() < 0:
             raise InputError(f"covariance holds the negative variance {spread.min():g}; expected variances")
         self.mean = np.broadcast_to(center, (self.dim,)).copy()
-        self._there: dict[str, tuple[torch.Tensor, ...]] = {}  # root and mean by device
+        self._on_device: dict[str, tuple[torch.Tensor, ...]] = {}  # root and mean by device
         self._spread = spread.copy()
 
     def K(self, tilts: Array) -> Array:
@@ -49,19 +49,19 @@ class Gaussian(Measure):
         return self.mean + self._times_covariance(self.check_tilts(tilts))
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ, once per tilt."""
+        """Σ for every tilt."""
         return np.broadcast_to(self.covariance, (*self.check_tilts(tilts).shape, self.dim)).copy()
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw m + Σ^{1/2} z with z standard normal."""
+        """Sample m + Σ^{1/2} z with z standard normal."""
         return self.transport(standard_normal(token_shape(shape, self.dim), generator))
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
         """m + Σ^{1/2} z for standard normal rows z: (..., d) to (..., d)."""
         device = str(normals.device)
-        if device not in self._there:  # sent once: a GPU would wait for every copy
-            self._there[device] = tuple(torch.as_tensor(part, device=device) for part in (self._root, self.mean))
-        root, mean = self._there[device]
+        if device not in self._on_device:  # copied once, since a GPU waits for each copy
+            self._on_device[device] = tuple(torch.as_tensor(part, device=device) for part in (self._root, self.mean))
+        root, mean = self._on_device[device]
         spread = normals @ root if root.ndim == 2 else normals * root
         return spread + mean if self.mean.any() else spread
 
@@ -76,11 +76,8 @@ class Gaussian(Measure):
 
     @cached_property
     def _root(self) -> Array:
-        """The symmetric root of Σ, which exists where Σ is singular and does not depend on signs of eigenvectors."""
-        if self._spread.ndim < 2:
-            return np.sqrt(self._spread)
-        values, vectors = np.linalg.eigh(self._spread)
-        return np.asarray((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
+        """Σ^{1/2}: a symmetric matrix (d, d), or standard deviations if Σ was given by variances."""
+        return np.sqrt(self._spread) if self._spread.ndim < 2 else symmetric_root(self._spread)
 
     def _times_covariance(self, tilts: Array) -> Array:
         return np.asarray(tilts @ self._spread if self._spread.ndim == 2 else tilts * self._spread)

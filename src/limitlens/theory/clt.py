@@ -1,16 +1,15 @@
-"""Central limit theorem for an attention output, and the confidence it gives.
+"""Central limit theorem for an attention output, confidence intervals, and when these can be trusted.
 
 For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
 
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    [P],
 
 the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
-from one set of tokens, few where weights are uneven: so its regions are those of Student and Hotelling with its degrees
-of freedom 2/(κ - 1/n), κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether they may be believed.
+from one set of tokens. Uneven weights leave it few effective tokens, so confidence regions are those of Student and
+Hotelling with 2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` judges them.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import log
 
 import numpy as np
@@ -20,17 +19,17 @@ from scipy.special import chdtri, fdtri, ndtri, stdtrit
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
+from limitlens.theory._inputs import check_level, one_tilt, value_matrix
 
-check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
-DIRECTIONS = 8  # axes of V S Vᵀ along which a law's degrees of freedom are sought
+DIRECTIONS = 8  # largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
 SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
-FEW_DEGREES = 4.0  # observed ones below which an interval has covered less than 0.9 (one-sided laws)
+FEW_DEGREES = 4.0  # observed degrees of freedom below which coverage fell below 0.9 (one-sided laws)
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """V S Vᵀ, the limit of n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d) or identity, to (..., d_out, d_out) [P].
+    """Asymptotic covariance V S Vᵀ = lim n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d), to (..., d_out, d_out) [P].
 
-    For Gaussian tokens S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
+    V is the identity when absent. For Gaussian tokens S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
 
     >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
     [[5.4366]]
@@ -41,14 +40,12 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
     spread = np.exp(log_weight_cost(measure, t))[..., None, None] * spread
     if V is None:
         return spread
-    matrix = as_array("V", V, ndim=2)
-    if matrix.shape[1] != measure.dim:
-        raise InputError(f"V has shape {matrix.shape}; expected (d_out, {measure.dim})")
+    matrix = value_matrix(V, measure.dim)
     return np.asarray(matrix @ spread @ matrix.T)
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
-    """K(2t) - 2K(t) = log(1 + χ²): by how much the tilt multiplies the variance, shape (...).
+    """K(2t) - 2K(t) = log(1 + χ²), the logarithm of the factor by which the tilt multiplies the variance, shape (...).
 
     χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the value is τ².
     """
@@ -57,7 +54,7 @@ def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
 
 
 def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array:
-    """n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P].
+    """Effective sample size n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P].
 
     >>> round(float(theory.effective_sample_size(ll.Gaussian(0.0, 1.0), [1.0], 1000)), 2)
     367.88
@@ -74,21 +71,22 @@ class Interval:
     level: float
 
     def contains(self, value: ArrayLike) -> Array:
-        """Whether each interval holds the value: booleans of shape (..., d_out)."""
+        """Whether each interval contains the value: booleans of shape (..., d_out)."""
         point = as_array("value", value)
         return np.asarray((self.lower <= point) & (point <= self.upper))
 
 
 def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None) -> Interval:
-    """Intervals Γ_n ± q √variance per coordinate (..., d_out); variance as the plug-in's diagonal.
+    """Confidence intervals Γ_n ± q √variance per coordinate (..., d_out), variance from the diagonal of `plug_in`.
 
-    q is Student's quantile of these `degrees` of freedom (..., d_out), the normal one when absent.
+    q is Student's quantile with `degrees` of freedom (..., d_out), the normal quantile when absent.
 
-    >>> found = theory.interval([0.4], [0.01])
-    >>> found.lower.round(3).tolist(), found.upper.round(3).tolist()
+    >>> both = theory.interval([0.4], [0.01])
+    >>> both.lower.round(3).tolist(), both.upper.round(3).tolist()
     ([0.204], [0.596])
     """
-    center, spread = as_array("output", output), as_array("variance", variance)
+    center = as_array("output", output)
+    spread = as_array("variance", variance)
     if (spread < 0).any():
         raise InputError(f"a variance is {spread.min():.3g}; expected zero or positive numbers")
     upper = (1 + check_level(level)) / 2
@@ -102,11 +100,11 @@ class Ellipsoid:
 
     center: Array  # (..., d_out)
     covariance: Array  # (..., d_out, d_out)
-    radius: Array  # (...): root of the quantile of Hotelling, or of the chi-squared law; infinite below d_out degrees
+    radius: Array  # (...): root of the Hotelling or chi-squared quantile; infinite below d_out degrees of freedom
     level: float
 
     def contains(self, value: ArrayLike) -> Array:
-        """Whether each region holds the value: booleans of shape (...)."""
+        """Whether each region contains the value: booleans of shape (...)."""
         gap = as_array("value", value) - self.center
         inverse = np.linalg.pinv(self.covariance, hermitian=True)
         return np.asarray(np.einsum("...i,...ij,...j->...", gap, inverse, gap) <= self.radius**2)
@@ -115,35 +113,36 @@ class Ellipsoid:
 def ellipsoid(
     output: ArrayLike, covariance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None
 ) -> Ellipsoid:
-    """Ellipsoids of coverage `level` about (..., d_out); covariance as that of `plug_in`.
+    """Confidence ellipsoids of coverage `level` around outputs (..., d_out), covariance from `plug_in`.
 
-    With m `degrees` of freedom (...) of the covariance the radius is Hotelling's, d m/(m-d+1) times the quantile of
-    F(d, m-d+1); that of the χ² law with d degrees, for a covariance that is known, when absent.
+    For a covariance with m `degrees` of freedom (...) the squared radius is Hotelling's, d m/(m-d+1) times the quantile
+    of F(d, m-d+1). Without `degrees` the covariance counts as known and the quantile is that of χ² with d degrees.
 
     >>> round(float(theory.ellipsoid([0.0, 0.0], np.eye(2)).radius), 3)
     2.448
     """
-    center, spread = as_array("output", output), as_array("covariance", covariance)
+    center = as_array("output", output)
+    spread = as_array("covariance", covariance)
     dim = center.shape[-1] if center.ndim else 0
     if spread.shape != (*center.shape, dim):
         raise InputError(f"output has shape {center.shape}, covariance {spread.shape}; expected (..., d), (..., d, d)")
     if degrees is None:
         return Ellipsoid(center, spread, np.sqrt(chdtri(dim, 1 - check_level(level))), level)
     m = as_array("degrees", degrees)
-    some = m > dim - 1  # else the sample says nothing of some direction
-    left = np.where(some, m - dim + 1, 1.0)
-    square = np.where(some, dim * m / left * fdtri(dim, left, check_level(level)), np.inf)
+    enough = m > dim - 1  # with fewer, some direction has no variance estimate
+    rest = np.where(enough, m - dim + 1, 1.0)
+    square = np.where(enough, dim * m / rest * fdtri(dim, rest, check_level(level)), np.inf)
     return Ellipsoid(center, spread, np.sqrt(square), level)
 
 
 @dataclass(frozen=True)
 class PlugIn:
-    """What one set of n tokens says of its own error, at queries (...)."""
+    """Error estimates of attention over one set of n tokens, from these tokens alone, at queries (...)."""
 
     output: Array  # Γ_n, (..., d_out)
     covariance: Array  # Σ u uᵀ, u = w (v - Γ_n), (..., d_out, d_out)
-    degrees: Array  # of freedom of each of its variances, (..., d_out); 0 where no token differs from another
-    joint_degrees: Array  # of the whole matrix, (...)
+    degrees: Array  # degrees of freedom of each variance, (..., d_out); 0 if all tokens are equal
+    joint_degrees: Array  # degrees of freedom of the whole matrix, (...)
 
     def interval(self, level: float = 0.95) -> Interval:
         """Student's intervals per coordinate."""
@@ -156,16 +155,17 @@ class PlugIn:
 
 
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
-    """Output, plug-in covariance and its degrees of freedom: weights (..., n), normalised here, values (n, d_out) [V].
+    """Output, plug-in covariance and its degrees of freedom from weights (..., n) and values (n, d_out) [V].
 
-    Degrees are 2/(κ - 1/n), at most n - 1: of a coordinate κ = Σu⁴/(Σu²)², of the matrix κ = 3 Σ|y|⁴/(d(d+2)), where
-    y are the u whitened by it.
+    Weights are normalised here. The degrees of freedom are 2/(κ - 1/n), at most n - 1, with κ = Σu⁴/(Σu²)² for a
+    coordinate and κ = 3 Σ|y|⁴/(d(d+2)) for the matrix, y the u whitened by it.
 
-    >>> found = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
-    >>> found.output.tolist(), found.degrees.round(3).tolist()
+    >>> estimate = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
+    >>> estimate.output.tolist(), estimate.degrees.round(3).tolist()
     ([0.5], [2.0])
     """
-    w, v = as_array("weights", weights), as_array("values", values, ndim=2)
+    w = as_array("weights", weights)
+    v = as_array("values", values, ndim=2)
     if w.ndim == 0 or w.shape[-1] != v.shape[0]:
         raise InputError(f"weights have shape {w.shape} and values {v.shape}; expected (..., n) and (n, d_out)")
     if (w < 0).any() or (w.sum(-1) <= 0).any():
@@ -177,11 +177,11 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     square = np.diagonal(covariance, axis1=-2, axis2=-1)
     lengths = np.einsum("...ni,...ij,...nj->...n", u, np.linalg.pinv(covariance, hermitian=True), u, optimize=True)
     rank = lengths.sum(-1)  # d_out, or less where values lie in a subspace
-    one = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
-    whole = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
-    count = u.shape[-2]
-    degrees, joint = (2 / np.maximum(kurtosis - 1 / count, 2 / max(count - 1, 1)) for kurtosis in (one, whole))
-    return PlugIn(output, covariance, degrees, joint)
+    single = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
+    joint = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
+    n = u.shape[-2]
+    degrees, joint_degrees = (2 / np.maximum(kurtosis - 1 / n, 2 / max(n - 1, 1)) for kurtosis in (single, joint))
+    return PlugIn(output, covariance, degrees, joint_degrees)
 
 
 def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
@@ -194,48 +194,48 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     >>> round(theory.plug_in_degrees(ll.Gaussian(0.0, 1.0), [0.5], 1000), 1)
     54.8
     """
-    t = measure.check_tilts(tilt)
-    if t.ndim != 1:
-        raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
-    value = np.eye(measure.dim) if V is None else as_array("V", V, ndim=2)
+    t = one_tilt(measure, tilt)
+    value = value_matrix(V, measure.dim)
     cost = log_weight_cost(measure, np.stack((t, 2 * t)))
     if not np.isfinite(cost).all() or cost.max() > 600:
         return 0.0
     spread, axes = np.linalg.eigh(asymptotic_covariance(measure, t, value))
     kept = spread[-DIRECTIONS:] > 1e-12 * max(float(spread[-1]), 1e-300)
-    square, a = spread[-DIRECTIONS:][kept], (axes[:, -DIRECTIONS:].T @ value)[kept]
+    square = spread[-DIRECTIONS:][kept]
+    a = (axes[:, -DIRECTIONS:].T @ value)[kept]
     if not len(a):
-        return float("inf")  # nothing varies
+        return float("inf")  # the output does not vary
     shift = a @ (measure.grad_K(4 * t) - measure.grad_K(t))
     middle = np.einsum("ki,ij,kj->k", a, measure.hess_K(4 * t), a)
-    # In units of the spread, so that differences keep their digits; that at 4t may vanish on an atom.
+    # The step of the differences is in units of the spread, which may vanish at 4t if the law has atoms.
     step = 0.01 / np.sqrt(np.maximum(middle, np.einsum("ki,ij,kj->k", a, measure.covariance, a)))
     ahead, behind = (np.einsum("ki,kij,kj->k", a, measure.hess_K(4 * t + s * step[:, None] * a), a) for s in (1, -1))
-    third, fourth = (ahead - behind) / (2 * step), (ahead - 2 * middle + behind) / step**2
+    third = (ahead - behind) / (2 * step)
+    fourth = (ahead - 2 * middle + behind) / step**2
     moment = fourth + 4 * third * shift + 3 * middle**2 + 6 * middle * shift**2 + shift**4
-    # e^{K(4t) - 4K(t)} over the square of e^{K(2t) - 2K(t)}, which is in S.
+    # The exponent is K(4t) - 4K(t); `square` is E U² with its own factor e^{K(2t) - 2K(t)}.
     kurtosis = np.exp(cost[1] + 2 * cost[0]) * moment / square**2
     return float(min(2 * n / max(float(kurtosis.max()) - 1, 1e-12), n - 1))
 
 
 class Validity(Outcome):
-    """Whether a plug-in confidence interval may be believed."""
+    """Whether a plug-in confidence interval can be trusted."""
 
-    VALID = ("valid", "the interval covers about as often as it says")
+    VALID = "valid", "the interval has about its nominal coverage"
     DOUBTFUL = (
         "doubtful",
         "the interval rests on few tokens: a 95% interval may cover less than 93% of the time",
-        "use more tokens, or read the interval as a lower bound of the uncertainty",
+        "use more tokens, or take the interval as a lower bound of the uncertainty",
     )
     MEANINGLESS = (
         "meaningless",
-        "a few tokens carry the output and tokens not yet seen would carry it elsewhere",
+        "a few tokens determine the output, and tokens not yet seen would change it",
         "do not use the interval; use many more tokens or a higher temperature",
     )
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
-    """Judge the 95% intervals of `plug_in` at one tilt (d,) over n tokens of a law, by its worst direction [V].
+    """Validity of the 95% intervals of `plug_in` at one tilt (d,) over n tokens of a law, in its worst direction [V].
 
     Valid needs `SAFE_DEGREES` of freedom (`plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
     2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
@@ -244,16 +244,17 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
     """
-    t, count = measure.check_tilts(tilt), check_number("n", n, "more than one token", low=1, closed=False)
+    t = measure.check_tilts(tilt)
+    count = check_number("n", n, "more than one token", low=1, closed=False)
     if log(count) <= float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t)):
         return Validity.MEANINGLESS
     return Validity.VALID if plug_in_degrees(measure, t, count, V) >= SAFE_DEGREES else Validity.DOUBTFUL
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Judge one interval by the degrees of freedom that its own tokens show (`PlugIn.degrees`) [V].
+    """Validity of one interval from the degrees of freedom of its own tokens (`PlugIn.degrees`) [V].
 
-    It cannot know of a part of the law that the tokens did not show; `interval_validity` does, where the law is known.
+    It misses parts of the law that the tokens do not show; use `interval_validity` if the law is known.
 
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')

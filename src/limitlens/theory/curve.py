@@ -1,7 +1,7 @@
-"""The whole error curve predicted for Gaussian tokens at finite n, to be drawn over a measured one.
+"""Predicted error curves for Gaussian tokens at finite n, for three kinds of error.
 
-Three predictions, for three kinds of error: the output error (root mean square over queries and samples), exactly, in
-any dimension; the averaged |error| by the three-piece law in d = 1; the mean output by its influence function.
+The output error (root mean square over queries and samples) is exact in any dimension. The averaged |error| in d = 1
+follows the three-piece law. The error of the mean output follows from its influence function.
 """
 
 from math import isqrt
@@ -11,20 +11,21 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, ndtri
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.theory._inputs import as_sizes, value_matrix
 from limitlens.theory.exact import pointwise_error
 from limitlens.theory.spectrum import square_root, whitened
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d, mean_error_covariance
 
-VERIFIED_HORIZON = 3.0  # the largest at which the three-piece law has been held against simulations
-QUERY_POINTS = 1024  # that stand for the law of queries in d > 1
-_TILTS = (1.5, 2.5, 5.0, 8.0)  # root mean square tilts of the wider laws they are drawn from
+VERIFIED_HORIZON = 3.0  # largest H at which simulations confirm the three-piece law
+QUERY_POINTS = 1024  # quadrature points for the law of queries in d > 1
+_TILTS = (1.5, 2.5, 5.0, 8.0)  # root mean square tilts of the wider Gaussians that part of the points come from
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
-    """E|error| along the tilt at whitened tilts τ over n Gaussian tokens, in three pieces [V].
+    """E|error| along the tilt at whitened tilts τ over n Gaussian tokens, by a law in three pieces [V].
 
-    With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) below L/2 (many
-    tokens average), exp(-(L-τ)²/2) up to L (few decide), τ - b_n above (frozen: the largest token is the output).
+    With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 (many
+    tokens average), exp(-(L-τ)²/2) up to L (few tokens dominate), τ - b_n above (the largest token is the output).
 
     >>> theory.three_piece([0.5, 3.0, 6.0], 1000).round(3).tolist()
     [0.032, 0.773, 2.91]
@@ -33,16 +34,16 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
     if not n > 1 or (tau < 0).any():
         raise InputError(f"n is {n}; expected above 1, with tilts that are zero or positive")
     L = np.sqrt(2 * np.log(n))
-    averaging = np.sqrt(2 / np.pi) * np.exp(np.minimum(tau, L) ** 2 / 2) * np.sqrt((1 + tau**2) / n)
-    deciding = np.exp(-((L - tau) ** 2) / 2)
-    frozen = tau - ndtri(1 - 1 / n)
-    return np.select([tau < L / 2, tau < L], [averaging, deciding], frozen)
+    many = np.sqrt(2 / np.pi) * np.exp(np.minimum(tau, L) ** 2 / 2) * np.sqrt((1 + tau**2) / n)
+    few = np.exp(-((L - tau) ** 2) / 2)
+    largest = tau - ndtri(1 - 1 / n)
+    return np.select([tau < L / 2, tau < L], [many, few], largest)
 
 
 def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
-    """E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1 by the three-piece law: shape (sizes,) [V].
+    """E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1, by the three-piece law: shape (sizes,) [V].
 
-    Within 25% of the measured average for n from 1e3 to 1e9 and H up to 3; in units of the tokens' standard deviation.
+    In units of the tokens' standard deviation. Within 25% of the measured average for n from 1e3 to 1e9 and H ≤ 3.
 
     >>> theory.averaged_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.1045, 0.0105]
@@ -50,8 +51,7 @@ def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
     x, step = np.linspace(0.0, 12.0, 6001, retstep=True)
     weight = np.exp(-(x**2) / 2) * (step * np.sqrt(2 / np.pi))
     weight[0] /= 2
-    counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
-    return np.array([weight @ three_piece(abs(horizon) * x, float(n)) for n in counts])
+    return np.array([weight @ three_piece(abs(horizon) * x, float(n)) for n in as_sizes(sizes)])
 
 
 def query_error(
@@ -64,27 +64,29 @@ def query_error(
     mean: ArrayLike | None = None,
     own: bool = False,
 ) -> Array:
-    """E|Γ_n(x) - Γ(x)|² over samples of n Gaussian tokens, exactly, at given queries: (queries, sizes).
+    """Exact E|Γ_n(x) - Γ(x)|² over samples of n Gaussian tokens at given queries: (queries, sizes).
 
     Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
-    and the mean zero when absent. `own` says that the query is one of the n tokens, not independent of them.
+    and the mean zero when absent. With `own`, the query is one of the n tokens; otherwise it is independent of them.
 
     >>> theory.query_error([[1.0]], [[0.5]], [[1.0]], [100, 1000]).round(5).tolist()
     [[0.01591, 0.0016]]
     """
-    root, B = square_root(covariance), whitened(covariance, A)
+    root = square_root(covariance)
+    B = whitened(covariance, A)
     dim = len(root)
     z = as_array("queries", queries, ndim=2)
     if z.shape[1] != dim:
         raise InputError(f"queries have shape {z.shape}; expected (queries, {dim})")
     center = np.zeros(dim) if mean is None else as_array("mean", mean, ndim=1)
-    M = root if V is None else as_array("V", V, ndim=2) @ root
+    M = value_matrix(V, dim) @ root
     tilts = z @ B.T + center @ as_array("A", A).T @ root
     tau = np.linalg.norm(tilts, axis=1)
     along = np.where(tau[:, None] > 0, tilts, np.eye(dim)[0]) / np.where(tau > 0, tau, 1.0)[:, None]
     coordinate = np.sum(z * along, axis=1)
     error = pointwise_error(tau, sizes, coordinate if own else None)
-    value_along, value_rest = along @ M.T, (z - coordinate[:, None] * along) @ M.T
+    value_along = along @ M.T
+    value_rest = (z - coordinate[:, None] * along) @ M.T
     gain = np.sum(value_along**2, axis=1)[:, None]
     square = gain * error.along + (np.sum(M**2) - gain) * error.across
     square += np.sum(value_rest**2, axis=1)[:, None] * error.own
@@ -101,39 +103,38 @@ def output_error(
     mean: ArrayLike | None = None,
     mask_self: bool = False,
 ) -> Array:
-    """Root mean square output error over queries and samples of n Gaussian tokens, without sampling them: (sizes,) [V].
+    """Root mean square output error over queries and samples of n Gaussian tokens, without sampling: (sizes,) [V].
 
-    At each query the expectation over tokens is exact (`query_error`); over queries it is a quadrature in d = 1 and
-    an average over `QUERY_POINTS` points in higher dimensions, good to 1.4% up to n = 1e10 (for d up to 64, spectra
-    that are flat or fall like 1/k, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` leaves
-    the query's own token out of its softmax (n - 1 others remain); otherwise it counts as one of the n.
+    At each query the expectation over tokens is exact (`query_error`). The expectation over queries is a quadrature in
+    d = 1 and an average over `QUERY_POINTS` points in d > 1, accurate to 1.4% up to n = 1e10 (for d up to 64, flat and
+    1/k spectra, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` excludes the query's own
+    token from its softmax, which leaves n - 1 others; otherwise it is one of the n.
 
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]
     """
-    counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
-    z, weight = _standard_queries(whitened(covariance, A))
+    counts = as_sizes(sizes)
+    z, weight = _query_points(whitened(covariance, A))
     others = counts - 1 if mask_self else counts
     return np.asarray(np.sqrt(weight @ query_error(covariance, A, z, others, V=V, mean=mean, own=not mask_self)))
 
 
 def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLike | None = None) -> Array | None:
-    """E|error of the mean output| over n Gaussian tokens: shape (sizes,), or None where no prediction is good.
+    """E|error of the mean output| over n Gaussian tokens: shape (sizes,), or None where no accurate prediction exists.
 
-    In d = 1 the law of the influence function at finite n, for H ≤ 2 [V to H = 1]; in higher dimensions its Gaussian
-    limit, while H < 1 [V where ‖B‖_F ≤ 1: within 10% from n = 300 on; H beyond, where it overpredicts].
+    In d = 1 the finite-n law of the influence function, for H ≤ 2 [V up to H = 1]; in d > 1 its Gaussian limit, for
+    H < 1 [V for ‖B‖_F ≤ 1: within 10% from n = 300 on; H for larger ‖B‖_F, where it overpredicts].
 
     >>> theory.mean_error(np.eye(2), 0.3 * np.eye(2), [100, 10_000]).round(4).tolist()
     [0.1637, 0.0164]
     """
-    counts = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
+    counts = as_sizes(sizes)
     B = whitened(covariance, A)
     if np.linalg.norm(B, 2) > (INFLUENCE_UP_TO if len(B) == 1 else np.nextafter(1.0, 0.0)):
         return None
     if len(B) == 1:
         scale = float(square_root(covariance)[0, 0])
-        value = np.eye(1) if V is None else as_array("V", V, ndim=2)
-        return np.asarray(float(np.linalg.norm(value)) * scale * mean_error_1d(float(B[0, 0]), counts))
+        return np.asarray(float(np.linalg.norm(value_matrix(V, 1))) * scale * mean_error_1d(float(B[0, 0]), counts))
     return np.asarray(expected_norm(mean_error_covariance(covariance, A, V)) / np.sqrt(counts))
 
 
@@ -148,12 +149,12 @@ def expected_norm(covariance: ArrayLike) -> float:
     return float(np.sqrt(total) * 0.1 * np.sum(loss / np.sqrt(s)) / (2 * np.sqrt(np.pi)))
 
 
-def _standard_queries(B: Array) -> tuple[Array, Array]:
-    """Points (m, d) and weights (m,) that stand for N(0, I) where functions of the tilt B z are averaged.
+def _query_points(B: Array) -> tuple[Array, Array]:
+    """Quadrature points (m, d) and weights (m,) of N(0, I) for averages of functions of the tilt B z.
 
-    Beyond d = 1 the error at large n comes from rare queries with a large tilt. So points are drawn from N(0, I) and
-    from wider laws alike, N(0, (I - 2λBᵀB)^{-1}) with λ such that the root mean square of |B z| is one of `_TILTS`,
-    and weighted by the standard normal density over the average of all of these.
+    In d > 1 the error at large n comes from rare queries with a large tilt. Importance sampling therefore takes points
+    from a mixture of N(0, I) and the wider laws N(0, (I - 2λBᵀB)^{-1}), λ such that the root mean square of |B z| is
+    one of `_TILTS`, and weights them by the standard normal density over the density of the mixture.
     """
     if len(B) == 1:
         x: Array = np.linspace(-8.5, 8.5, 69)
@@ -171,21 +172,23 @@ def _standard_queries(B: Array) -> tuple[Array, Array]:
             variances.append(1 / (1 - share * relative))
     normal = _even_normal(len(B), QUERY_POINTS // len(variances))
     points = np.concatenate([normal * np.sqrt(variance) for variance in variances])
-    # the logarithm of each law's density over that of N(0, I)
+    # log of each law's density over that of N(0, I)
     ratio = np.stack([points**2 @ (1 - 1 / variance) / 2 - np.log(variance).sum() / 2 for variance in variances])
     weight = np.exp(-np.logaddexp.reduce(ratio))
     return points @ axes, weight / weight.sum()
 
 
 def _even_normal(dim: int, count: int) -> Array:
-    """Points (count, dim) spread evenly over N(0, I), their lengths over the χ law: these decide, and even coordinates
-    alone leave them uneven."""
-    # Fractional parts of multiples of the square roots of primes fill the cube evenly in every projection.
+    """Low-discrepancy points (count, dim) of N(0, I), with lengths at even quantiles of the χ law.
+
+    The lengths matter most for the error, and points that are even by coordinate have uneven lengths.
+    """
+    # Fractional parts of multiples of square roots of primes fill the cube evenly in every projection.
     numbers = range(2, 20 + int(2 * dim * np.log(dim + 2)))
     primes = [number for number in numbers if all(number % factor for factor in range(2, isqrt(number) + 1))]
     steps = np.sqrt(primes[:dim]) % 1.0
     cube: Array = (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0
     points = ndtri(np.clip(cube, 1e-12, 1 - 1e-12))
     squares = np.sum(points**2, axis=1)
-    longer = (squares.argsort()[::-1].argsort() + 0.5) / count  # the share of points that are longer
+    longer = (squares.argsort()[::-1].argsort() + 0.5) / count  # fraction of the points that are longer
     return np.asarray(points * np.sqrt(chdtri(dim, longer) / squares)[:, None])

@@ -1,4 +1,4 @@
-"""Bounds that hold at every n, beside the asymptotic ones, and the n from which they say something.
+"""Bounds of the error at one query that hold at every n, and the smallest n at which they are not empty.
 
 Write D = Γ_n - Γ at one tilt, W = e^{<t,X> - K(t)} for the weight of a token (mean 1), Z for its average over the n
 tokens and N for the average of W (v - Γ). Then D = N/Z exactly, E|N|² = tr S/n exactly, Var Z = χ²/n exactly, with
@@ -14,17 +14,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.errors import Array, check_number
 from limitlens.measures.base import Measure
-from limitlens.theory.clt import asymptotic_covariance, check_level, log_weight_cost
+from limitlens.theory._inputs import check_level, one_tilt, value_matrix
+from limitlens.theory.clt import asymptotic_covariance, log_weight_cost
 
-LARGEST_COST = 600.0  # of log(1 + χ²), with room for products of its exponential; beyond, bounds are infinite
+LARGEST_COST = 600.0  # largest log(1 + χ²) whose exponential can be multiplied in float64; beyond, bounds are infinite
 _count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1, below=np.inf)
 
 
 @dataclass(frozen=True)
 class TiltCost:
-    """What the finite-n bounds at one tilt are made of, and these bounds of D = Γ_n - Γ.
+    """Quantities of one tilt that enter the finite-n bounds of D = Γ_n - Γ, and these bounds.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.mean_square_asymptotic(1000), 7), round(cost.mean_square_bound(1000), 6)
@@ -38,7 +39,7 @@ class TiltCost:
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
     covariance: Array  # V S Vᵀ of the central limit theorem, (d_out, d_out)
-    limit: float  # |Γ|, what saying zero would cost
+    limit: float  # |Γ|
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
 
     @property
@@ -57,7 +58,7 @@ class TiltCost:
         return float((np.sqrt(self.trace) + self.reach * np.sqrt(self.chi_squared)) ** 2) / _count(n)
 
     def mean_square_useful_from(self) -> float:
-        """n from which `mean_square_bound` is below R², what |D| ≤ R gives for nothing; infinite for unbounded laws."""
+        """n from which `mean_square_bound` improves on the trivial |D|² ≤ R²; infinite for unbounded laws."""
         return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
 
     def deviation_bound(self, n: float, error: float) -> float:
@@ -68,7 +69,7 @@ class TiltCost:
         return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + self.chi_squared))))))
 
     def deviation_useful_from(self, error: float) -> float:
-        """Smallest n at which `deviation_bound` is below 1: before it, the bound says nothing."""
+        """Smallest n at which `deviation_bound` is below 1."""
         low, high = 0.0, 1.0
         while self.deviation_bound(np.exp(high), error) >= 1.0:
             low, high = high, 2 * high
@@ -81,7 +82,8 @@ class TiltCost:
 
     def quadratic_error_quantile(self, n: float, level: float = 0.95) -> float:
         """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞]."""
-        x, spread = -np.log1p(-check_level(level)), self.covariance
+        x = -np.log1p(-check_level(level))
+        spread = self.covariance
         if not np.isfinite(self.trace):
             return float("inf")
         beyond = 2 * np.linalg.norm(spread) * np.sqrt(x) + 2 * np.linalg.norm(spread, 2) * x
@@ -89,18 +91,15 @@ class TiltCost:
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
-    """The cost of one tilt (d,), with values V (d_out, d) or the tokens themselves.
+    """The quantities of one tilt (d,) that its error bounds depend on; values are V (d_out, d) times the tokens.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.chi_squared, 4), round(cost.reach, 4)
     (1.0746, 1.5373)
     """
-    t = measure.check_tilts(tilt)
-    if t.ndim != 1:
-        raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
-    limit = measure.grad_K(t[None])[0]
-    value = np.eye(measure.dim) if V is None else as_array("V", V, ndim=2)
-    output = value @ limit
+    t = one_tilt(measure, tilt)
+    value = value_matrix(V, measure.dim)
+    output = value @ measure.grad_K(t[None])[0]
     cost = float(log_weight_cost(measure, t[None])[0])
     finite = cost <= LARGEST_COST
     return TiltCost(

@@ -1,8 +1,8 @@
-"""Hardmax attention over one-dimensional Gaussian tokens: a logarithmic law, asymptotic and at finite n.
+"""Hardmax attention over one-dimensional Gaussian tokens: error of the mean output, asymptotic and at finite n.
 
 With softmax replaced by argmax and A > 0, positive queries return the largest token and negative ones the smallest, so
-the mean output over n tokens as their own queries is (N₊ max + N₋ min)/n. Its absolute expectation falls like 1/√ln n.
-No formula is claimed in higher dimensions or for other laws.
+the mean output over n tokens that are their own queries is (N₊ max + N₋ min)/n. Its expected absolute value falls like
+1/√ln n. There is no formula for higher dimensions or other laws.
 """
 
 from functools import partial
@@ -14,14 +14,14 @@ from scipy.special import log_ndtr
 from limitlens.errors import check_number
 from limitlens.theory.prediction import Status
 
-FINITE_FROM = 1000  # tokens from which the finite law was held against simulations within 2%
+FINITE_FROM = 1000  # tokens from which simulations confirm the finite law within 2%
 check_size = partial(check_number, "n", expected="a number of tokens of at least 2", low=2)
 
 
 def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
-    """E|mean output| → ln(4) σ / (2 √(2 ln n)) for tokens N(0, σ²), σ = `scale` [P].
+    """Asymptotic E|mean output|, ln(4) σ / (2 √(2 ln n)), for tokens N(0, σ²), σ = `scale` [P].
 
-    Off by 45% at n = 1e2, 5.5% at 1e4 and 2.9% at 1e6: the corrections are themselves logarithmic.
+    The error is 45% at n = 1e2, 5.5% at 1e4 and 2.9% at 1e6, since corrections are logarithmic in n.
 
     >>> round(theory.hardmax_asymptotic(10_000), 4)
     0.1615
@@ -30,9 +30,9 @@ def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
 
 
 def hardmax_finite(n: float, scale: float = 1.0) -> float:
-    """E|mean output| ≈ σ √(I² + (2/π) E[max]²/n) at finite n, with I = ∫ Φⁿ (1 - Φⁿ) [V].
+    """E|mean output| at finite n, σ √(I² + (2/π) E[max]²/n) with I = ∫ Φⁿ (1 - Φⁿ) [V].
 
-    I is E|max + min|/2 were max and -min independent; the second term is the imbalance N₊ - N₋ between the signs.
+    I would be E|max + min|/2 if max and -min were independent; the second term comes from the imbalance N₊ - N₋.
     Measured over predicted is 1.17 at n = 10, 1.06 at 1e2, 1.015 at 1e3 and within 0.5% from 1e4 on for A > 0; for
     A < 0 it is 0.78, 0.94 and 0.975, because N₊ and the largest token are not independent.
 
@@ -44,13 +44,13 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
 
 
 def finite_status(n: float) -> Status:
-    """The standing of `hardmax_finite` at n: below 1,000 tokens it is off by up to 22%, and by the sign of A."""
+    """Status of `hardmax_finite` at n: below 1,000 tokens its error is up to 22% and depends on the sign of A."""
     return Status.VERIFIED if n >= FINITE_FROM else Status.HEURISTIC
 
 
 def extremes(n: float) -> tuple[float, float]:
-    """E[max] and I = ∫ Φⁿ (1 - Φⁿ) of n standard normals."""
-    # Both integrands are analytic and decay, so the trapezoid rule is exact to rounding at this step.
+    """E[max] and I = ∫ Φⁿ (1 - Φⁿ) for n standard normal tokens."""
+    # Both integrands are analytic and decay fast, so the trapezoid rule is exact to rounding at this step.
     x, step = np.linspace(-10.0, sqrt(2.0 * log(n)) + 10.0, 4001, retstep=True)
     log_power = log_ndtr(x)
     density = n * np.exp((n - 1) * log_power - x**2 / 2) / sqrt(2.0 * pi)

@@ -1,7 +1,7 @@
-"""Variance proxies: the matrix that the theorems on sub-Gaussian tokens ask for, which the covariance seldom is.
+"""Variance proxies: the matrices that theorems on sub-Gaussian tokens use in place of the covariance.
 
-S is a variance proxy of X when K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t. The covariance can be far too small:
-.99 N(0, .5) + .01 N(0, 50) has the variance 0.995 and needs 50.
+S is a variance proxy of X if K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t. The covariance can be far too small:
+.99 N(0, .5) + .01 N(0, 50) has the variance 0.995 and the smallest proxy 50.
 """
 
 import numpy as np
@@ -15,16 +15,17 @@ from limitlens.measures.mixture import GaussianMixture
 from limitlens.measures.sphere import Ball, Sphere
 from limitlens.theory.spectrum import Reach, reach
 
-# E e^{r u₁} = Σ_k (r²/4)^k / (k! (d/2)_k) ≤ e^{r²/(2d)} on the sphere, as (d/2)_k ≥ (d/2)^k; balls and cubes follow.
+# Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} = Σ_k (r²/4)^k / (k! (d/2)_k) ≤ e^{r²/(2d)}, since
+# (d/2)_k ≥ (d/2)^k; balls and cubes follow from it.
 STRICT = (Gaussian, Sphere, Ball, Cube)
 
 
 def variance_proxy(law: Measure) -> Array | None:
-    """A variance proxy S (d, d) of a law, or None where none is known [P].
+    """A variance proxy S (d, d) of a law, or None if none is known [P].
 
-    The covariance for `STRICT` laws. For a Gaussian mixture a bound of all its covariances plus D²/4, D the largest
-    distance between two means, and for a bounded law the square of its radius R: a variable in an interval of length D,
-    or 2R, has the proxy D²/4, or R² (Hoeffding).
+    It is the covariance for `STRICT` laws; for a Gaussian mixture an upper bound of its covariances plus D²/4, D the
+    largest distance between two means; for a bounded law the square of its radius R. A variable in an interval of
+    length D, or 2R, has the proxy D²/4, or R² (Hoeffding).
 
     >>> theory.variance_proxy(ll.Sphere(2)).tolist()
     [[0.5, 0.0], [0.0, 0.5]]
@@ -41,6 +42,6 @@ def variance_proxy(law: Measure) -> Array | None:
 
 
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
-    """The reach of a head with a variance proxy of the tokens in the place of their covariance, where one is known."""
-    found = variance_proxy(law)
-    return None if found is None else reach(found, A)
+    """The reach of a head computed from a variance proxy instead of the covariance; None if no proxy is known."""
+    proxy = variance_proxy(law)
+    return None if proxy is None else reach(proxy, A)

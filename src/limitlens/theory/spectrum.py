@@ -1,7 +1,7 @@
-"""How far attention reaches into the tails of its tokens: horizons, coupling and the spectrum behind them.
+"""Spectral quantities of a head on which the rates depend: horizons, coupling, singular values.
 
-With Σ the covariance of the tokens and A the score matrix (the score of token X for query x is <X, A x>, the 1/√k
-included in A), everything the rates depend on is in B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
+Σ is the covariance of the tokens and A the score matrix: token X has the score <X, A x> for query x, with the factor
+1/√k included in A. The rates depend on B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
-from limitlens.theory.prediction import WORDS
+from limitlens.measures._shared import symmetric_root
+from limitlens.theory._inputs import score_matrix
 
-_REPEATED = 1e-6  # relative gap below which two singular values count as one that is repeated
+_REPEATED = 1e-6  # relative gap below which two singular values count as equal
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The spectral quantities of one head over one law of tokens."""
+    """Spectral quantities of one head over one law of tokens."""
 
     horizon: float  # two-sided, H = ‖Σ^{1/2} A Σ^{1/2}‖₂
     horizon_one_sided: float  # ‖Σ^{1/2} A‖₂
@@ -31,30 +32,37 @@ class Reach:
 
     @property
     def multiplicity(self) -> int:
-        """How often the top singular value of B occurs."""
+        """Multiplicity of the top singular value of B."""
         return int(np.sum(self.singular_values >= (1 - _REPEATED) * self.horizon))
 
     def is_pre_asymptotic(self, n: float) -> bool:
-        """Whether n is too small for the exponents to show: they need ln n well above ‖B‖_F² [V]."""
+        """Whether n is too small for slopes to equal the exponents, which needs ln n well above ‖B‖_F² [V]."""
         return log(n) < self.frobenius**2
 
     def self_dominates(self, n: float) -> bool:
-        """Whether a token wins its own softmax: tr B > ln n + ‖B‖_F²/2 [V]."""
+        """Whether a typical token gives itself the largest weight: tr B > ln n + ‖B‖_F²/2 [V]."""
         return self.trace > log(n) + self.frobenius**2 / 2
 
     def warnings(self, n: float, *, mask_self: bool = False) -> list[str]:
-        """One sentence per reason not to read the slopes at n tokens as rates; empty when there is none."""
-        log_n, square = log(n), self.frobenius**2
-        found = {"self": self.self_dominates(n) and not mask_self, "early": self.is_pre_asymptotic(n)}
-        known = {"of": self, "n": n, "log_n": log_n, "square": square, "most": log_n + square / 2}
-        return [WORDS["warnings"][name].format(**known) for name, applies in found.items() if applies]
+        """Reasons why the slopes at n tokens are not rates, one sentence each; empty if there is none."""
+        found = []
+        if self.self_dominates(n) and not mask_self:
+            found.append(
+                f"each token dominates its own softmax at n = {n:.3g}: its score with itself, about tr B = "
+                f"{self.trace:.3g}, exceeds ln n + ‖B‖_F²/2 = {log(n) + self.frobenius**2 / 2:.3g}; outputs copy their "
+                "queries and slopes are not rates, so pass mask_self=True to exclude the query's own token"
+            )
+        if self.is_pre_asymptotic(n):
+            found.append(
+                f"pre-asymptotic at n = {n:.3g}: ln n = {log(n):.3g} is below ‖B‖_F² = {self.frobenius**2:.3g}, so the "
+                "local slope is not yet the exponent"
+            )
+        return found
 
 
 def square_root(covariance: ArrayLike) -> Array:
     """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix."""
-    symmetric = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
-    eigenvalues, vectors = np.linalg.eigh(symmetric)
-    return np.asarray((vectors * np.sqrt(np.clip(eigenvalues, 0.0, None))) @ vectors.T)
+    return symmetric_root(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
 
 
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
@@ -68,7 +76,7 @@ def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
 
 
 def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
-    """Spectral reach of a head, given the covariance Σ of the tokens and its score matrix A, both (d, d).
+    """Spectral quantities of a head from the covariance Σ of the tokens and its score matrix A, both (d, d).
 
     >>> found = theory.reach([[4.0]], [[0.5]])
     >>> found.horizon, found.horizon_one_sided, found.coupling
@@ -77,7 +85,8 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
     root = square_root(covariance)
     half = root @ score_matrix(A, len(root))
     B = half @ root
-    one_sided, covariance_norm = float(np.linalg.norm(half, 2)), float(np.linalg.norm(root, 2)) ** 2
+    one_sided = float(np.linalg.norm(half, 2))
+    covariance_norm = float(np.linalg.norm(root, 2)) ** 2
     values = np.asarray(np.linalg.svd(B, compute_uv=False))
     return _reach(values, one_sided, covariance_norm, float(np.trace(B)), len(root))
 
@@ -85,12 +94,12 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
 def reach_per_head(
     covariance: ArrayLike, Wq: Iterable[ArrayLike], Wk: Iterable[ArrayLike], head_dim: int | None = None
 ) -> list[Reach]:
-    """Spectral reach of every head of a layer: one d × d eigenvalue for all, k × k problems for each.
+    """Spectral quantities of every head of a layer, from one d × d eigenvalue and k × k problems per head.
 
     With A = Wkᵀ Wq / √k, C_q = Wq Σ Wqᵀ and C_k = Wk Σ Wkᵀ, the singular values of B are those of the k × k matrix
     C_k^{1/2} C_q^{1/2} / √k, and ‖Σ^{1/2}A‖₂² = λ_max(C_k^{1/2} Wq Wqᵀ C_k^{1/2}) / k: no d × d matrix is formed.
     Wq and Wk hold one projection (k, d) per query head; with grouped queries, repeat each key projection for the query
-    heads that share it. `head_dim` is the k of the factor 1/√k where that is not the number of rows.
+    heads that share it. `head_dim` is the k of the factor 1/√k if that differs from the number of rows.
 
     >>> queries = keys = [np.eye(2, 3), 2 * np.eye(2, 3)]
     >>> [round(found.horizon, 4) for found in theory.reach_per_head(np.eye(3), queries, keys)]
@@ -101,21 +110,23 @@ def reach_per_head(
     queries, keys = list(Wq), list(Wk)
     if len(queries) != len(keys):
         raise InputError(f"there are {len(queries)} Wq and {len(keys)} Wk; expected one Wk per query head")
-    dim, found = len(symmetric), []
+    dim = len(symmetric)
+    heads = []
     for q, k in ((as_array("Wq", q, ndim=2), as_array("Wk", k, ndim=2)) for q, k in zip(queries, keys, strict=True)):
         if q.shape != k.shape or q.shape[1] != dim:
             raise InputError(f"Wq has shape {q.shape} and Wk {k.shape}; expected both to be (head_dim, {dim})")
         rows = len(q) if head_dim is None else head_dim
         scale = check_number("head_dim", rows, "a positive integer", low=1) ** -0.5
-        smoothed, root_k = q @ symmetric, square_root(k @ symmetric @ k.T)
+        smoothed = q @ symmetric
+        root_k = square_root(k @ symmetric @ k.T)
         values = scale * np.linalg.svd(root_k @ square_root(smoothed @ q.T), compute_uv=False)
         one_sided = scale * float(np.linalg.norm(root_k @ square_root(q @ q.T), 2))
-        found.append(_reach(values, one_sided, covariance_norm, scale * float(np.sum(smoothed * k)), dim))
-    return found
+        heads.append(_reach(values, one_sided, covariance_norm, scale * float(np.sum(smoothed * k)), dim))
+    return heads
 
 
 def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -> float:
-    """Two-sided horizon from the covariances of captured queries and keys: H² = scale² λ_max(Cov(q) Cov(k)).
+    """Two-sided horizon H from the covariances of captured queries and keys: H² = scale² λ_max(Cov(q) Cov(k)).
 
     Exact when queries and keys are affine in the same tokens (Σ Aᵀ Σ A and Cov(q) Cov(k) then share their non-zero
     eigenvalues, and biases drop out); a working definition for heads with rotary embedding. `scale` is the factor of
@@ -131,7 +142,7 @@ def horizon_from_covariances(cov_q: ArrayLike, cov_k: ArrayLike, scale: float) -
 
 
 def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
-    """τ₀ = scale · |Cov(k)^{1/2} E q|: the tilt of the average query, which spreads the scores beside ‖B‖_F.
+    """Whitened tilt of the average query, τ₀ = scale · |Cov(k)^{1/2} E q|, which adds to the spread of the scores.
 
     >>> theory.mean_tilt(4 * np.eye(2), [1.0, 0.0], scale=0.5)
     1.0
@@ -146,11 +157,3 @@ def mean_tilt(cov_k: ArrayLike, mean_q: ArrayLike, scale: float) -> float:
 def _reach(singular_values: Array, one_sided: float, covariance_norm: float, trace: float, dim: int) -> Reach:
     horizon, frobenius = float(singular_values[0]), float(np.linalg.norm(singular_values))
     return Reach(horizon, one_sided, covariance_norm * one_sided**2, frobenius, trace, dim, singular_values)
-
-
-def score_matrix(A: ArrayLike, dim: int) -> Array:
-    """`A` as a (dim, dim) array."""
-    matrix = as_array("A", A, ndim=2)
-    if matrix.shape != (dim, dim):
-        raise InputError(f"A has shape {matrix.shape}; expected ({dim}, {dim}) to match the covariance")
-    return matrix

@@ -1,13 +1,14 @@
-"""Influence of one token on the mean output, and the finite-n law of the mean error that follows.
+"""Influence function of the mean output, and the finite-n law of the mean error that follows from it.
 
-To first order the mean error over n Gaussian tokens, queries being the tokens themselves, is the average of the
+To first order the error of the mean output over n Gaussian tokens, which are the queries too, is the average of the
 influences h(X_i), with whitened tokens y, B = Σ^{1/2} A Σ^{1/2}, P = BBᵀ (I + BBᵀ)^{-1}:
 
     h(y) = B y + Z(y) (I - P) y,    Z(y) = det(I + BBᵀ)^{-1/2} e^{yᵀPy/2}.
 
-The first part is the token as a query, the second its pull on all other outputs. E|h| is finite for every H. Its
-variance is finite exactly when H < 1: then the moments have constants of an n^{-1/2} law [V], reached slowly near 1 (at
-H = 0.9 and n = 1e5 the variance is still 0.87 (mean) and 0.56 (covariance) of it) and where ‖B‖_F is large.
+The first term is the token's effect as a query, the second its effect as a key on all other outputs. E|h| is finite
+for every H. Its variance is finite exactly for H < 1; the moments then have constants of an n^{-1/2} law [V], which are
+reached slowly near H = 1 (at H = 0.9 and n = 1e5 the variance is 0.87 (mean) and 0.56 (covariance) of its limit) and
+for large ‖B‖_F.
 """
 
 from functools import partial
@@ -16,16 +17,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.theory._inputs import as_sizes, value_matrix
 from limitlens.theory.spectrum import square_root, whitened
 
-INFLUENCE_UP_TO = 2.0  # beyond it the linearisation overpredicts the mean error by more than half: no number is given
-_STEP = 0.1  # of ln t in the integral over frequencies; halving it changes results by 1e-6, by 3e-4 at H = 2
+INFLUENCE_UP_TO = 2.0  # largest H; for larger ones the linearisation overpredicts the mean error by more than half
+_STEP = 0.1  # step of ln t in the integral over frequencies; halving it changes results by 1e-6, by 3e-4 at H = 2
 _WHY = "below 1, because from 1 on the moments have no n^(-1/2) constant: use the sharp law instead"
 _below_one = partial(check_number, "the horizon", expected=_WHY, below=1.0)
 
 
 def influence(covariance: ArrayLike, A: ArrayLike, tokens: ArrayLike) -> Array:
-    """h(y) in whitened coordinates for whitened tokens y = Σ^{-1/2} (X - mean): (..., d) to (..., d) [V].
+    """Influence h(y) of whitened tokens y = Σ^{-1/2} (X - mean), in whitened coordinates: (..., d) to (..., d) [V].
 
     >>> theory.influence([[1.0]], [[0.5]], [[1.0]]).round(4).tolist()
     [[1.2908]]
@@ -42,34 +44,37 @@ def influence(covariance: ArrayLike, A: ArrayLike, tokens: ArrayLike) -> Array:
 
 
 def variance_influence_1d(horizon: float, tokens: ArrayLike) -> Array:
-    """Influence of a whitened token on the variance of the outputs in d = 1, any shape [V].
+    """Influence of whitened tokens, of any shape, on the variance of the outputs in d = 1 [V].
 
-    g(y) = H² (y² - 1) + 2 H²/(1+H²) Z(y) (y²/(1+H²) - 1): the token as a query, and its pull on all other outputs.
+    g(y) = H² (y² - 1) + 2 H²/(1+H²) Z(y) (y²/(1+H²) - 1): effect as a query, and as a key on all other outputs.
     """
-    y, h2 = as_array("tokens", tokens), float(horizon) ** 2
+    y = as_array("tokens", tokens)
+    h2 = float(horizon) ** 2
     pull = np.exp(y**2 * h2 / (1 + h2) / 2) / np.sqrt(1 + h2)
     return np.asarray(h2 * (y**2 - 1) + 2 * h2 / (1 + h2) * pull * (y**2 / (1 + h2) - 1))
 
 
 def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ, C = BBᵀ: the limit of n · Cov(mean error).
+    """Limit of n · Cov(mean error) for H < 1: (d_out, d_out).
 
-    In d = 1 it is H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A.
+    V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ with C = BBᵀ; in d = 1 it is
+    H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A.
 
     >>> theory.mean_error_covariance([[1.0]], [[0.5]]).round(4).tolist()
     [[2.3516]]
     """
-    root, B = square_root(covariance), whitened(covariance, A)
+    root = square_root(covariance)
+    B = whitened(covariance, A)
     _below_one(float(np.linalg.norm(B, 2)))
     C = B @ B.T
     gap = np.eye(len(C)) - C @ C
     core = C + B + B.T + np.linalg.inv(gap) * np.exp(-float(np.linalg.slogdet(gap)[1]) / 2)
-    outer = root if V is None else as_array("V", V, ndim=2) @ root
+    outer = value_matrix(V, len(root)) @ root
     return np.asarray(outer @ core @ outer.T)
 
 
 def covariance_error_variance_1d(horizon: float) -> float:
-    """d = 1: n · Var(variance of the outputs) → 10 H⁴ + 4 H⁴ (2 + H⁴) (1-H⁴)^{-5/2}; the sign of A is irrelevant.
+    """Limit of n · Var(variance of the outputs) in d = 1, 10 H⁴ + 4 H⁴ (2 + H⁴) (1-H⁴)^{-5/2}, for H < 1.
 
     >>> round(theory.covariance_error_variance_1d(0.5), 4)
     1.2309
@@ -81,8 +86,8 @@ def covariance_error_variance_1d(horizon: float) -> float:
 def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
     """E|error of the mean output| over n Gaussian tokens in d = 1, from the influence function [V].
 
-    Predicted over measured from n = 1e3 on: 0.99 to 1.01 to H = 0.7, 1.02 to 1.08 to H = 1, beyond more (1.2 to 1.3 at
-    1.5, 1.4 at 2). `signed_horizon` has the sign of A; the result (sizes,) is in standard deviations of the tokens.
+    Predicted over measured from n = 1e3 on is 0.99 to 1.01 up to H = 0.7, 1.02 to 1.08 up to H = 1, 1.2 to 1.3 at 1.5
+    and 1.4 at 2. `signed_horizon` has the sign of A; the result (sizes,) is in standard deviations of the tokens.
 
     >>> theory.mean_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.122, 0.0122]
@@ -92,7 +97,7 @@ def mean_error_1d(signed_horizon: float, sizes: ArrayLike) -> Array:
 
 
 def variance_error_1d(horizon: float, sizes: ArrayLike) -> Array:
-    """E|error of the variance of the outputs| likewise, in units of the variance of the tokens: (sizes,) [H].
+    """E|error of the variance of the outputs| over n tokens in d = 1, in units of the tokens' variance: (sizes,) [H].
 
     >>> theory.variance_error_1d(0.5, [100, 10_000]).round(4).tolist()
     [0.0863, 0.0088]
@@ -104,21 +109,22 @@ def variance_error_1d(horizon: float, sizes: ArrayLike) -> Array:
 def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) -> Array:
     """E|average of n iid draws| of a centred discrete law on (nodes,) values, for each n: shape (sizes,).
 
-    E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw: needs no second
-    moment, so it also serves laws whose average is far from normal.
+    E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw. It needs no second
+    moment, so it also covers laws whose average is far from normal.
     """
-    n = np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
+    n = as_sizes(sizes)
     if not n.size or (n < 1).any():
         raise InputError(f"sizes are {n.tolist()}; expected numbers of tokens, each at least 1")
     scale = float(probability @ np.abs(values))
     if scale == 0.0:
         return np.zeros_like(n)
-    # From frequencies that see the whole sum as a point to those that resolve the bulk of one draw.
+    # From frequencies at which the whole sum is a point to those that resolve the bulk of one draw.
     t = np.exp(np.arange(-np.log(n.max() * scale) - 20.0, -np.log(scale) + 4.0, _STEP))
     phase = np.outer(t, values / 2)
     sine = np.sin(phase)
-    # φ = 1 - real + i imaginary; modulus and angle are taken from 1 - φ, which keeps its digits where φ is close to 1.
-    real, imaginary = 2.0 * (sine**2 @ probability), 2.0 * ((sine * np.cos(phase)) @ probability)
+    # φ = 1 - real + i imaginary; modulus and angle come from 1 - φ, which keeps its digits where φ is close to 1.
+    real = 2.0 * (sine**2 @ probability)
+    imaginary = 2.0 * ((sine * np.cos(phase)) @ probability)
     log_modulus = 0.5 * np.log1p(np.maximum(real**2 + imaginary**2 - 2.0 * real, -1.0 + 1e-15))
     angle = np.arctan2(imaginary, 1.0 - real)
     decay, turn = n[:, None] * log_modulus, n[:, None] * angle
@@ -130,7 +136,7 @@ def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) 
 
 
 def _nodes(horizon: float) -> tuple[Array, Array]:
-    """Nodes and weights of the standard normal, out to where the pull times the density vanishes."""
+    """Nodes and weights of the standard normal law, out to where influence times density vanishes."""
     y, step = np.linspace(-1.0, 1.0, 4001, retstep=True)
     if not abs(horizon) <= INFLUENCE_UP_TO:
         raise InputError(

@@ -1,0 +1,187 @@
+"""Predictions of the theory as a result: what `limitlens theory` shows, saves and makes a page of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from limitlens.arrays import pd
+from limitlens.measures import TokenLaw
+from limitlens.record import Run
+from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
+from limitlens.report.words import falling, join, short
+from limitlens.results import Result
+from limitlens.theory._summary import Summary, summary
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TheoryReport(Result):
+    """The predictions of `theory.summary` with tables, figures, a page and a run folder."""
+
+    summary: Summary
+    kind = "theory"
+
+    @classmethod
+    def load(cls, run: Run) -> TheoryReport:
+        """Read the predictions of a run folder."""
+        return cls(Summary(dict(run.document)))
+
+    @property
+    def predicted(self) -> Mapping[str, Any]:
+        """The predictions as a JSON document (`theory.Summary.predicted`)."""
+        return self.summary.predicted
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Reasons why the slopes at this n are not rates."""
+        return self.summary.warnings
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The rates, one row each."""
+        return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
+
+    @property
+    def curves(self) -> dict[str, Any]:
+        """The predicted error curves by name, after their sizes n; empty for laws without one."""
+        found = self.predicted.get("curve", {})
+        parts = {name: part["predicted"] for name, part in found.items() if name != "n"}
+        known = {name: curve for name, curve in parts.items() if curve is not None}
+        return {"n": found["n"], **known} if known else {}
+
+    def document(self) -> dict[str, Any]:
+        """The predictions as a JSON document."""
+        return self.summary.document()
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The rates, and the predicted curves if there are any."""
+        return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
+
+    def figures(self) -> list[Figure]:
+        """The predicted curves if there are any, and the error at single queries."""
+        curves, queries = self.curves, self.predicted["queries"]
+        figures = []
+        if curves:
+            lines = [
+                points(name, curves["n"], curves[name], colour, joined=True)
+                for name, colour in zip(list(curves)[1:], SHADES, strict=False)
+            ]
+            figures.append(Figure("Predicted errors", Axis("tokens n", log=True), Axis("error", log=True), lines))
+        spreads = [query["deviations"] for query in queries]
+        at_queries = [
+            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
+            for key, name, colour in (
+                ("rms_error", "by the central limit theorem", SHADES[0]),
+                ("rms_error_exact", "exact", SHADES[1]),
+            )
+            if key in queries[0]
+        ]
+        title = f"Error at one query, n = {self.predicted['inputs']['n']:g}"
+        x, y = Axis("standard deviations of the query"), Axis("root mean square error", log=True)
+        return [*figures, Figure(title, x, y, at_queries)]
+
+    def view(self) -> View:
+        """All predictions as tables, with the figures on a page."""
+        inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
+        reach = (
+            f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
+            f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
+        )
+        sections = [
+            Section("Errors", "Predicted difference between n tokens and the limit.", self.figures(), only="page"),
+            Section("Predictions", f"{reach[0].upper()}{reach[1:]}.", self._prediction_tables()),
+        ]
+        subtitle = f"{inputs['measure']}, n = {inputs['n']:g}: {reach}"
+        return View("Theoretical predictions", subtitle, self._verdict(), sections, warnings=self.warnings)
+
+    def _verdict(self) -> tuple[str, str, str]:
+        inputs, rates = self.predicted["inputs"], self.predicted["rates"]
+        # Bounded tokens have one proved rate, whatever the horizon.
+        names = ("rate_compact",) * 2 if "rate_compact" in rates else ("rate_sharp", "rate_sharp_output")
+        moments, output = (f"{falling(rates[name]['predicted'])} ({rates[name]['status']})" for name in names)
+        queries = self.predicted["queries"]
+        valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
+        advice = (
+            f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
+            if valid
+            else "No 95% interval is valid;"
+        )
+        return (
+            f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
+            f"The horizon is {short(self.predicted['theory']['horizon'])}: the mean and covariance of the outputs "
+            f"approach their limit like {moments}, the outputs of one sample like {output}.",
+            f"{advice} use more tokens or a higher temperature.",
+        )
+
+    def _prediction_tables(self) -> list[Table]:
+        inputs, curves = self.predicted["inputs"], self.curves
+        at_n = f"n = {inputs['n']:g}"
+        values: list[Sequence[Cell]] = [*zip(*(map(float, column) for column in curves.values()), strict=True)]
+        if curves:
+            values.append(("", *(self.predicted["curve"][name]["status"] for name in list(curves)[1:])))
+        tables = [
+            Table(
+                "Rates β of n^(−β)", ["rate", "predicted", "status", "formula", "error it describes"],
+                self._rows("rates", "predicted", "status", "formula", "note"),
+            ),
+            Table(
+                f"Local slopes at {at_n}, with their powers of ln n", ["moment", "slope", "power of ln n", "status"],
+                self._rows("local_rates", "predicted", "log_power", "status"),
+            ),
+            Table(
+                "Constants of the n^(−1/2) law", ["moment", "predicted", "status", "formula"],
+                self._rows("constants", "predicted", "status", "formula"),
+            ),
+            Table("Predicted errors", list(curves), values),
+            Table(
+                f"Single queries, {at_n}",
+                [
+                    "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most",
+                    "useful from n =", "95% interval",
+                ],
+                [_query_row(query) for query in self.predicted["queries"]],
+            ),
+            Table(
+                f"Uniform error on the ball of radius {inputs['radius']:.3g}",
+                ["constant", "C(R)", "status", "C(R)/√n", "reaches 1 at n =", "meaning"],
+                self._rows("uniform", "predicted", "status", "at_n", "useful_from", "note"),
+            ),
+            Table(
+                f"Hardmax: E|mean output| at {at_n}", ["law", "predicted", "status"],
+                self._rows("hardmax", "predicted", "status"),
+            ),
+        ]  # fmt: skip
+        return [table for table in tables if table.rows]
+
+    def _rows(self, part: str, *keys: str) -> list[Sequence[Cell]]:
+        """One row for each prediction in a part of the document: its name and the values of the keys."""
+        return [
+            (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in keys))
+            for name, found in (self.predicted.get(part) or {}).items()
+        ]
+
+    def __repr__(self) -> str:
+        return f"TheoryReport({self.summary!r})"
+
+
+def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> TheoryReport:
+    """Compute all predictions for attention over n tokens of a law, as a result with tables, figures and a page.
+
+    Arguments and `options` (sizes, radius, error, mask_self) are those of `theory.summary`.
+
+    >>> ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000).table['rate'].tolist()[:2]
+    ['rate_proved', 'rate_drawn_coupling']
+    """
+    return TheoryReport(summary(measure, head, n, **options))
+
+
+def _query_row(query: Mapping[str, Any]) -> Sequence[Cell]:
+    errors = [query.get(key, {}).get("predicted") for key in ("effective_sample_size", "rms_error", "rms_error_exact")]
+    bound = query["deviation"]
+    chance = (bound["error"], bound["probability_at_most"], _size(bound["useful_from"]))
+    return (f"{query['deviations']:g} sd", query["tilt"], *errors, *chance, query["interval"]["validity"])
+
+
+def _size(n: float | None) -> str:
+    return short(n) if n is not None and n < float("inf") else "never"
