@@ -46,7 +46,7 @@ PROBE = (
 SMALL = ("--sizes", "20:80:3", "--replicates", "4")
 CALLS: dict[str, tuple[str, ...]] = {
     "probe": PROBE,
-    "pilot": ("probe", "{model}", "--pilot-only", "--corpus", "{text}", "--tokens", "800", "--window", "16",
+    "predict": ("predict", "{model}", "--corpus", "{text}", "--tokens", "800", "--window", "16",
               "--sizes", "8:64:4", "--queries", "16"),
     "study": ("study", *SMALL),
     "horizons": ("study", *SMALL, "--horizons", "0.5,1"),

@@ -1,4 +1,4 @@
-"""Heads and probes that nobody ran: records whose error curves have known answers."""
+"""Synthetic heads and probe runs whose error curves have known answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from limitlens.probing.result import ProbeRun
 from limitlens.statistics.error_curve import ErrorCurve
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
-OTHERS = {"mean": 0.3, "covariance": 0.6, "hardmax": 2.0}  # errors of other curves over those of the output
+MOMENT_CURVES = {"mean": 0.3, "covariance": 0.6, "hardmax": 2.0}  # their errors over those of the output
 REPLICATES, STDERR = 20, 0.01  # of curves given by their errors alone: 20 replicates, standard errors of 1%
 
 
@@ -37,31 +37,31 @@ def curve_of(errors: Array, sizes: tuple[int, ...] | None = None, **known: Any) 
 def head_record(
     layer: int, head: int, *, errors: Array, kv_head: int | None = None, sizes: Any = None, **changes: Any
 ) -> HeadRecord:
-    """A head with such errors (sizes,) or rows of squared errors (replicates, sizes); `pooled` likewise, if given."""
+    """A head with such errors (sizes,) or rows of squared errors (replicates, sizes); `without_sink` likewise."""
     curve = errors if isinstance(errors, ErrorCurve) else curve_of(errors, sizes)
     n = np.asarray(curve.sizes, dtype=float)
-    pooled = changes.pop("pooled", None)
-    if pooled is not None and not isinstance(pooled, ErrorCurve):
-        pooled = curve_of(pooled, curve.sizes)
+    without_sink = changes.pop("without_sink", None)
+    if without_sink is not None and not isinstance(without_sink, ErrorCurve):
+        without_sink = curve_of(without_sink, curve.sizes)
     effective = 0.3 * n
     fields: dict[str, Any] = {
         "sliding_window": None, "horizon": 0.5, "horizon_one_sided": 0.6, "coupling": 0.5, "geometry_note": None,
         "mean_tilt": 0.25, "score_std": 0.75, "centred": 1.5 * curve.error, "predicted_error": 1.1 * curve.error,
-        "pooled_centred": None if pooled is None else 1.5 * pooled.error,
+        "centred_without_sink": None if without_sink is None else 1.5 * without_sink.error,
         "effective_tokens": effective, "effective_tokens_growth": 1.0, "top_weight": float(1.2 / effective[-1]),
         "entropy": float(np.log(effective[-1])), "ranks": (1, 2, 4, 8, 16),
         "ordered_weights": 1.2 / effective[-1] / np.array([1, 2, 4, 8, 16]), "sink": None, "sink_mass": 0.1,
         "pareto_k": 0.4, "local_dimension": 8.0, "regime": Regime.AVERAGING,
         "regime_reason": "many tokens share the mass", "outside_support": 0.25,
         "critical": CriticalFactor(256, 2.5, 0.1, 0.25, 0.02),
-        "others": {name: curve_of(factor * curve.error, curve.sizes) for name, factor in OTHERS.items()},
+        "moment_curves": {name: curve_of(f * curve.error, curve.sizes) for name, f in MOMENT_CURVES.items()},
     }  # fmt: skip
     where = {"layer": layer, "head": head, "kv_head": head if kv_head is None else kv_head}
-    return HeadRecord(**where, curve=curve, pooled=pooled, **fields | changes)
+    return HeadRecord(**where, curve=curve, without_sink=without_sink, **fields | changes)
 
 
 def probe_run(records: Any, **changes: Any) -> ProbeRun:
-    """A probe that found these heads."""
+    """A probe run with these heads."""
     found = tuple(records)
     fields: dict[str, Any] = {
         "model": "a model", "model_revision": None, "model_sha256": "1", "model_note": None, "causal": False,

@@ -1,4 +1,4 @@
-"""Probes that nobody ran, for pages that must show whatever a run can hold."""
+"""Synthetic probe runs for tests of pages: with everything that a run can hold, and with nothing optional."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _head(rng: np.random.Generator, layer: int, head: int, groups: int, sink: bo
         layer,
         head,
         errors=curve_of(rows),
-        pooled=curve_of(1.69 * rows) if sink else None,
+        without_sink=curve_of(1.69 * rows) if sink else None,
         kv_head=head // groups,
         horizon=horizon,
         horizon_one_sided=1.2 * horizon,

@@ -34,13 +34,6 @@ def probe_run(seed: int = 0) -> Any:
     return probe_case(2, 3, sink=True, seed=seed)
 
 
-def prediction() -> Any:
-    from tiny_models import TINY, tiny_tokenizer
-
-    model = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
-    return ll.predict(model, tokens=64, queries=4, window=16, sizes=[8, 16, 32])
-
-
 def cache_plan() -> Any:
     from cache_cases import planned
 
@@ -99,7 +92,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "heat": lambda: ll.heat_flow(n=300, layers=5),
     "theory": lambda: ll.theory_report(LINE, ll.Head(1.5), 1000, sizes=SIZES),
     "probe": probe_run,
-    "prediction": prediction,
     "plan": lambda: ll.plan(probe_run(), error=0.05, context=4096, trial=False),
     "cache plan": lambda: cache_plan(),
     "cache trial": lambda: cache_trial(),

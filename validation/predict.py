@@ -1,7 +1,7 @@
 """What a probe says of itself and of what it has not measured, against other probes: six seeds of each model and text.
 
 For every run, against the mean of the other five: how many points lie more than 2 standard errors away; how far the
-rate that its own tokens foretell is from the mean fitted one, beside formulas of the horizon and constants; and, cut
+rate that its own tokens predict is from the mean fitted one, beside formulas of the horizon and constants; and, cut
 off at a smaller largest size, how far its extrapolation is from what the others measured there, and how often the 95%
 intervals of errors and of n(ε) cover that. The same for `ll.predict`, from a pilot alone.
 
@@ -56,7 +56,7 @@ def case(
         told.append(ll.predict(loaded, text, sizes=sizes, window=window, seed=seed))
         seconds.append((between - begun, time.perf_counter() - between))
     print(f"{loaded.name} on {text}: seconds of a probe and of a pilot alone {np.median(seconds, axis=0)}", flush=True)
-    curves = [[head.law for head in one.records] for one in runs]
+    curves = [[head.curve_without_sink for head in one.records] for one in runs]
     found = {
         "seconds": np.median(seconds, axis=0),
         "points": points(curves),
@@ -109,7 +109,7 @@ def rates(runs: list[ll.ProbeRun]) -> dict[str, Any]:
     """Mean absolute miss and rank correlation of each predictor against the rates fitted by the other runs."""
     from scipy.stats import spearmanr
 
-    fitted = np.array([[head.law.rate.slope for head in one.records] for one in runs])  # type: ignore[union-attr]
+    fitted = np.array([[head.curve_without_sink.rate.slope for head in one.records] for one in runs])  # type: ignore[union-attr]
     truth = others(fitted)
     found = {"measured_itself": {"miss": np.abs(fitted - truth).mean()}}
     found["best_constant"] = {"miss": np.abs(truth - np.median(truth)).mean()}
@@ -141,7 +141,7 @@ def extrapolation(curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
             rows["pilot"].append(np.log(error) - true[-1])
             rows["level"].append(here - true[last - 1])
             rows["slope_half"].append(here - far / 2 - true[-1])
-            rows["power_law"].append(np.log(replace(short, foresight=None).predict(sizes[-1])[0]) - true[-1])
+            rows["power_law"].append(np.log(replace(short, prediction=None).predict(sizes[-1])[0]) - true[-1])
             covers.append(np.log(low) <= true[-1] <= np.log(high))
             widths.append(np.log(high / low))
             wanted = (true[-1] + true[last - 1]) / 2
@@ -169,16 +169,15 @@ def misses(values: list[float]) -> dict[str, float]:
     }
 
 
-def pilot_alone(told: list[ll.Predictions], curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
-    """Errors foretold from a pilot alone against the mean of the other seeds' probes."""
+def pilot_alone(predicted: list[ll.ProbeRun], curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
+    """Errors predicted from a pilot alone against the mean of the other seeds' probes."""
     log, _ = logs(curves)
     truth, sizes = others(log), curves[0][0].sizes
-    heads = [[head.without_sink or head for head in one.heads] for one in told]
-    error, low, high = (
-        np.log([[getattr(head, name) for head in one] for one in heads]) for name in ("error", "low", "high")
-    )
+    ahead = [[head.curve_without_sink for head in one.records] for one in predicted]
+    error = np.log([[curve.error for curve in one] for one in ahead])
+    low, high = np.moveaxis(np.log([[curve.interval for curve in one] for one in ahead]), 2, 0)
     fitted = np.array([[curve.rate.slope for curve in one] for one in curves])  # type: ignore[union-attr]
-    slopes = np.array([[head.rate.slope for head in one.heads] for one in told])  # type: ignore[union-attr]
+    slopes = np.array([[curve.rate.slope for curve in one] for one in ahead])  # type: ignore[union-attr]
     inside = (low <= truth) & (truth <= high)
     found: dict[str, Any] = {"rate_miss": np.abs(slopes - others(fitted)).mean(), "covered": inside.mean((0, 1))}
     return found | {str(n): misses((error - truth)[..., sizes.index(n)].ravel()) for n in (cut, sizes[-1])}

@@ -35,7 +35,6 @@ from limitlens.measures import Sphere as Sphere
 from limitlens.measures import VonMisesFisher as VonMisesFisher
 from limitlens.models.intervene import intervene as intervene
 from limitlens.probing.predict import predict as predict
-from limitlens.probing.prediction import Predictions as Predictions
 from limitlens.probing.probe import probe as probe
 from limitlens.probing.record import HeadRecord as HeadRecord
 from limitlens.probing.regimes import Regime as Regime

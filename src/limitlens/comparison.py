@@ -251,7 +251,8 @@ def _probe(run: ProbeRun) -> Column:
     for head in run.records:
         where, last = head.name, f"{AT}{head.sizes[-1]:,}"
         found |= _curve(where, head.curve, run.replicates)
-        for n, tokens in zip(head.sizes, head.effective_tokens, strict=True):
+        effective = [None] * len(head.sizes) if head.effective_tokens is None else head.effective_tokens.tolist()
+        for n, tokens in zip(head.sizes, effective, strict=True):
             found[where, f"effective tokens{AT}{n:,}"] = Value(to_json(tokens))
         known = head.curve.tokens_for(WANTED)  # its standard error is read off its 95% interval
         low, high = known.interval

@@ -20,7 +20,6 @@ KINDS = {
     "schedules": "experiments.schedules:Schedules",
     "heat": "experiments.heat_flow:HeatFlow",
     "probe": "probing.result:ProbeRun",
-    "prediction": "probing.prediction:Predictions",
     "plan": "cache.plan:Plan",
     "cache plan": "cache.cache_plan:CachePlan",
     "cache trial": "cache.trial:CacheTrial",

@@ -200,10 +200,10 @@ def test_a_sink_is_one_more_key_and_damps_the_error() -> None:
     share = 1000 / (1000 + N)
     rest, beside = power(2, 0.5), power(2, 0.5) * (1 - share)
     sink = Sink("first token", share, 0.5, 1000.0)
-    head = head_record(0, 0, errors=beside, pooled=rest, sink=sink)
+    head = head_record(0, 0, errors=beside, without_sink=rest, sink=sink)
 
     def rest_in(context: float) -> ErrorCurve:
-        return head.law.scaled(1 / head.sink_factor(context))
+        return head.curve_without_sink.scaled(1 / head.sink_factor(context))
 
     for context in SIZES:  # at n = C the curve beside the sink itself
         curve = rest_in(context)
@@ -215,7 +215,7 @@ def test_a_sink_is_one_more_key_and_damps_the_error() -> None:
     made = plan(probe_run([head]), 0.1, 9001, trial=False).heads[0]
     assert made.keys.n == exact(2 * 0.9, 0.1, 9000) + 1
     assert made.status.value == "heuristic"
-    learned = head_record(0, 0, errors=beside, pooled=rest, sink=Sink("learned sink", share, 0.5, 1000.0))
+    learned = head_record(0, 0, errors=beside, without_sink=rest, sink=Sink("learned sink", share, 0.5, 1000.0))
     assert plan(probe_run([learned]), 0.1, 9000, trial=False).heads[0].keys.n == exact(2 * 0.9, 0.1, 9000)
 
 

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.probing import binned_law_cuda as gathering
-from limitlens.probing import predict_layer as foretell
 from limitlens.probing.pilot import Layer, Traits
+from limitlens.probing.predict_layer import predict_layer, predicted_sizes
+from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import pilot_errors
 
 M, SIZES, CHOSEN = 500, np.array([4.0, 16, 64, 256, 1024]), np.array([0, 2, 3])
@@ -82,15 +83,15 @@ def test_heads_together_are_told_what_they_are_alone(
             np.testing.assert_allclose(found, expected, rtol=close, atol=1e-12 * expected.max(), err_msg=name)
 
 
-def test_what_is_foretold_is_the_same() -> None:
+def test_predictions_are_the_same() -> None:
     layer, key, value = layer_of(4.0)
-    one_by_one = foretell.foretell(layer, key, value, [16, 64], queries=3)
-    sizes = np.array(foretell.foretold_sizes([16, 64]), dtype=float)
+    one_by_one = predict_layer(layer, key, value, [16, 64], queries=3)
+    sizes = np.array(predicted_sizes([16, 64]), dtype=float)
     (found,) = gathering.together(layer, key, value, sizes, layer.places(3), None)
     clusters = layer.clusters[layer.places(3)]
     for way, errors in enumerate(found):
         for told, expected in zip(
-            foretell.Foresight.of(sizes, errors, clusters, M, 0), (head[way] for head in one_by_one), strict=True
+            PredictedErrors.of(sizes, errors, clusters, M, 0), (head[way] for head in one_by_one), strict=True
         ):
             np.testing.assert_allclose(told.logs, expected.logs, atol=2e-5)
             np.testing.assert_allclose(told.text, expected.text, atol=2e-5)

@@ -94,8 +94,8 @@ def test_every_kind_of_rate_is_ranked_against_exponents_of_its_kind() -> None:
     for place, horizon in enumerate((0.8, 1.2, 1.6, 2.4)):
         moment = curve_of(n ** -rates.rate_rms(horizon), (64, 256, 1024, 4096))
         output = n ** -rates.rate_rms_output(horizon)
-        others = {"mean": moment, "covariance": moment}
-        made = {"sizes": moment.sizes, "horizon": horizon, "coupling": 1.5 * horizon**2, "others": others}
+        moment_curves = {"mean": moment, "covariance": moment}
+        made = {"sizes": moment.sizes, "horizon": horizon, "coupling": 1.5 * horizon**2, "moment_curves": moment_curves}
         heads.append(head_record(0, place, errors=output, **made))
     skill = rate_skills(heads)
     assert not {"rate_sharp", "rate_rms", "rate_drawn", "rate_proved"} & skill["predictors"].keys()
@@ -109,8 +109,8 @@ def test_every_kind_of_rate_is_ranked_against_exponents_of_its_kind() -> None:
         assert found["rate_drawn_coupling"]["status"] == "drawn"
         assert found["rate_proved"]["at_least_as_fast"] == 1
         drawn = [rates.rate_drawn_coupling(head.coupling) for head in heads]
-        slopes = [head.others[kind].rate.slope for head in heads]
+        slopes = [head.moment_curves[kind].rate.slope for head in heads]
         miss = np.abs(np.subtract(drawn, slopes)).mean()
         assert found["rate_drawn_coupling"]["mean_absolute_miss"] == pytest.approx(miss)
         assert found["rate_best_constant"]["mean_absolute_miss"] <= found["rate_constant"]["mean_absolute_miss"]
-    assert rate_skill([head_record(0, 0, errors=output, sizes=moment.sizes, others={})], "mean")["heads"] == 0
+    assert rate_skill([head_record(0, 0, errors=output, sizes=moment.sizes, moment_curves={})], "mean")["heads"] == 0

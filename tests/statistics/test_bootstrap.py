@@ -11,7 +11,7 @@ from limitlens.errors import Array
 from limitlens.probing.regimes import Regime, classify, resampled
 from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import Foresight
+from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import pilot_errors
 
 SIZES = (64, 128, 256, 512)
@@ -140,7 +140,7 @@ def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[f
         scores, values = 0.7 * rng.normal(size=(32, 2048)) + 0.5 * level, rng.normal(size=(2048, 3))
         values = 5 + values * np.exp(level)[:, None]
         (one,) = pilot_errors(scores, values, n, quarters=np.arange(2048) // 512)
-        (found,) = Foresight.of(n, one, np.arange(32), 2048, 0)
+        (found,) = PredictedErrors.of(n, one, np.arange(32), 2048, 0)
         told.append(np.square(found.moved(n)).sum(0))
         errors.append(found.logs[0])
     ratio = np.sqrt(np.mean(told, axis=0)) / student_factor(3) / np.std(errors, axis=0)

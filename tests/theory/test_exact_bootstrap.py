@@ -11,7 +11,7 @@ import limitlens as ll
 from limitlens.errors import Array, InputError
 from limitlens.sampling.workers import product, summed
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import Foresight
+from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory import exact_bootstrap
 from limitlens.theory.curve import query_error
 from limitlens.theory.exact_bootstrap import pilot_errors
@@ -140,19 +140,19 @@ def test_what_is_no_pilot_is_refused() -> None:
         pilot_errors(np.full((1, 8), -np.inf), np.zeros((8, 2)), np.array([2]))
 
 
-def foreseen(sizes: Array, slope: float = 0.5, spread: float = 0.0) -> Foresight:
+def predicted(sizes: Array, slope: float = 0.5, spread: float = 0.0) -> PredictedErrors:
     logs = np.tile(np.log(2.0) - slope * np.log(sizes), (201, 1))
     tilt = np.random.default_rng(4).standard_normal(201) * spread
     tilt[0] = 0
-    return Foresight(sizes, (logs + tilt[:, None] * np.log(sizes / sizes[0])).astype(np.float32))
+    return PredictedErrors(sizes, (logs + tilt[:, None] * np.log(sizes / sizes[0])).astype(np.float32))
 
 
-def test_a_curve_goes_on_as_its_pilot_foretells() -> None:
-    """Measured with slope 0.3 up to 512, foretold with slope 1/2: beyond, the curve has slope 1/2."""
+def test_a_curve_continues_as_its_pilot_predicts() -> None:
+    """Measured with slope 0.3 up to 512, predicted with slope 1/2: beyond, the curve has slope 1/2."""
     sizes = np.array([64, 128, 256, 512])
     rows = np.tile((2 * sizes**-0.3) ** 2, (10, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (10, 1))
-    ahead = foreseen(np.array([16.0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]))
-    curve = ErrorCurve.of(sizes, rows, foresight=ahead)
+    ahead = predicted(np.array([16.0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]))
+    curve = ErrorCurve.of(sizes, rows, prediction=ahead)
     at_512 = curve.error[-1]
     assert curve.predict(2048)[0] == pytest.approx(at_512 / 2, rel=1e-4)
     low, error, high = curve.predict(2048)[1], curve.predict(2048)[0], curve.predict(2048)[2]
@@ -169,8 +169,8 @@ def test_a_curve_goes_on_as_its_pilot_foretells() -> None:
 def test_it_goes_no_farther_than_its_interval_says_something() -> None:
     sizes = np.array([64, 128, 256, 512])
     rows = np.tile((2 * sizes**-0.5) ** 2, (10, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (10, 1))
-    ahead = foreseen(np.array([64.0, 128, 256, 512, 1024, 2048, 4096, 8192]), spread=0.2)
-    curve = ErrorCurve.of(sizes, rows, foresight=ahead)
+    ahead = predicted(np.array([64.0, 128, 256, 512, 1024, 2048, 4096, 8192]), spread=0.2)
+    curve = ErrorCurve.of(sizes, rows, prediction=ahead)
     assert 512 < curve.farthest < 8192  # 1.96 · 0.2 · ln(n/512) reaches ln 2 at n = 5.9 · 512
     assert np.isnan(curve.predict(8192)[0])
 

@@ -23,7 +23,7 @@ class HeadPlan:
     layer: int
     head: int
     kv_head: int
-    regime: Regime
+    regime: Regime | None  # None of a head that was predicted
     rate: float | None
     keys: TokensFor  # to keep, its sink included; where no number is known, all of a finite context (`beyond`)
     context: int | None  # keys there are: the context, or the layer's sliding window where that is shorter
@@ -60,7 +60,7 @@ class HeadPlan:
         """The plan of the head as JSON; `record.from_json` reads it back."""
         keys = {"predicted": self.keys.n, **to_json(self.keys), "ratio": self.ratio}
         keys |= {"lower_bound": self.lower_bound, "status": self.status.value}
-        return {**to_json(self), "remedy": self.regime.remedy, "keys": keys}
+        return {**to_json(self), "remedy": self.regime and self.regime.remedy, "keys": keys}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def plan_head(head: HeadRecord, error: float, context: int | None) -> HeadPlan:
         keys = replace(keys, n=there, interval=(there, there), beyond=True)
     rate = None if head.curve.rate is None else head.curve.rate.slope
     place = (head.layer, head.head, head.kv_head)
-    return HeadPlan(*place, head.regime, rate, keys, there, head.pooled is not None, head.error_is_lower_bound)
+    return HeadPlan(*place, head.regime, rate, keys, there, head.without_sink is not None, head.error_is_lower_bound)
 
 
 def shared_plans(heads: Iterable[HeadPlan]) -> tuple[SharedPlan, ...]:

@@ -113,7 +113,7 @@ class Plan(Result):
         rows = []
         for head in self.heads:
             row = {name: getattr(head, name) for name in ("layer", "head", "kv_head")}
-            row |= {"regime": head.regime.value, "rate": head.rate}
+            row |= {"regime": head.regime and head.regime.value, "rate": head.rate}
             row |= zip(("keys", "keys_low", "keys_high"), (head.keys.n, *head.keys.interval), strict=True)
             row |= {name: getattr(head, name) for name in ("context", "ratio", "mark", "lower_bound")}
             rows.append(row | tried.get(head.place, {}))
@@ -299,7 +299,7 @@ def _heads_table(title: str, heads: Iterable[HeadPlan], shown: int | None = None
         keys = ("beyond" if number is None else number for number in (head.keys.n, *head.keys.interval))
         share = "–" if head.ratio is None else f"{head.ratio:.1%}"
         mark = head.mark + (", lower bound" if head.lower_bound else "")
-        return head.layer, head.head, *keys, share, mark, head.regime.value, head.rate
+        return head.layer, head.head, *keys, share, mark, head.regime and head.regime.value, head.rate
 
     return Table(title, WORDS["columns"], [cells(head) for head in heads], shown=shown)
 

@@ -23,8 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    "probe", "plan", "trial", "temper", "designs", "depth", "downstream", "stability", "report", "compare", "study",
-    "theory", "hardmax", "tails", "scaling", "schedules", "heat-flow", "reproduce", "doctor",
+    "probe", "predict", "plan", "trial", "temper", "designs", "depth", "downstream", "stability", "report", "compare",
+    "study", "theory", "hardmax", "tails", "scaling", "schedules", "heat-flow", "reproduce", "doctor",
 ):  # fmt: skip
     module = command.replace("-", "_")
     app.command(command)(getattr(import_module(f"limitlens.cli.{module}"), module))

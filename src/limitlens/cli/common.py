@@ -155,6 +155,13 @@ def first_given(context: typer.Context, names: Sequence[str]) -> str | None:
     return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
+def whole_number(option: str, given: float, example: str) -> int:
+    """A count that may be written as 1e5."""
+    if not (given >= 1 and float(given).is_integer()):
+        raise InputError(f"{option} is {given:g}; expected a whole number of at least 1, such as {example}")
+    return int(given)
+
+
 def size(option: str, given: str | None, expected: str = "a size such as 16MB or 4GiB") -> int | None:
     """Bytes from "4GB" or "512MiB": kB, MB and GB are thousands, KiB, MiB and GiB 1,024s."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", given or "", re.IGNORECASE)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.arrays import to_device, to_numpy
+from limitlens.arrays import to_device
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
@@ -20,12 +20,12 @@ from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.moment_errors import MIN_SNR
 from limitlens.probing.pilot import Layer
-from limitlens.probing.predict_layer import TOKENS, foretell
-from limitlens.probing.record import HeadRecord, Sink
+from limitlens.probing.predict_layer import TOKENS, predict_layer
+from limitlens.probing.record import HeadRecord
 from limitlens.probing.regimes import Thresholds, classify, resampled
-from limitlens.probing.sinks import dilution_length, sink_share
+from limitlens.probing.sinks import layer_sinks
 from limitlens.record import to_json
-from limitlens.statistics.predicted_curve import Foresight
+from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import QUARTERS
 
 # What a head's record takes from its layer's as it is, by the same name.
@@ -45,7 +45,7 @@ class Measured:
     detail: LayerDetail
     geometry: LayerGeometry
     special: Array
-    foresight: list[tuple[Foresight, ...]]  # of each head: of the pooled law, and beside the atom where there is one
+    predictions: list[tuple[PredictedErrors, ...]]  # of each head: without its atom, and with it where there is one
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
@@ -53,10 +53,10 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     with torch.inference_mode():
         whole = joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
-            partial(_foretold, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
+            partial(_predictions, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
             partial(layer_geometry, whole, collectors),
         )  # fmt: skip
-        told, curves, detail, geometries = _done(work, whole.key.device)
+        predictions, curves, detail, geometries = _done(work, whole.key.device)
         share = torch.exp(whole.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, whole.layer.query.shape[2]).mean(-1).cpu())
     shared, groups = collectors[0].layer.query.shape[:2]
@@ -64,7 +64,7 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     for place, (own, geometry) in enumerate(zip(collectors, geometries, strict=True)):
         pairs = slice(place * shared, (place + 1) * shared)
         heads = slice(pairs.start * groups, pairs.stop * groups)
-        parts = (curves.of(heads, pairs), detail.of(heads), geometry, special[heads], told[heads])
+        parts = (curves.of(heads, pairs), detail.of(heads), geometry, special[heads], predictions[heads])
         found.append(Measured(own.layer, *parts))
     return found
 
@@ -94,8 +94,8 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def _foretold(collector: Collector) -> list[tuple[Foresight, ...]]:
-    """What some of the kept tokens of a layer foretell of each of its heads."""
+def _predictions(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
+    """Errors of each head of a layer, predicted from some of the tokens that the layer has kept."""
     deck = collector.deck
     slots = deck.some_slots(TOKENS)
     some = to_device(slots, collector.key.device)
@@ -103,7 +103,7 @@ def _foretold(collector: Collector) -> list[tuple[Foresight, ...]]:
     quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
     sizes = np.rint(deck.filled.cumsum(1).mean(0)).tolist()
     key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-    return foretell(collector.layer, key, value, sizes, quarters=quarters, seed=deck.seed)
+    return predict_layer(collector.layer, key, value, sizes, quarters=quarters, seed=deck.seed)
 
 
 def head_records(
@@ -115,7 +115,7 @@ def head_records(
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     known["finite_population_correction"] = curves.finite_population_correction
     main = curves.bare if curves.atomic is None else curves.atomic
-    sinks = _sinks(measured, sizes, window)
+    sinks = layer_sinks(layer, curves.reference.lse, curves.pool, sizes, window)
     # Of each head an array, or a number; None where it is not known.
     arrays = {name: getattr(of, name) for of, names in ((geometry, GEOMETRY), (detail, DETAIL)) for name in names}
     by_head: dict[str, Any] = {name: to_json(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
@@ -125,35 +125,22 @@ def head_records(
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
         own: dict[str, Any] = {name: None if of is None else of[head] for name, of in by_head.items()}
-        told, sink = measured.foresight[head], sinks[head] if sinks else None
-        foretold = [{"foresight": one, "text": one.moved(sizes)} for one in told]
-        curve = main.curve(head, sizes, **foretold[-1], **known)
-        others = {name: part.curve(head, sizes, min_snr=MIN_SNR, **known) for name, part in curves.others.items()}
-        pooled = None if curves.atomic is None else curves.bare.curve(head, sizes, **foretold[0], **known)
+        sink = sinks[head] if sinks else None
+        predicted = [{"prediction": one, "text": one.text_shifts(sizes)} for one in measured.predictions[head]]
+        curve = main.curve(head, sizes, **predicted[-1], **known)
+        moment_curves = {
+            name: part.curve(head, sizes, min_snr=MIN_SNR, **known) for name, part in curves.others.items()
+        }
+        without_sink = None if curves.atomic is None else curves.bare.curve(head, sizes, **predicted[0], **known)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
             sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,
-            **own, curve=curve, pooled=pooled, centred=main.centred(head, curve),
-            pooled_centred=None if pooled is None else curves.bare.centred(head, pooled),
+            **own, curve=curve, without_sink=without_sink, centred=main.centred(head, curve),
+            centred_without_sink=None if without_sink is None else curves.bare.centred(head, without_sink),
             effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
             sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
             regime=verdict.regime, regime_reason=verdict.reason, regime_agreement=verdict.agreement,
-            critical=detail.critical[head], others=others,
+            critical=detail.critical[head], moment_curves=moment_curves,
         )  # fmt: skip
 
     return [record(head) for head in range(len(detail.entropy))]
-
-
-def _sinks(measured: Measured, sizes: Array, window: int) -> list[Sink] | None:
-    """The atom's mass among n tokens, and the n that dilutes it to one half: of every head, where there is an atom."""
-    layer, reference, pool = measured.layer, measured.curves.reference, measured.curves.pool
-    if layer.atom is None:
-        return None
-    m = layer.query.shape[2]
-    score, rest = (lse.reshape(-1, m) for lse in to_numpy(layer.atom.lse, reference.lse))
-    kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
-    kind = " and ".join(name for name, there in kinds.items() if there)
-    shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
-    in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
-    lengths = to_json(dilution_length(score, rest, pool))
-    return [Sink(kind, *own) for own in zip(shares, in_window, lengths, strict=True)]

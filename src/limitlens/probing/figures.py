@@ -9,44 +9,53 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.probing.findings import WORDS
-from limitlens.probing.predictors import PREDICTORS, measured_curve
+from limitlens.probing.predictors import PREDICTORS, curve_of_kind
 from limitlens.probing.record import COUPLED, HeadRecord
 from limitlens.probing.regimes import Regime
-from limitlens.report.view import Axis, Colour, Figure, Guide, Series, band, head_map, line, points
+from limitlens.report.view import Axis, Colour, Dash, Figure, Guide, Series, band, head_map, line, points
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
 COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
-FORETOLD = "foretold by the exact law of its tokens"
+# Rates of theory for Gaussian tokens: name, function of `theory.rates`, colour and dash of its line.
+OUTPUT_LINES: tuple[tuple[str, str, Colour, Dash], ...] = (
+    ("root mean square: min(½, (√(1+4/H²)−1)/4), heuristic", "rate_rms_output", "ink", ""),
+    ("of one sample: min(½, 1/(1+2H²)), heuristic", "rate_sharp_output", "ink", "dashed"),
+)
+MOMENT_LINES: tuple[tuple[str, str, Colour, Dash], ...] = (
+    ("sharp: min(½, 1/(1+H²)), heuristic", "rate_sharp", "ink", ""),
+    ("root mean square: min(½, (√(1+8/H²)−1)/4), heuristic", "rate_rms", "ink", "dashed"),
+    ("drawn: 1/(2(1+H²))", "rate_drawn", "orange", "dotted"),
+    ("proved at best: 1/(2(1+32H²))", "rate_proved", "grey", ""),
+)
 
 
 def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
-    """Rates that theory says of a kind of error (`heads.predictors`) of Gaussian tokens with these horizons."""
+    """Theory's rates of a kind of error (`probing.predictors`) for Gaussian tokens, over a range of horizons."""
     fine = np.geomspace(min(horizons), max(horizons), 80)
     series = []
-    for name, rate, colour, dash in WORDS["rate_lines"]["output" if kind == "output" else "moments"]:
-        reach = fine**2 if rate in COUPLED else fine  # the coupling is H² at best
-        series.append(line(name, fine, [getattr(rates, rate)(float(h)) for h in reach], colour, dash))
+    for name, rate, colour, dash in OUTPUT_LINES if kind == "output" else MOMENT_LINES:
+        argument = fine**2 if rate in COUPLED else fine  # the coupling is at least H²
+        series.append(line(name, fine, [getattr(rates, rate)(float(value)) for value in argument], colour, dash))
     return series
 
 
 def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
-    """Fitted rates of a kind of error, without a sink, against the horizon: one point a head, over what theory says."""
+    """Fitted rates of a kind of error, without a sink, against the horizon: one point per head, with theory's lines."""
     if kind not in PREDICTORS:
         raise InputError(f"kind is {kind!r}; expected one of {', '.join(PREDICTORS)}")
-    every = [(head, curve.rate) for head in run.records if head.horizon and (curve := measured_curve(head, kind))]
-    found = [(head, rate) for head, rate in every if rate is not None]
+    every = [(head, curve.rate) for head in run.records if head.horizon and (curve := curve_of_kind(head, kind))]
+    found = [(head, head.horizon, rate) for head, rate in every if rate is not None and head.horizon]
     if not found:
         raise InputError("no head of this run has both a rate and a horizon; probe at three sizes or more to fit rates")
-    series = rate_lines([head.horizon for head, _ in found], kind)
+    series = rate_lines([horizon for _, horizon, _ in found], kind)
     for regime, colour in COLOURS.items():
-        if own := [(head.horizon, rate.slope, rate.stderr) for head, rate in found if head.regime is regime]:
+        if own := [(horizon, rate.slope, rate.stderr) for head, horizon, rate in found if head.regime is regime]:
             x, y, stderr = zip(*own, strict=True)
             series.append(points(regime.value, x, y, colour, stderr, positive=False))
-    up = Axis("rate β: error falls like n to the −β", low=min(0.0, *(rate.slope for _, rate in found)))
+    up = Axis("rate β: error falls like n to the −β", low=min(0.0, *(rate.slope for *_, rate in found)))
     averaging = Guide("½: plain averaging", y=0.5)
     of = "" if kind == "output" else f" of the {kind}"
     return Figure(f"Fitted rates{of} against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
@@ -54,9 +63,9 @@ def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
 
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
     """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
-    words = [regime.value for regime in Regime] if quantity == "regime" else []
+    words = [regime.value for regime in Regime] if quantity == "regime" and run.measured else []
     if words:
-        found: list[Any] = [words.index(head.regime.value) for head in run.records]
+        found: list[Any] = [head.regime and words.index(head.regime.value) for head in run.records]
     elif quantity == "rate":
         found = [head.curve.rate and head.curve.rate.slope for head in run.records]
     else:
@@ -66,26 +75,27 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
             help_ = f"a file is given as path={quantity!r}" if Path(quantity).suffix else known
             raise InputError(f"no head of this run has a number {quantity!r}; {help_}")
         found = numbers[quantity].tolist()
-    label = "rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
+    predicted = "" if run.measured else "predicted "
+    label = f"{predicted}rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
     return head_map(label, label, [head.place for head in run.records], found, words=words)
 
 
 def head_figures(head: HeadRecord) -> list[Figure]:
-    """The error curve of one head with its 95% band and fitted rate, and its effective tokens."""
+    """The error curve of one head with its 95% band and rate and, where measured, its effective tokens."""
     curve, n = head.curve, np.asarray(head.sizes, dtype=float)
-    low = np.maximum(curve.error - 1.96 * curve.stderr, 0.05 * curve.error)
-    errors = [band("95%", n, low, curve.error + 1.96 * curve.stderr, listed=False), points("measured", n, curve.error)]
+    name = "measured" if curve.measured else "predicted from its own tokens"
+    errors = [band("95%", n, *curve.interval, listed=False), points(name, n, curve.error)]
     if (rate := curve.rate) is not None:
         errors.append(line(f"rate {rate.slope:.3f} ± {rate.stderr:.3f}", n, rate.constant * n**-rate.slope))
-    told = head.foretold
-    name, predicted = ("predicted", head.predicted_error) if told is None else (FORETOLD, told)
-    errors.append(line(name, n, predicted, "ink", "dotted"))
+    across = Axis("number of tokens n", log=True)
+    figures = [Figure(head.name, across, Axis("relative output error", log=True), errors)]
+    if head.effective_tokens is None or head.regime is None:
+        return figures
+    exact = head.pilot_error
+    name = "predicted by the central limit theorem" if exact is None else "predicted from its own tokens"
+    errors.append(line(name, n, head.predicted_error if exact is None else exact, "ink", "dotted"))
     shared = [
         points(head.regime.value, n, head.effective_tokens, COLOURS[head.regime]),
-        line("every token alike", n, n, "grey", "dashed"),
+        line("all weights equal", n, n, "grey", "dashed"),
     ]
-    across = Axis("number of tokens n", log=True)
-    return [
-        Figure(head.name, across, Axis("relative output error", log=True), errors),
-        Figure("", across, Axis("effective tokens", log=True), shared),
-    ]
+    return [*figures, Figure("", across, Axis("effective tokens", log=True), shared)]

@@ -1,8 +1,10 @@
-"""Every head of a model foretold from a pilot alone: a few thousand tokens and a few dozen queries, nothing measured.
+"""Predict the error curve of every head of a model from a pilot of a few thousand tokens; nothing is measured.
 
-The pilot's tokens are taken for the law of all tokens, and the error of n of them follows exactly (`pilot_errors`).
-A layer's keys and values are gone when its heads are told.
+The pilot's tokens stand for the law of all tokens, and the expected error of n samples of that law follows exactly
+(`theory.exact_bootstrap`). The keys and values of a layer are released as soon as its heads are predicted.
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Sequence
@@ -12,26 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.errors import InputError, Progress, check_number
+from limitlens.attention.scores import scores_of
+from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.opening import FORWARD, open_windows
 from limitlens.probing.collect import tokens_of
 from limitlens.probing.pilot import Layer, Pilot, run_pilot
-from limitlens.probing.predict_layer import foretell
-from limitlens.probing.prediction import HeadPrediction, PredictedCurve, PredictedRate, Predictions
-from limitlens.probing.record import ERRORS
+from limitlens.probing.predict_layer import predict_layer
+from limitlens.probing.record import HeadRecord
+from limitlens.probing.result import ProbeRun
+from limitlens.probing.sinks import layer_sinks
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, workers_for
-from limitlens.statistics.bootstrap import ENDS
-from limitlens.statistics.crossing import whole
-from limitlens.statistics.error_curve import TokensFor
-from limitlens.statistics.predicted_curve import Foresight
+from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.theory.exact_bootstrap import PARTS, QUARTERS
 
-READ = 100_000  # tokens of the text, or all there are, among which the pilot's windows are drawn
-QUERY_WINDOWS = 32  # windows that give queries, at least: intervals come from resampling them
-QUERIES_A_WINDOW = 3  # at most, where the text is long enough
-FEWEST = PARTS  # tokens of a pilot
+READ = 100_000  # tokens of the text (or all, if fewer) among which the pilot's windows are drawn
+QUERY_WINDOWS = 32  # fewest windows that give queries: intervals come from resampling them
+QUERIES_PER_WINDOW = 3  # at most, where the text is long enough
+FEWEST_TOKENS = PARTS  # of a pilot
+RESERVED = 0.1  # share of the windows left unread, on which a cache plan can be checked
+DECODER = "intervals of a decoder are too narrow: in tests 64 to 86% of its 95% intervals held the measured error"
 
 
 def predict(
@@ -46,131 +49,135 @@ def predict(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
-) -> Predictions:
-    """Foretell the error curve, the rate and n(ε) of every head of a model from a few tokens: `.table`, `.document()`.
+) -> ProbeRun:
+    """Predict the error curve, the rate and n(ε) of every head of a model from a few tokens.
+
+    The result is a `ProbeRun`, as of `limitlens.probe`, whose curves have no replicates.
 
     Parameters
     ----------
     model, corpus, window, special, device : as in `limitlens.probe`
-    tokens : of the pilot: so many, in random windows, stand for the whole text
-    queries : queries a head, from windows of their own
-    sizes : numbers of tokens n to foretell errors at, as they are or as "lo:hi:k"; they may exceed the pilot
+    tokens : size of the pilot: so many tokens, in random windows, stand for the whole text
+    queries : queries per head, from other windows than the tokens
+    sizes : numbers of tokens n at which errors are predicted, a list or "lo:hi:k"; they may exceed the pilot
     progress : called with (layers done, layers in all)
 
-    >>> told = ll.predict(model, corpus=text, tokens=500, window=50, queries=8, sizes=[8, 32, 128])
-    >>> len(told.table)
+    >>> run = ll.predict(model, corpus=text, tokens=500, window=50, queries=8, sizes=[8, 32, 128])
+    >>> len(run.curves)
     36
     """
     begun = time.perf_counter()
-    n = parse_sizes(sizes)
+    n = tuple(parse_sizes(sizes))
     check_number("tokens", tokens, "at least 1, such as 3072", low=1)
     check_number("queries", queries, "at least 2, such as 48", low=2)
-    loaded, windows = open_windows(
-        model, corpus, max(READ, 2 * tokens), window=window, special=special, device=device, fewer=True
-    )
-    asking, keyed, warnings = _draw(windows, corpus, tokens, queries, seed)
+    check_seed(seed)
+    read = max(READ, 2 * tokens)
+    loaded, windows = open_windows(model, corpus, read, window=window, special=special, device=device, fewer=True)
+    query_windows, key_windows, reserved, warnings = _draw(windows, corpus, tokens, queries, seed)
     with workers_for(loaded.model.device) as workers, torch.inference_mode():
         batch = max(1, FORWARD // windows.length)
         pilot = run_pilot(
-            loaded, windows, asking, queries=queries, batch=batch, seed=seed, report=lambda _: None, workers=workers
-        )
+            loaded, windows, query_windows, queries=queries, batch=batch, seed=seed, report=lambda _: None,
+            workers=workers,
+        )  # fmt: skip
         positions = pilot.positions
-        if len(keyed) * len(positions) < FEWEST:
-            few = f"the pilot has {len(keyed) * len(positions)} tokens"
-            raise InputError(f"{few}; expected at least {FEWEST}, so ask for more tokens or longer windows")
-        heads = _heads(loaded, windows, keyed, pilot, n, batch, seed, workers, progress)
+        pooled = len(key_windows) * len(positions)
+        if pooled < FEWEST_TOKENS:
+            raise InputError(
+                f"the pilot has {pooled} tokens; expected at least {FEWEST_TOKENS}, so ask for more tokens or longer "
+                "windows"
+            )
+        heads = _heads(loaded, windows, key_windows, pilot, n, batch, seed, workers, progress)
     if pilot.causal:  # docs/predict.md
-        warnings.append("few windows say little of a decoder: 64 to 86% of its 95% intervals held what was measured")
-    return Predictions(
+        warnings.append(DECODER)
+    return ProbeRun(
         model=loaded.name, model_revision=loaded.revision, model_sha256=loaded.sha256,
         model_note=loaded.note or None, causal=pilot.causal, corpus=corpus, corpus_sha256=windows.sha256,
-        tokens=len(keyed) * len(positions), tokens_asked=tokens, window=windows.length,
-        windows={"count": windows.count, "queries": asking.tolist(), "keys": keyed.tolist()},
-        pooled_positions=(positions.start, positions.stop), queries=len(pilot.queries), n=tuple(n), heads=tuple(heads),
-        seed=seed, device=str(loaded.model.device), seconds=time.perf_counter() - begun, warnings=tuple(warnings),
-        special=windows.around,
+        tokens=pooled, tokens_asked=tokens, window=windows.length,
+        windows={
+            "count": windows.count, "pilot": query_windows.tolist(), "reserved": reserved.tolist(),
+            "pool": len(key_windows), "keys": key_windows.tolist(),
+        },
+        pooled_positions=(positions.start, positions.stop), sizes_asked=n, replicates=0, replicates_asked=0,
+        queries=len(pilot.queries), thresholds=None, records=tuple(heads), layer_records=(), seed=seed, batch=batch,
+        device=str(loaded.model.device), floor=0.0, interrupted=False,
+        seconds={"total": time.perf_counter() - begun}, warnings=tuple(warnings), special=windows.around,
     )  # fmt: skip
 
 
 def _draw(
     windows: Windows, corpus: str, tokens: int, queries: int, seed: int
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Random windows for queries and for keys, none for both, and what must be said of their number."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Random windows for queries, for keys and for checks, none for two of these, and warnings about their number."""
     if windows.count < 2:
         raise InputError(
             f"the corpus {corpus!r} holds {windows.count} whole windows of {windows.length} tokens; expected one for "
             "queries and one for keys at least, so give more text or shorter windows"
         )
-    wanted, warnings = -(-tokens // windows.length), list(windows.warnings)
+    warnings = list(windows.warnings)
+    wanted = -(-tokens // windows.length)
     keys = min(wanted, windows.count - 1)
-    asking = min(max(QUERY_WINDOWS, -(-queries // QUERIES_A_WINDOW)), windows.count - keys)
+    asking = min(max(QUERY_WINDOWS, -(-queries // QUERIES_PER_WINDOW)), windows.count - keys)
     if keys < wanted:
         short = f"the text has {windows.count} windows: {keys} of them give keys instead of the {wanted} asked for"
         warnings.append(f"{short}; more text gives more")
     if asking == 1:
-        warnings.append("all queries come from one window: intervals do not say how queries of others differ")
+        warnings.append("all queries come from one window: intervals ignore how queries of other windows differ")
     order = np.random.default_rng(np.random.SeedSequence([seed, 0x9107])).permutation(windows.count)
-    return np.sort(order[:asking]), order[asking : asking + keys], warnings
+    unread = order[asking + keys :][: int(RESERVED * windows.count)]
+    return np.sort(order[:asking]), order[asking : asking + keys], np.sort(unread), warnings
 
 
 def _heads(
-    loaded: LoadedModel, windows: Windows, keyed: np.ndarray, pilot: Pilot, n: Sequence[int],
+    loaded: LoadedModel, windows: Windows, key_windows: np.ndarray, pilot: Pilot, n: Sequence[int],
     batch: int, seed: int, workers: Workers, progress: Progress | None,
-) -> list[HeadPrediction]:  # fmt: skip
-    """Run the model over the windows of the keys and foretell the heads of each layer when it has seen them all."""
+) -> list[HeadRecord]:  # fmt: skip
+    """Run the model over the windows of the keys and predict the heads of each layer once it has seen them all."""
     positions = slice(pilot.positions.start, pilot.positions.stop)
-    tokens, queries = len(keyed) * len(pilot.positions), len(pilot.queries)
-    # Whole windows make up its parts, where there are enough: tokens of one are no independent witnesses.
-    place = np.arange(tokens) // len(pilot.positions) if len(keyed) >= QUARTERS else np.arange(tokens)
-    quarters = place * QUARTERS // (len(keyed) if len(keyed) >= QUARTERS else tokens)
-    waiting: dict[int, list[tuple[Tensor, Tensor]]] = {index: [] for index in pilot.layers}
-    found: list[HeadPrediction] = []
+    tokens, queries = len(key_windows) * len(pilot.positions), len(pilot.queries)
+    # Tokens of one window are not independent: the quarters of the pilot are whole windows where there are enough.
+    parts = len(key_windows) if len(key_windows) >= QUARTERS else tokens
+    quarters = np.arange(tokens) // (tokens // parts) * QUARTERS // parts
+    waiting: dict[int, list[tuple[Tensor, ...]]] = {index: [] for index in pilot.layers}
+    found: list[HeadRecord] = []
     seen, done = 0, count(1)
 
     def take(captured: Captured) -> None:
-        parts, layer = waiting[captured.layer], pilot.layers[captured.layer]
-        parts.append(tuple(tokens_of(part[:, :, positions]).float() for part in (captured.key, captured.value)))  # type: ignore[arg-type]
-        if seen < len(keyed):
+        layer, kept = pilot.layers[captured.layer], waiting[captured.layer]
+        kept.append(tuple(tokens_of(part[:, :, positions]).float() for part in (captured.key, captured.value)))
+        if seen < len(key_windows):
             return
-        key, value = (torch.cat(part) for part in zip(*parts, strict=True))
-        parts.clear()
-        told = foretell(layer, key, value, n, queries=queries, quarters=quarters, few=True, seed=seed, workers=workers)
-        found.extend(_head(layer, head, one, n) for head, one in enumerate(told))
+        key, value = (torch.cat(part) for part in zip(*kept, strict=True))
+        kept.clear()
+        predicted = predict_layer(
+            layer, key, value, n, queries=queries, quarters=quarters, few=True, seed=seed, workers=workers
+        )
+        curves = [[ErrorCurve.predicted(n, one, seed) for one in head] for head in predicted]
+        found.extend(_records(layer, key, curves, windows.length))
         if progress is not None:
             progress(next(done), len(pilot.layers))
 
     with capture(loaded.model, take) as run_until_last_attention:
-        for ids in windows.batches(batch, keyed):
+        for ids in windows.batches(batch, key_windows):
             seen += len(ids)
             run_until_last_attention(input_ids=ids.to(loaded.model.device))
     return found
 
 
-def _head(layer: Layer, head: int, told: tuple[Foresight, ...], n: Sequence[int]) -> HeadPrediction:
-    """A head from what was foretold of its bare law and, where there is one, beside its atom."""
-    bare, full = _curve(told[0], n), _curve(told[-1], n)
-    rate = None
-    if told[0].defined and len(n) > 1:
-        slope, low, high = told[0].slope(n)
-        rate = PredictedRate(slope, (low, high))
-    return HeadPrediction(
-        layer=layer.index, head=head, kv_head=head // layer.query.shape[1], error=full.error, low=full.low,
-        high=full.high, tokens_for=full.tokens_for, rate=rate, without_sink=bare if len(told) > 1 else None,
-    )  # fmt: skip
-
-
-def _curve(told: Foresight, n: Sequence[int]) -> PredictedCurve:
-    """The errors at sizes n and n(ε); none of both where the output is 0."""
-    if not told.defined:
-        nothing = np.full(len(n), np.nan)
-        return PredictedCurve(nothing, nothing, nothing, {str(error): None for error in ERRORS})
-    error, low, high = told.error(n)
-    return PredictedCurve(error, low, high, {str(error): _tokens_for(told, error, n) for error in ERRORS})
-
-
-def _tokens_for(told: Foresight, error: float, n: Sequence[int]) -> TokensFor | None:
-    """n(ε) with its 95% interval; None where no foretold size is enough."""
-    needed = told.crossed(error)
-    ends = np.quantile(needed[1:], ENDS, method="nearest")
-    middle, low, high = (whole(float(number)) for number in (needed[0], *ends))
-    return None if middle is None else TokensFor(middle, (low, high), extrapolated=not n[0] <= middle <= n[-1])
+def _records(layer: Layer, key: Tensor, curves: Sequence[Sequence[ErrorCurve]], window: int) -> list[HeadRecord]:
+    """The heads of a layer from the pilot's keys (M, Hkv, k) and the curves of each: without its sink, and with it."""
+    lse = torch.stack(
+        [
+            scores_of(layer.flat_query[pair], key[:, pair], layer.traits.softcap).logsumexp(-1)
+            for pair in range(key.shape[1])
+        ]
+    )
+    sinks = layer_sinks(layer, lse, len(key), np.asarray(curves[0][0].sizes, dtype=float), window)
+    return [
+        HeadRecord(
+            layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
+            sliding_window=layer.traits.sliding_window, curve=own[-1], without_sink=own[0] if len(own) > 1 else None,
+            sink=sinks[head] if sinks else None, sink_mass=sinks[head].share_in_window if sinks else None,
+        )
+        for head, own in enumerate(curves)
+    ]  # fmt: skip

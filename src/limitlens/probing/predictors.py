@@ -1,8 +1,8 @@
-"""How good predicted rates are: each kind of error against the exponents that are about it, constants beside them.
+"""Accuracy of predicted rates: measured rates of each kind of error against the formulas for it and constant baselines.
 
 Output errors and errors of the outputs' moments have different exponents and are never compared with one another. All
-curves of a probe are root mean squares over replicates. On real heads no formula is more than a heuristic, whatever it
-is for Gaussian tokens: H and Ψ are those of the covariance, which need not be a variance proxy of the tokens.
+curves of a probe are root mean squares over replicates. On real heads every formula is a heuristic, even one that is
+proved for Gaussian tokens: H and Ψ come from the covariance, which need not be a variance proxy of the tokens.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ from limitlens.theory.prediction import Status
 
 OUTPUT = ("rate_rms_output", "rate_sharp_output", "rate_pilot")
 MOMENT = ("rate_sharp", "rate_rms", "rate_drawn", "rate_drawn_coupling", "rate_proved")
-PREDICTORS = {"output": OUTPUT, "mean": MOMENT, "covariance": MOMENT}  # of the rate of each kind of error
+PREDICTORS = {"output": OUTPUT, "mean": MOMENT, "covariance": MOMENT}  # formulas for the rate of each kind of error
 DRAWN = ("rate_drawn", "rate_drawn_coupling")
-ORDERED = ("horizon", "score_std", "mean_tilt")  # these predict no number, only an order
+ORDERED = ("horizon", "score_std", "mean_tilt")  # these predict an order of the heads, not a rate
 
 
-def measured_curve(head: HeadRecord, kind: str) -> ErrorCurve | None:
-    """A head's curve of a kind of error, of the pooled law without a sink, which is what theory speaks of."""
-    return head.law if kind == "output" else head.others.get(kind)
+def curve_of_kind(head: HeadRecord, kind: str) -> ErrorCurve | None:
+    """A head's curve of a kind of error without a sink, to which theory applies."""
+    return head.curve_without_sink if kind == "output" else head.moment_curves.get(kind)
 
 
 def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, Any]:
-    """Predicted rates of a kind of error against measured ones.
+    """Predicted rates of a kind of error against measured ones; without predictors where nothing was measured.
 
-    For each predictor its status on real heads, the mean absolute miss, the rank correlation with the measured rates
+    For each predictor its status on real heads, the mean absolute error, the rank correlation with the measured rates
     (none for a constant), and the share of heads that converge at least as fast as it says, which for a bound should be
-    all. The constants are 1/2 and, knowing the answer, the median of the measured rates.
+    all. The baselines are the constant 1/2 and the best single constant, the median of the measured rates.
     """
-    curves = [(head, measured_curve(head, kind)) for head in heads]
-    known = [(head, curve.rate.slope) for head, curve in curves if curve is not None and curve.rate is not None]
+    curves = [(head, curve) for head in heads if (curve := curve_of_kind(head, kind)) is not None and curve.measured]
+    known = [(head, curve.rate.slope) for head, curve in curves if curve.rate is not None]
     measured = np.array([slope for _, slope in known])
     result: dict[str, Any] = {"heads": len(known), "predictors": {}}
     if not known:
@@ -60,7 +60,7 @@ def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, A
 
 
 def rate_skills(heads: Sequence[HeadRecord]) -> dict[str, Any]:
-    """The skill of the output's predictors, and under "moments" that of the mean's and the covariance's."""
+    """Accuracy of the predictors of the output's rate, and under "moments" of the mean's and the covariance's."""
     return rate_skill(heads) | {"moments": {kind: rate_skill(heads, kind) for kind in ("mean", "covariance")}}
 
 

@@ -1,4 +1,4 @@
-"""The result of a probe: every head of a model over a corpus."""
+"""The result of a probe or a prediction: every head of a model over a corpus."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from limitlens.errors import InputError, check_number, check_seed
 from limitlens.probing import figures, findings
 from limitlens.probing.overview import LayerRecord, layer_documents, summary
 from limitlens.probing.predictors import rate_skills
-from limitlens.probing.record import MOMENTS, OTHERS, HeadRecord
+from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
 from limitlens.probing.regimes import Regime, Thresholds
 from limitlens.probing.view import probe_view
 from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import Foresight
+from limitlens.statistics.predicted_curve import PredictedErrors
 
 STATES = "states.safetensors"
 # Fields of an error curve that a run folder holds as arrays.
@@ -32,47 +32,54 @@ CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProbeRun(Result):
-    """Every head of a model over a corpus."""
+    """Every head of a model over a corpus, measured (`limitlens.probe`) or predicted (`limitlens.predict`).
+
+    The curves of a predicted run have no replicates, and its heads have no diagnostics.
+    """
 
     kind = "probe"
-    model: str  # what was probed; the note says what a reader must know about the model
+    model: str
     model_revision: str | None
     model_sha256: str | None
-    model_note: str | None
+    model_note: str | None  # what a reader must know about the model
     causal: bool
-    corpus: str  # on what: `tokens` were pooled of those asked for
+    corpus: str
     corpus_sha256: str
-    tokens: int
+    tokens: int  # pooled tokens: those that samples are drawn from
     tokens_asked: int
-    window: int  # tokens in one
+    window: int  # tokens per window
     windows: Mapping[str, Any]  # "count", which gave queries ("pilot"), which may check plans ("reserved"), "pool"
     pooled_positions: tuple[int, int]  # of a window, half open
     sizes_asked: tuple[int, ...]
-    replicates: int
+    replicates: int  # 0 where the curves are predicted
     replicates_asked: int
-    queries: int
-    thresholds: Thresholds
+    queries: int  # per head
+    thresholds: Thresholds | None  # of the regimes; None where there are none
     records: tuple[HeadRecord, ...]  # the heads, by layer
-    layer_records: tuple[LayerRecord, ...]  # what was judged of the tokens of each layer
-    # `floor` is the numerical floor of relative errors; `seconds` in the "model", in "attention" and in "total"
+    layer_records: tuple[LayerRecord, ...]  # tail tests of the tokens of each layer
     seed: int
-    batch: int
+    batch: int  # windows per forward
     device: str
-    floor: float
+    floor: float  # numerical floor of relative errors
     interrupted: bool
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # in the "model", in "attention" and in "total"
     warnings: tuple[str, ...]
     # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
-    score_scale: float = 1.0  # on every head's scores; the model's own forward was left as it is
+    score_scale: float = 1.0  # multiplies every score in the measurement; the model's own forward is unchanged
     sampling: str = "pooled"  # what samples are drawn from (`sampling.documents.SAMPLINGS`)
-    kernel: str = "float32"  # what attention was computed with, in words
+    kernel: str = "float32"  # the attention kernel, in words
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
 
     @property
     def n(self) -> tuple[int, ...]:
-        """The sizes measured."""
+        """The sizes of all curves."""
         return self.records[0].sizes
+
+    @property
+    def measured(self) -> bool:
+        """Whether the curves were measured; those of a prediction have no replicates."""
+        return self.replicates > 0
 
     def head(self, layer: int, head: int) -> HeadRecord:
         """One head."""
@@ -83,7 +90,7 @@ class ProbeRun(Result):
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """`query_places` (m, 2), the window and the position of each query, and for each layer i the following.
+        """Reference outputs of a probe: `query_places` (m, 2), the window and the position of each query, and by layer:
 
         `layer{i}.query` (heads, m, k) with the scale in it, `layer{i}.reference.lse` (heads, m) and `.output`
         (heads, m, v) of attention over the whole pool, and `layer{i}.atom.lse` and `.output` where every context
@@ -104,7 +111,7 @@ class ProbeRun(Result):
         return [record.document() for record in self.records]
 
     def document(self) -> dict[str, Any]:
-        """The probe as the JSON document of the contract."""
+        """The run as the JSON document of the contract."""
         apart = ("records", "layer_records", "reference", "made")
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in apart}
         found |= {"n": self.n, "heads": self._head_documents}
@@ -114,36 +121,39 @@ class ProbeRun(Result):
 
     @classmethod
     def load(cls, run: Run) -> ProbeRun:
-        """The probe that a run folder holds; its states are read when they are first asked for."""
+        """The run that a folder holds; its states are read when they are first asked for."""
         document, arrays, states = run.document, run.arrays(), run.folder / STATES
-        if not states.is_file():
+        if document["replicates"] and not states.is_file():
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
+        seed = check_seed(document["seed"])
 
         def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
-            kept = [name for name in CURVE if f"{which}.{name}" in arrays]  # older runs have no text and no min_snr
-            rows = [{name: arrays[f"{which}.{name}"][row] for name in kept} for row in range(len(entries))]
-            told = arrays.get(f"{which}.foretold")
-            ahead = [None] * len(rows) if told is None else [Foresight(arrays["foretold_sizes"], logs) for logs in told]
-            sizes, seed = [parse_sizes(entry["n"]) for entry in entries], check_seed(document["seed"])
-            told = zip(sizes, rows, ahead, strict=True)
-            return [ErrorCurve(sizes=own, seed=seed, **row, foresight=one) for own, row, one in told]
+            """The curves of one kind, one per head."""
+            found = []
+            for row, entry in enumerate(entries):
+                stored = {name: arrays[f"{which}.{name}"][row] for name in CURVE if f"{which}.{name}" in arrays}
+                if (logs := arrays.get(f"{which}.predicted")) is not None:
+                    stored["prediction"] = PredictedErrors(arrays["predicted_sizes"], logs[row])
+                found.append(ErrorCurve(sizes=parse_sizes(entry["n"]), seed=seed, **stored))
+            return found
 
-        heads, layers = document["heads"], document["layers"]
-        others = {name: curves(name, heads) for name in OTHERS if f"{name}.error_moments" in arrays}
-        bare = iter(curves("pooled", [head for head in heads if head["without_sink"] is not None]))
+        heads = document["heads"]
+        moments = {name: curves(name, heads) for name in CURVES if f"{name}.error_moments" in arrays}
+        bare = iter(curves("without_sink", [head for head in heads if head["without_sink"] is not None]))
         records = []
         for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True)):
-            pooled = None if head["without_sink"] is None else next(bare)
-            records.append(HeadRecord.of(head, curve, pooled, {name: own[place] for name, own in others.items()}))
-        judged = [{**layer["tails"], "layer": layer["layer"]} for layer in layers if layer["tails"] is not None]
-        found: ProbeRun = from_json(cls, {**document, "records": records, "layer_records": judged})
-        return replace(found, reference=states)
+            without_sink = None if head["without_sink"] is None else next(bare)
+            moment_curves = {name: every[place] for name, every in moments.items()}
+            records.append(HeadRecord.of(head, curve=curve, without_sink=without_sink, moment_curves=moment_curves))
+        tails = [{**layer["tails"], "layer": layer["layer"]} for layer in document["layers"] if layer["tails"]]
+        found: ProbeRun = from_json(cls, {**document, "records": records, "layer_records": tails})
+        return replace(found, reference=states if found.measured else {})
 
     def check(self) -> None:
-        """Raise a ValueError unless every head has a number at each of its sizes; the view of a probe takes seconds."""
+        """Raise a ValueError unless every head has a number at each of its sizes (faster than making the view)."""
         for head in self.records:
             parts = (head.centred, head.predicted_error, head.effective_tokens)
-            if any(part.shape != (len(head.sizes),) for part in parts):
+            if any(self.measured if part is None else part.shape != (len(head.sizes),) for part in parts):
                 raise ValueError(f"{head.name} has other sizes than its curve")
 
     @property
@@ -153,21 +163,26 @@ class ProbeRun(Result):
 
     @cached_property
     def heads(self) -> pd.DataFrame:
-        """One row per head, numbers only: lists and what depends on n are in `curves`."""
-        return pd.DataFrame([_flat(head) for head in self._head_documents])
+        """One row per head, numbers only; numbers that depend on n are in `curves`."""
+        table = pd.DataFrame([_flat(head) for head in self._head_documents])
+        return table if self.measured else table.dropna(axis="columns", how="all")
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """One row per head and size: errors of all kinds, effective tokens, the sink's share."""
 
         def columns(head: HeadRecord) -> dict[str, Any]:
-            found: dict[str, Any] = {"n": head.sizes, "relative_centred_error": head.centred}
-            found |= {name: getattr(head, name) for name in ("predicted_error", "effective_tokens")}
-            for end, curve in (("", head.curve), ("_without_sink", head.pooled)):
+            found: dict[str, Any] = {"n": head.sizes}
+            if self.measured:
+                found |= {"relative_centred_error": head.centred, "predicted_error": head.predicted_error}
+                found |= {"effective_tokens": head.effective_tokens}
+            for end, curve in (("", head.curve), ("_without_sink", head.without_sink)):
                 if curve is not None:
                     name = f"relative_output_error{end}"
                     found |= {name: curve.error, f"{name}_stderr": curve.stderr}
-            for name, curve in head.others.items():
+                    if not self.measured:
+                        found |= {f"{name}_low": curve.interval[0], f"{name}_high": curve.interval[1]}
+            for name, curve in head.moment_curves.items():
                 error = MOMENTS.get(name, f"{name}_error")
                 found |= {error: curve.error, f"{error}_stderr": curve.stderr}
             return found if head.sink is None else found | {"sink_share": head.sink.share}
@@ -180,11 +195,11 @@ class ProbeRun(Result):
         rows = []
         for layer in layer_documents(self.records, self.layer_records):
             row = {name: layer[name] for name in ("layer", "heads", "attention")}
-            row |= {regime.value: layer["regimes"].get(regime.value, 0) for regime in Regime}
+            row |= {regime.value: layer["regimes"].get(regime.value, 0) for regime in Regime if self.measured}
             row |= {name: (layer[name] or {}).get("median") for name in ("rate", "error_at_largest_n")}
             tails = layer["tails"] or {}
-            told = {"tokens_are": tails.get("verdict"), "variance_proxy": tails.get("variance_proxy")}
-            rows.append(row | layer["median"] | told)
+            row |= layer["median"]
+            rows.append(row | {"tokens_are": tails.get("verdict"), "variance_proxy": tails.get("variance_proxy")})
         return pd.DataFrame(rows)
 
     @cached_property
@@ -193,12 +208,12 @@ class ProbeRun(Result):
 
         def columns(head: HeadRecord) -> dict[str, Any]:
             shape = head.curve.rows.shape
-            # Samples of a run that was cut short differ in size: 1 − n/N is the square of what they have not seen.
+            # Samples of an interrupted run differ in size: 1 − n/N is the square of the finite-population correction.
             seen = 1 - np.broadcast_to(head.curve.finite_population_correction, shape) ** 2
             n = np.broadcast_to(head.sizes, shape) if not self.interrupted else np.rint(self.tokens * seen).astype(int)
             found = {"replicate": np.indices(shape)[0], "n": n, "relative_output_error": np.sqrt(head.curve.rows)}
-            if head.pooled is not None:
-                found["relative_output_error_without_sink"] = np.sqrt(head.pooled.rows)
+            if head.without_sink is not None:
+                found["relative_output_error_without_sink"] = np.sqrt(head.without_sink.rows)
             return {name: values.ravel() for name, values in found.items()}
 
         return self._rows_of_heads(columns)
@@ -210,58 +225,59 @@ class ProbeRun(Result):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of a run folder."""
-        return {"heads": self.heads, "layers": self.layers, "curves": self.curves, "replicates": self.replicate_errors}
+        found = {"heads": self.heads, "layers": self.layers, "curves": self.curves}
+        return found | {"replicates": self.replicate_errors} if self.measured else found
 
     def arrays(self) -> dict[str, Any]:
-        """The error curves of all heads, "curve.error_moments" (heads, clusters, replicates, sizes) and the like.
+        """The error curves of all heads: "curve.error_moments" (heads, clusters, replicates, sizes) and so on.
 
-        Those without the sink are "pooled.error_moments" and the like, of the heads that have one, in order; those of
-        the mean and the covariance of the outputs, and of argmax, "mean.error_moments" and so on.
+        "without_sink.error_moments" and so on hold the curves without the sink, of the heads that have one, in order;
+        "mean.error_moments" and so on hold the `moment_curves`.
         """
-        bare = [head.pooled for head in self.records if head.pooled is not None]
+        every = {"curve": [head.curve for head in self.records]}
+        every["without_sink"] = [head.without_sink for head in self.records if head.without_sink is not None]
+        every |= {
+            name: [head.moment_curves[name] for head in self.records if name in head.moment_curves] for name in CURVES
+        }
         found: dict[str, Any] = {}
-        every = {"curve": [head.curve for head in self.records], "pooled": bare}
-        every |= {name: [head.others[name] for head in self.records if name in head.others] for name in OTHERS}
         for which, curves in every.items():
             if curves:
                 found |= {f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves]) for name in CURVE}
-                told = [curve.foresight for curve in curves if curve.foresight is not None]
-                if told:
-                    found |= {f"{which}.foretold": np.stack([one.logs for one in told])}
-                    found |= {"foretold_sizes": told[0].sizes}
+                if predictions := [curve.prediction for curve in curves if curve.prediction is not None]:
+                    found[f"{which}.predicted"] = np.stack([one.logs for one in predictions])
+                    found["predicted_sizes"] = predictions[0].sizes
         return found
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """The reference states, which a run folder holds beside arrays and tables."""
+        """The reference states of a probe, which a run folder holds besides arrays and tables."""
         from safetensors.torch import save_file
 
-        return {STATES: partial(save_file, dict(self.states))}
+        return {STATES: partial(save_file, dict(self.states))} if self.measured else {}
 
     def predict(self, n: float) -> pd.DataFrame:
-        """The error of every head at n tokens with its 95% interval, beyond the sizes measured too: one row a head.
+        """The error of every head at n tokens with its 95% interval, n within the sizes or outside: one row per head.
 
-        Outside the sizes measured it follows what the run's own kept tokens foretell (`pilot_errors`), relative to
-        the nearest size; NaN where that says nothing any more.
+        Outside the sizes it follows the prediction from the run's own tokens (`theory.exact_bootstrap`), relative to
+        the nearest size; NaN where that prediction is too uncertain.
         """
         check_number("n", n, "a number of tokens of at least 1", low=1)
         outside = not self.n[0] <= n <= self.n[-1]
-        names = ("layer", "head", "error", "low", "high", "extrapolated")
         rows = [(*head.place, *head.curve.predict(n), outside) for head in self.records]
-        return pd.DataFrame(rows, columns=list(names))
+        return pd.DataFrame(rows, columns=["layer", "head", "error", "low", "high", "extrapolated"])
 
     def slowest(self, count: int = 5) -> pd.DataFrame:
         """The heads that need the most tokens: those with the largest error at the largest n."""
         return self._rows(findings.slowest(self)[:count])
 
     def fastest(self, count: int = 5) -> pd.DataFrame:
-        """The heads that need the fewest, among those whose error falls."""
+        """The heads that need the fewest tokens, among those whose error falls."""
         return self._rows(findings.fastest(self)[:count])
 
     def _rows(self, records: Sequence[HeadRecord]) -> pd.DataFrame:
         return self.heads.iloc[[self.records.index(record) for record in records]]
 
     def plot_rates(self, path: str | Path | None = None, kind: str = "output") -> Drawing:
-        """Fitted rates of the "output", the "mean" or the "covariance" against the horizon, with what theory says."""
+        """Fitted rates of the "output", the "mean" or the "covariance" against the horizon, with theory's rates."""
         return results.plot([figures.rates_figure(self, kind)], path)
 
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
@@ -272,20 +288,24 @@ class ProbeRun(Result):
         """The error curve of one head and its effective tokens."""
         return results.plot(figures.head_figures(self.head(layer, head)), path)
 
+    def plot(self, path: str | Path | None = None) -> Drawing:
+        """Fitted rates against the horizon; of a prediction, which has no horizon, the map of predicted rates."""
+        return self.plot_rates(path) if self.measured else self.plot_map("rate", path)
+
     def __repr__(self) -> str:
-        return f"<ProbeRun of {self.model} on {self.corpus}: {len(self.records)} heads>"
+        kind = "" if self.measured else "predicted, "
+        return f"<ProbeRun of {self.model} on {self.corpus}: {kind}{len(self.records)} heads>"
 
     view = probe_view
-    plot = plot_rates
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
     """A head's document without its lists, one level deep: `rate` is the slope, its companions follow it."""
-    bare, sink = head["without_sink"], head["sink"]
+    bare, sink, effective = head["without_sink"], head["sink"], head["effective_tokens"]
     lists = {name for name, value in head.items() if isinstance(value, (list, dict))} | {"without_sink", "sink"}
     row = {name: value for name, value in head.items() if name not in lists}
-    row |= {"error_at_largest_n": head["relative_output_error"][-1], "effective_tokens": head["effective_tokens"][-1]}
-    for name in OTHERS:
+    row |= {"error_at_largest_n": head["relative_output_error"][-1], "effective_tokens": effective and effective[-1]}
+    for name in CURVES:
         if f"rate_{name}" in head:
             row |= _rate_columns(head[f"rate_{name}"], f"rate_{name}")
     if (rate := head.get("rate_hardmax")) is not None:
@@ -302,7 +322,7 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate_columns(rate: Mapping[str, Any] | None, name: str) -> dict[str, float]:
-    """A rate in a row: its slope under the name, its companions beside it."""
+    """Columns of a rate: its slope under the name, then its standard error and interval."""
     rate = rate or {"slope": np.nan, "stderr": np.nan, "interval": (np.nan, np.nan)}
     low, high = rate["interval"]
     return {name: rate["slope"], f"{name}_stderr": rate["stderr"], f"{name}_low": low, f"{name}_high": high}

@@ -1,219 +1,195 @@
-"""What a probe shows: the map of all heads, the panel of one, rates against theory, budgets."""
+"""View of a probe or a prediction: tokens needed for a target error, every head, and predicted rates last."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from limitlens.estimate import Estimate
 from limitlens.probing import findings
-from limitlens.probing.figures import COLOURS, map_figure, rate_lines
-from limitlens.probing.findings import WORDS
+from limitlens.probing.figures import map_figure
 from limitlens.probing.overview import summary
+from limitlens.probing.page_data import BEYOND, page_data
 from limitlens.probing.predictors import rate_skills
-from limitlens.probing.record import ERRORS, MOMENTS, HeadRecord, share_kept
-from limitlens.record import to_json
-from limitlens.report.view import Block, Cell, Section, Table, Text, View, Widget
+from limitlens.probing.record import MOMENTS, HeadRecord, share_of_keys
+from limitlens.report.view import Cell, Section, Table, Text, View, Widget
 from limitlens.report.words import short
-from limitlens.statistics.answers import CONTEXTS, answers
-from limitlens.statistics.answers import ERRORS as WANTED
 
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
 SHOWN = 5  # of the slowest heads, and of the fastest
-BEYOND = "beyond"  # in the place of a number that lies beyond ten times the largest size measured
-SKILL = ("status", "mean_absolute_miss", "rank_correlation")  # of a predictor of rates
-RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant", "law": "law"}  # of a head, of its `Rate`
+TARGETS = (0.2, 0.1, 0.05, 0.01)  # relative errors of the table of tokens needed
+DETAILS = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
+PREDICTOR_NAMES = {
+    "rate_constant": "the constant 1/2",
+    "rate_best_constant": "baseline: best single constant",
+    "rate_sharp": "sharp: min(½, 1/(1+H²))",
+    "rate_rms": "sharp, rms: min(½, (√(1+8/H²)−1)/4)",
+    "rate_sharp_output": "sharp, of one sample: min(½, 1/(1+2H²))",
+    "rate_rms_output": "sharp, rms: min(½, (√(1+4/H²)−1)/4)",
+    "rate_drawn": "drawn in the literature: 1/(2(1+H²))",
+    "rate_drawn_coupling": "drawn in the literature: 1/(2(1+Ψ))",
+    "rate_proved": "proved, were Ψ that of a variance proxy: 1/(2(1+32Ψ))",
+    "rate_pilot": "from the run's own tokens: the exact finite-n law",
+}
 
 
 def probe_view(run: ProbeRun) -> View:
-    """Everything a probe has to show."""
-    told = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
+    """Everything a probe or a prediction has to show."""
+    heads = (
+        "Each cell is a head. Choose the quantity that colours the cells; click a head or use the arrow keys to see "
+        "its curve."
+    )
+    budgets = (
+        "Choose a target error and the length of the context. Budgets are for tokens drawn at random, from each head's "
+        "error curve; outside its sizes they follow the prediction from the head's own tokens, and are marked."
+    )
+    title = f"{run.model} on {run.corpus}"
     return View(
-        title=f"{run.model} on {run.corpus}",
-        subtitle=findings.measured(run),
+        title=title if run.measured else f"{title}, predicted",
+        subtitle=findings.subtitle(run),
         verdict=findings.verdict(run),
-        above=(Widget("regimes"), Widget("jumps")),
+        above=(Widget("regimes"), Widget("jumps")) if run.measured else (Widget("jumps"),),
         sections=[
-            _section("heads", Widget("map"), only="page"),
-            Section("Every head at a glance", "", (map_figure(run, "rate"),), only="notebook"),
+            Section("Tokens needed for a target error", "", (_needs(run),)),
+            Section("Every head", heads, (Widget("map"),), "heads", only="page"),
+            Section("Every head", "", (map_figure(run, "rate"),), only="notebook"),
+            Section(
+                "How many tokens does each head need?", budgets, (Widget("budgets"),), "budget-section", only="page"
+            ),
             _extremes(run),
+            Section("Advice", "", (Text(findings.advice(run), listed=True),), only="terminal"),
             *_rates(run),
-            _section("budget-section", Widget("budgets"), only="page"),
-            Section("What the heads are", "", (Text(findings.advice(run), listed=True),), only="terminal"),
         ],
         data=lambda: page_data(run),
         warnings=run.warnings,
         trust=findings.trust(run),
-        details={name.replace("_", " "): value for name in told if (value := getattr(run, name)) is not None},
+        details={name.replace("_", " "): value for name in DETAILS if (value := getattr(run, name)) is not None},
     )
 
 
-def _section(name: str, *blocks: Block, only: Literal["", "page"] = "") -> Section:
-    title, lead = WORDS["sections"][name]
-    return Section(title, lead, blocks, name, only)
-
-
-def page_data(run: ProbeRun) -> dict[str, Any]:
-    """What the widgets of a page read; heads are columns, one list for each quantity."""
-    rows, picked, found = [_row(head) for head in run.records], findings.notable(run), findings.counts(run.records)
-    places = {head.place: index for index, head in enumerate(run.records)}
-    known = [told for told in WORDS["quantities"] if any(row[told["key"]] is not None for row in rows)]
-    return {
-        "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records), "window": run.window,
-        "ranks": list(run.records[0].ranks), "first": places[picked[0].head.place],
-        "heads": {name: [row[name] for row in rows] for name in rows[0]},
-        "quantities": [told for told in known if told["kind"]],
-        "facts": [told for told in known if told["key"] not in ("rate", "regime")],
-        "remedies": {regime.value: regime.remedy for regime in found},
-        "rate_axes": _rate_axes(run),
-        "jumps": [{"head": places[item.head.place], "text": f"{item.head.name}: {item.why}"} for item in picked],
-        "regimes": [
-            {"name": regime.value, "colour": COLOURS[regime], "count": count, "meaning": regime.meaning}
-            for regime, count in found.items()
-        ],
-        "budget": _budgets(run),
-    }  # fmt: skip
-
-
-def _row(head: HeadRecord) -> dict[str, Any]:
-    """What a page is told of a head: numbers under their own names, curves as lists."""
-    rate, law, sink, bare = head.curve.rate, head.law.rate, head.sink, head.pooled
-    told, critical, argmax = head.foretold, head.critical, head.others.get("hardmax")
-    names = (
-        "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
-        "entropy", "sink_mass", "pareto_k", "local_dimension", "sliding_window", "regime_reason",
+def _needs(run: ProbeRun) -> Table:
+    """For each target error: heads within it, random keys that half and 90% of the heads need, KV entries kept."""
+    context, heads = findings.context_of(run), run.records
+    rows: list[list[Cell]] = []
+    for error in TARGETS:
+        within = sum(bool(head.curve.error[-1] <= error) for head in heads)
+        keys = [head.keys_for(error, context).n for head in heads]
+        needed = sorted(head.context(context) if n is None else n for head, n in zip(heads, keys, strict=True))
+        half, most = (round(needed[math.ceil(share * len(heads)) - 1]) for share in (0.5, 0.9))
+        share = share_of_keys(heads, keys, context)
+        rows.append([f"{error:.0%}", f"{within} of {len(heads)}", half, most, f"{share:.0%}"])
+    columns = (
+        "target error", f"heads within it at n = {run.n[-1]:,}", "random keys for half of the heads",
+        "for 90% of the heads", f"kept of {context:,} KV entries" if run.causal else f"kept of {context:,} keys",
     )  # fmt: skip
-    needed = {error: head.curve.tokens_for(error) for error in ERRORS}
-    return {
-        **{name: getattr(head, name) for name in names},
-        **{name: getattr(head, name).tolist() for name in ("predicted_error", "effective_tokens")},
-        **{f"tokens_{error}": BEYOND if found.beyond else found.n for error, found in needed.items()},
-        **{name: rate and getattr(rate, part) for name, part in RATE.items()},
-        "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
-        "rate_pooled": law and law.slope, "rate_pooled_stderr": law and law.stderr,
-        **{f"rate_{kind}": (own := head.others.get(kind)) and own.rate and own.rate.slope for kind in MOMENTS},
-        "critical_factor": critical and to_json(critical.factor),
-        "hardmax_error": argmax and argmax.error.tolist(),
-        "hardmax_law": argmax and argmax.rate and argmax.rate.law,
-        "rate_sharp": head.predicted_rates["rate_sharp"], "rate_predicted": head.predicted_rates["rate_rms_output"],
-        "regime": head.regime.value, "lower_bound": head.error_is_lower_bound or None,
-        "error": head.curve.error.tolist(), "error_stderr": head.curve.stderr.tolist(),
-        "error_last": float(head.curve.error[-1]), "bare_error": bare and bare.error.tolist(),
-        "pilot_error": None if told is None else told.tolist(),
-        "growth": head.effective_tokens_growth, "effective_last": float(head.effective_tokens[-1]),
-        "sink_share": sink and sink.share.tolist(), "sink_dilution": sink and sink.dilution_length,
-        "ordered_weights": head.ordered_weights.tolist(),
-    }  # fmt: skip
-
-
-def _budgets(run: ProbeRun) -> dict[str, Any]:
-    """Keys that every head needs, for a few errors and contexts; an encoder has no context beyond its window."""
-    window, heads = run.window, run.records
-    contexts = CONTEXTS if run.causal else (*(size for size in (window // 4, window // 2) if size > 1), window, None)
-    found = answers([head.keys_for for head in heads], WANTED, contexts)
-    spread = 0.7 / (1 + max(head.head for head in heads))  # heads of one layer side by side
-    alone = {}
-    if len(heads) == 1:  # nothing to set side by side: its curve is drawn instead
-        curve = heads[0].curve
-        alone = {"n": list(run.n), "error": curve.error.tolist(), "stderr": curve.stderr.tolist()}
-
-    def share(error: int, place: int, context: int | None) -> float | None:
-        needed = [rows[error][place] for rows in found["n"]]
-        return None if context is None else share_kept(heads, needed, context)
-
-    return {
-        "unit": "head", "cache": True, "axis": {"label": "layer", "whole": True}, "answers": found,
-        "errors": list(WANTED), "wanted": WANTED.index(findings.TIGHT),
-        "contexts": list(contexts), "length": contexts.index(findings.CONTEXT if run.causal else window),
-        "curves": [
-            {"label": head.name, "x": head.layer + spread * head.head, "regime": head.regime.value, **alone}
-            for head in heads
-        ],
-        "share": [
-            [share(error, place, context) for place, context in enumerate(contexts)] for error in range(len(WANTED))
-        ],
-    }  # fmt: skip
-
-
-def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
-    """What rates can be drawn against, with the lines and boundaries that theory sets there."""
-    far = math.sqrt(2 * math.log(run.n[-1]))
-    borders = [
-        {"x": far / 2, "label": "√(2 ln n)/2: averaging ends"},
-        {"x": far, "label": "√(2 ln n): freezing begins", "row": 1},
-    ]
-    horizons = [head.horizon for head in run.records if head.horizon and head.law.rate is not None]
-    parts = ("name", "dash", "colour", "x", "y")
-    lines = [{part: getattr(one, part) for part in parts} for one in (rate_lines(horizons) if horizons else [])]
-    leaves = {"x": math.sqrt(0.5), "label": "H = √½: sharp rate leaves ½"}
-    drawn: dict[str, Any] = {"horizon": {"lines": lines, "guides": [leaves]}}
-    return [
-        {"lines": [], "guides": borders, **axis, "note": axis["note"].format(n=run.n[-1]), **drawn.get(axis["key"], {})}
-        for axis in WORDS["rate_axes"]
-    ]
+    return Table("Tokens needed for a target error", columns, rows)
 
 
 def _extremes(run: ProbeRun) -> Section:
-    """The slowest heads and the fastest, for a terminal: a page has all of them."""
-    columns = [column.format(n=run.n[-1]) for column in WORDS["columns"]]
-    found = {"slowest": findings.slowest(run), "fastest": findings.fastest(run)}
-    titles = {name: WORDS[name].format(shown=SHOWN) for name in found}
-    tables = [Table(titles[name], columns, [_cells(head) for head in heads[:SHOWN]]) for name, heads in found.items()]
-    legend = Text(("* extrapolated; beyond: farther than the tokens of this run can tell",))
+    """The slowest and the fastest heads, for a terminal: a page shows all of them."""
+    slowest, fastest = findings.slowest(run)[:SHOWN], findings.fastest(run)[:SHOWN]
+    tables = (
+        _head_table(run, f"The {SHOWN} slowest heads: the largest errors left", slowest),
+        _head_table(run, f"The {SHOWN} fastest heads: the smallest errors left", fastest),
+    )
+    legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
     return Section("", "", (*tables, legend), only="terminal")
 
 
-def _cells(head: HeadRecord) -> list[Cell]:
+def _head_table(run: ProbeRun, title: str, heads: Sequence[HeadRecord]) -> Table:
+    """One row per head; columns that a prediction does not have are left out."""
+    rows = [_cells(head) for head in heads]
+    last = f"error at n = {run.n[-1]:,}"
+    columns = {"head": "head", "rate": "rate", "interval": "95% interval", "error": last, "low to high": "95% interval"}
+    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else list(columns)
+    return Table(title, [columns.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows])
+
+
+def _cells(head: HeadRecord) -> dict[str, Cell]:
     def tokens(error: float) -> str:
         found = head.curve.tokens_for(error)
         return BEYOND if found.beyond else "–" if found.n is None else f"{found.n:,}{'*' * found.extrapolated}"
 
-    rate = head.curve.rate
-    return [
-        f"{head.layer}.{head.head}", None if rate is None else round(rate.slope, 2),
-        None if rate is None else f"{rate.interval[0]:.2f} to {rate.interval[1]:.2f}",
-        Estimate(round(float(head.curve.error[-1]), 3), round(float(head.curve.stderr[-1]), 3)),
-        tokens(0.1), tokens(0.05), float(f"{head.effective_tokens[-1]:.3g}"), float(f"{head.top_weight:.2g}"),
-        head.sink_mass and round(head.sink_mass, 2), head.pareto_k and round(head.pareto_k, 2),
-        round(head.horizon, 2), head.regime.value,
-    ]  # fmt: skip
+    curve, rate, effective = head.curve, head.curve.rate, head.effective_tokens
+    error = Estimate(round(float(curve.error[-1]), 3), round(float(curve.stderr[-1]), 3))
+    low, high = curve.interval[:, -1].tolist()
+    return {
+        "head": f"{head.layer}.{head.head}",
+        "rate": None if rate is None else round(rate.slope, 2),
+        "interval": None if rate is None else f"{rate.interval[0]:.2f} to {rate.interval[1]:.2f}",
+        "error": error if curve.measured else error.value,
+        "low to high": None if curve.measured or math.isnan(low) else f"{low:.3g} to {high:.3g}",
+        "tokens for 10%": tokens(0.1),
+        "for 5%": tokens(0.05),
+        "for 1%": None if curve.measured else tokens(0.01),
+        "effective tokens": None if effective is None else float(f"{effective[-1]:.3g}"),
+        "top weight": head.top_weight and float(f"{head.top_weight:.2g}"),
+        "sink": head.sink_mass and round(head.sink_mass, 2),
+        "Pareto k": head.pareto_k and round(head.pareto_k, 2),
+        "horizon": head.horizon and round(head.horizon, 2),
+        "regime": head.regime and head.regime.value,
+    }
 
 
 def _rates(run: ProbeRun) -> list[Section]:
-    """How well the predicted rates do, the constants beside them."""
+    """Accuracy of the predicted rates against constant baselines; nothing where no rate was measured."""
     skill, about = rate_skills(run.records), summary(run.records)
     if not skill["heads"] or about["rate"] is None:
         return []
-    words, labels, found = WORDS["rates"], WORDS["predictors"], skill["predictors"]
-    knowing = [name for name in _ranked(found) if name != "rate_best_constant"]  # that one was told the answer
-    told = {"best": labels[knowing[0]], "miss": short(found[knowing[0]]["mean_absolute_miss"])}
-    told |= {"constant": short(found["rate_constant"]["mean_absolute_miss"])}
-    best = "constant best" if knowing[0] == "rate_constant" else "best"
-    said = [words["spread"].format(**about["rate"]), words[best].format(**told)]
+    rate, predictors = about["rate"], skill["predictors"]
+    ranked = [name for name in _ranked(predictors) if name != "rate_best_constant"]  # it is fitted to the answer
+    best, miss = PREDICTOR_NAMES[ranked[0]], short(predictors[ranked[0]]["mean_absolute_miss"])
+    constant = short(predictors["rate_constant"]["mean_absolute_miss"])
+    lines = [f"Rates range from {rate['smallest']:.2f} to {rate['largest']:.2f}, median {rate['median']:.2f}."]
+    if ranked[0] == "rate_constant":
+        lines.append(
+            f"The best predictor here is {best}, off by {miss} on average: no formula is better on these heads."
+        )
+    else:
+        lines.append(
+            f"The best predictor here is {best}, off by {miss} on average; the constant 1/2 is off by {constant}."
+        )
     if (correlation := skill["rank_correlation_score_std"]) is not None:
-        said.append(words["order"].format(correlation=correlation))
-    if about["rate_mean"] and about["rate_covariance"]:
-        said.append(words["moments"].format(mean=about["rate_mean"], covariance=about["rate_covariance"]))
-    kinds = {"output": found} | {kind: skill["moments"][kind]["predictors"] for kind in MOMENTS}
-    tables = []
-    for kind, own in kinds.items():
-        rows = [
-            (labels[name], *(own[name][part] for part in SKILL), f"{own[name]['at_least_as_fast']:.0%}")
-            for name in _ranked(own)
-        ]
-        tables += [Table(words["table"].format(kind=kind), words["columns"], rows)] if own else []
-    argmax = [rate for head in run.records if "hardmax" in head.others and (rate := head.others["hardmax"].rate)]
-    if argmax:
+        lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
+    if (mean := about["rate_mean"]) and (covariance := about["rate_covariance"]):
+        lines.append(
+            f"The mean of the outputs over the queries converges with rates from {mean['smallest']:.2f} to "
+            f"{mean['largest']:.2f}, median {mean['median']:.2f}; their covariance with rates from "
+            f"{covariance['smallest']:.2f} to {covariance['largest']:.2f}, median {covariance['median']:.2f}. Formulas "
+            "for moments are compared with these rates only."
+        )
+    if argmax := [one.rate for head in run.records if (one := head.moment_curves.get("hardmax")) and one.rate]:
         laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
-        counts = {name: laws.count(name) for name in ("power", "log", "undecided")}
-        said.append(words["argmax"].format(heads=len(argmax), exponent=exponent, **counts))
-    return [_section("rates-section", Widget("rates"), Text(said), *tables)]
+        lines.append(
+            f"With argmax in place of softmax, the errors of {laws.count('log')} of {len(argmax)} heads follow a power "
+            f"of ln n, {laws.count('power')} a power of n, {laws.count('undecided')} are undecided; the median "
+            f"logarithmic law is (ln n)^−{exponent:.2f}."
+        )
+    kinds = {"output": predictors} | {kind: skill["moments"][kind]["predictors"] for kind in MOMENTS}
+    tables = [_accuracy(kind, own) for kind, own in kinds.items() if own]
+    lead = (
+        "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."
+    )
+    return [Section("Does theory predict the rates?", lead, (Widget("rates"), Text(lines), *tables), "rates-section")]
+
+
+def _accuracy(kind: str, predictors: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Predictors of the rate of a kind of error, the most accurate first."""
+    columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
+    rows = [
+        (
+            PREDICTOR_NAMES[name], own["status"], own["mean_absolute_miss"], own["rank_correlation"],
+            f"{own['at_least_as_fast']:.0%}",
+        )
+        for name, own in ((name, predictors[name]) for name in _ranked(predictors))
+    ]  # fmt: skip
+    return Table(f"accuracy of predicted rates of the {kind} error", columns, rows)
 
 
 def _ranked(predictors: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Predictors by their miss, the best first."""
+    """Predictors by their mean absolute error, the smallest first."""
     return sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))

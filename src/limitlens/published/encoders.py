@@ -18,7 +18,7 @@ from limitlens.published.protocol import Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.theory.rates import rate_drawn, rate_rms_output, rate_sharp
+from limitlens.theory.rates import rate_drawn, rate_sharp
 
 MOMENTS = ("mean", "covariance")
 CHANCE = 0.0228  # of a normal number beyond two standard errors, on one side
@@ -36,7 +36,7 @@ def bert_layers(
     layers = _as_published(work, loaded, windows, **protocol) if work.as_published else None
     work.numbers["tokens"] = Number(run.tokens)
     for place, name in enumerate(MOMENTS, 1):
-        found, bars = _rates([head.others.get(name) for head in run.records])
+        found, bars = _rates([head.moment_curves.get(name) for head in run.records])
         known = np.isfinite(found)
         drawn = np.array([rate_drawn(value) for value in horizons])
         theirs = () if layers is None else _rank(layers[0], layers[place])
@@ -50,7 +50,7 @@ def bert_layers(
         if layers is not None:
             work.draw(f"{name}, each layer as published", layers[0], layers[place])
     if layers is not None:
-        ours = [max(head.horizon for head in run.records if head.layer == layer) for layer in range(len(layers[0]))]
+        ours = [max(head.horizon or 0 for head in run.records if head.layer == row) for row in range(len(layers[0]))]
         work.numbers["horizon"] = Number(float(np.median(ours)), as_published=float(np.median(layers[0])))
         work.numbers["half_shift"] = Number(0.0, as_published=float(np.abs(layers[3]).mean()))
         work.numbers["slope_stderr"] = Number(float(layers[4].mean()), as_published=float(layers[5].mean()))
@@ -105,8 +105,11 @@ def horizon_ablation(
     grid, medians, predicted = np.array(parse_grid(factors, "factors")), [], []
     for factor in work.each(grid.tolist()):
         run = work.whole(probe(loaded, corpus, windows.tokens, score_scale=factor, seed=work.seed, **options))
-        predicted.append(np.median([rate_rms_output(head.horizon) for head in run.records]))
-        ways = ([head.others.get("mean") for head in run.records], [head.law for head in run.records])
+        predicted.append(np.median([head.predicted_rates["rate_rms_output"] for head in run.records]))
+        ways = (
+            [head.moment_curves.get("mean") for head in run.records],
+            [head.curve_without_sink for head in run.records],
+        )
         each = [found[np.isfinite(found)] for found in (_rates(way)[0] for way in ways)]
         medians.append([(np.median(one), 1.2533 * one.std() / np.sqrt(len(one))) for one in each])
     for place, name in enumerate(("mean", "output")):

@@ -51,13 +51,14 @@ def _parts(view: View) -> Iterator[RenderableType]:
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
-    for part in view.sections:
-        if part.only in ("", "terminal"):
-            yield from _section(part)
-    for heading, said in zip(("What it found", "What to do"), view.verdict[1:], strict=True):
+    _, found, do = view.verdict
+    for heading, said in (("What to do", do), ("What it found", found)):
         if said:
             yield Words("\n" + heading, style="bold")
             yield Words(said)
+    for part in view.sections:
+        if part.only in ("", "terminal"):
+            yield from _section(part)
     if view.trust:
         yield Words("")
     for note in view.trust:

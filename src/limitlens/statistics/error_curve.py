@@ -17,7 +17,7 @@ from limitlens.errors import Array, InputError
 from limitlens.statistics.bootstrap import ENDS, TwoWayBootstrap
 from limitlens.statistics.crossing import BEYOND, LINE_SIZES, between, crossing, power_law, whole
 from limitlens.statistics.fit import Rate, fit_rate, local_slopes
-from limitlens.statistics.predicted_curve import DRAWS, WIDEST, Foresight
+from limitlens.statistics.predicted_curve import DRAWS, WIDEST, PredictedErrors
 
 FLOOR_MARGIN = 10  # errors below this many numerical floors are neither fitted nor used for n(ε)
 _TINY = np.finfo(float).tiny
@@ -83,17 +83,29 @@ class ErrorCurve:
     seed: int = 0
     # (k, sizes): changes of log e by other windows of text for the pool, in k independent directions
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))
-    foresight: Foresight | None = None  # what a pilot foretells outside the sizes measured; without it, a power law
+    prediction: PredictedErrors | None = None  # errors outside the sizes measured; without it, a power law
 
     @classmethod
     def of(cls, sizes: Any, rows: Array, **known: Any) -> Self:
         """Curve with one cluster, from |error|^moment of each replicate (replicates, sizes)."""
         return cls(tuple(int(size) for size in sizes), np.asarray(rows, dtype=float)[None], **known)
 
+    @classmethod
+    def predicted(cls, sizes: Any, prediction: PredictedErrors, seed: int = 0) -> Self:
+        """A curve that was predicted and not measured: it has no replicates."""
+        return cls(tuple(int(n) for n in sizes), np.empty((1, 0, len(sizes))), prediction=prediction, seed=seed)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the errors come from replicates; a predicted curve has none."""
+        return self.prediction is None or self.replicates > 0
+
     def scaled(self, scale: float) -> Self:
         """Curve of errors divided by `scale`; NaN everywhere if that is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = 1 / np.float64(scale) if scale else np.nan
+        if self.prediction is not None and not self.measured:
+            return replace(self, prediction=replace(self.prediction, logs=self.prediction.logs + np.log(factor)))
         return replace(self, error_moments=self.error_moments * factor**self.moment, floor=self.floor * factor)
 
     @cached_property
@@ -116,16 +128,32 @@ class ErrorCurve:
     @cached_property
     def error(self) -> Array:
         """The error at each size, (sizes,)."""
+        if not self.measured:
+            return np.asarray(np.exp(self._line[1][0]))
         return np.asarray(np.maximum(self.rows.mean(0), 0) ** (1 / self.moment))
 
     @cached_property
     def stderr(self) -> Array:
         """Standard error at each size by the delta method, over replicates, clusters of queries and windows of text."""
+        if not self.measured:
+            return np.asarray(self.error * self._line[1][1:].std(0, ddof=1))
         return np.asarray(self.error * self._bootstrap.stderr)
+
+    @cached_property
+    def interval(self) -> Array:
+        """Ends of the 95% interval of the error at each size, (2, sizes): from resamples where it was predicted."""
+        if not self.measured:
+            return np.asarray(np.exp(np.quantile(self._line[1][1:], ENDS, axis=0)))
+        # An end at zero has no place on a logarithmic axis: it stays above 5% of the error.
+        return np.stack(
+            (np.maximum(self.error - 1.96 * self.stderr, 0.05 * self.error), self.error + 1.96 * self.stderr)
+        )
 
     @property
     def defined(self) -> bool:
         """Whether the error is a number at every size: relative to a limit of 0 there is none."""
+        if self.prediction is not None and not self.measured:
+            return self.prediction.defined
         return bool(np.isfinite(self.rows).all())
 
     @cached_property
@@ -137,13 +165,15 @@ class ErrorCurve:
     @property
     def _fits_line(self) -> bool:
         """Whether enough sizes have usable errors to interpolate and extrapolate."""
-        return self.defined and bool(self.usable.sum() >= LINE_SIZES)
+        return self.defined and (not self.measured or bool(self.usable.sum() >= LINE_SIZES))
 
     @cached_property
     def rate(self) -> Rate | None:
         """Fitted rate; None with fewer than three usable sizes."""
         if not self.defined:
             return None
+        if self.prediction is not None and not self.measured:
+            return self.prediction.rate(self.sizes) if len(self.sizes) > 1 else None
         return fit_rate(np.asarray(self.sizes), self._bootstrap, self.usable)
 
     @cached_property
@@ -160,6 +190,8 @@ class ErrorCurve:
         for. A pool that has not converged has a larger error of its own, and the measured errors are too small by
         that (or too large, if values and scores are unrelated).
         """
+        if not self.measured:
+            return 0.0
         correction = np.broadcast_to(self.finite_population_correction, self.rows.shape).mean(0)
         inside = 1 - correction[self.usable][-LINE_SIZES:] ** 2
         if not self._fits_line or inside[-1] <= 0:
@@ -182,6 +214,8 @@ class ErrorCurve:
         Resamples are reflected about the curve (basic bootstrap): the logarithm of a mean of few skewed squares errs to
         the opposite side of its resamples.
         """
+        if self.prediction is not None and not self.measured:
+            return np.log(np.asarray(self.sizes, float)), self.prediction.at(self.sizes)
         kept = self.usable
         x = np.log(np.asarray(self.sizes, float)[kept])
         y = np.log(np.maximum(self.error[kept], _TINY))
@@ -193,13 +227,15 @@ class ErrorCurve:
     def _extended(self) -> tuple[Array, Array]:
         """`_line` extended on either side by the prediction, relative to the nearest size, while that is precise."""
         x, y = self._line
-        if self.foresight is None or not self.foresight.defined:
+        if self.prediction is None or not self.prediction.defined:
             return x, y
+        if not self.measured:
+            return np.log(self.prediction.sizes), self.prediction.logs.astype(float)
         draws = np.append(0, 1 + np.arange(len(y) - 1) % DRAWS)
-        known, parts = np.log(self.foresight.sizes), {0: (x, y)}
+        known, parts = np.log(self.prediction.sizes), {0: (x, y)}
         for side, edge in ((-1, 0), (1, len(x) - 1)):
             far = known[(known - x[edge]) * side > 1e-9][::side]  # from the nearest on
-            steps = self.foresight.at(np.exp(far)) - self.foresight.at([math.exp(x[edge])])
+            steps = self.prediction.at(np.exp(far)) - self.prediction.at([math.exp(x[edge])])
             told = int((1.96 * steps[1:].std(0) < WIDEST).cumprod().sum())
             parts[side] = far[:told][::side], (y[:, edge, None] + steps[draws][:, :told])[:, ::side]
         xs, ys = zip(*(parts[side] for side in (-1, 0, 1)), strict=True)

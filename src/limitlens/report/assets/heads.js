@@ -1,11 +1,11 @@
 "use strict";
 // The map of all heads and the panel of the chosen one.
 
-const BEYOND_ALL = "beyond"; // in the place of a number that lies farther out than the run can tell
+const BEYOND_ALL = "beyond"; // in place of a number of tokens beyond the largest size that the run can predict
 
 const regimeColour = (page, name) => page.regimes?.find((regime) => regime.name === name)?.colour ?? "grey";
 
-// How many heads are in each regime, as a bar and in words.
+// Number of heads in each regime, as a bar and in words.
 function mountRegimes(bar, meanings, page) {
   const found = page.regimes.filter((regime) => regime.count);
   bar.append(...found.map(({ colour, count }) => {
@@ -16,7 +16,7 @@ function mountRegimes(bar, meanings, page) {
   meanings.append(...found.map(({ name, colour, count, meaning }) => node("li", {}, node("i", { class: `swatch fill c-${colour}` }), node("b", {}, `${count} ${name}`), `: ${meaning}`)));
 }
 
-// Buttons that lead to the heads a reader should see first.
+// Buttons that choose the most notable heads.
 function mountJumps(host, page) {
   if (!page.jumps.length) return;
   host.append(node("li", {}, "Look first at"), ...page.jumps.map(({ head, text }) => node("li", {}, node("button", { type: "button", class: "jump", "data-head": head }, text))));
@@ -31,7 +31,7 @@ function quantityText(quantity, value, farthest) {
   return typeof value === "string" ? value : short(value, 3);
 }
 
-// What fits into a cell: two digits, thousands as k.
+// A number for a cell of the map: two digits, thousands as k.
 function cellText(value) {
   if (value === BEYOND_ALL) return ">";
   if (!known(value)) return "–";
@@ -40,8 +40,8 @@ function cellText(value) {
   return text.replace(/^(-?)0\./, "$1.");
 }
 
-// Where each value stands between the ends of the scale. With many heads the ends are the 2% and 98% quantiles, or a single
-// outlier would leave all others one colour; `clipped` says on which side values lie beyond them.
+// Position of each value between the ends of the colour scale. With many heads the ends are the 2% and 98% quantiles, so
+// that one outlier does not leave all others one colour; `clipped` says on which side values lie beyond them.
 function shading(quantity, values) {
   const numbers = values.filter(known).sort((a, b) => a - b), count = numbers.length;
   const move = quantity.log ? (v) => Math.log(Math.max(v, 1e-12)) : (v) => v;
@@ -121,42 +121,44 @@ function mapLegend(quantity, shade, values, page) {
   return [node("span", { class: "key" }, ends[0], bar, ends[1]), ...extra];
 }
 
-// The error curve of a head: measured, fitted, predicted.
+// The error curve of a head with its rate; of a measured head also the predicted curve.
 function curveFigure(page, state) {
   const { heads } = page, i = state.head, n = page.n, error = heads.error[i], spread = heads.error_stderr[i];
-  const low = error.map((e, j) => Math.max(e - 1.96 * spread[j], 0.05 * e)), high = error.map((e, j) => e + 1.96 * spread[j]);
+  const low = heads.error_low[i] ?? error.map((e, j) => Math.max(e - 1.96 * spread[j], 0.05 * e));
+  const high = heads.error_high[i] ?? error.map((e, j) => e + 1.96 * spread[j]);
+  const source = page.predicted ? "predicted from the pilot" : "measured";
   const series = [
     { name: "95% band", kind: "band", colour: "blue", x: n, y: error, low, high, listed: false },
-    { name: "measured, with its 95% band", kind: "points", colour: "blue", x: n, y: error, low, high },
+    { name: `${source}, with 95% intervals`, kind: "points", colour: "blue", x: n, y: error, low, high },
   ];
   const fit = heads.rate[i];
   if (known(fit) && known(heads.rate_constant[i])) {
-    series.push({ name: `fitted ${falling(fit)}`, kind: "line", colour: "blue", x: n, y: n.map((v) => heads.rate_constant[i] * v ** -fit) });
+    series.push({ name: `${page.predicted ? "rate" : "fitted"} ${falling(fit)}`, kind: "line", colour: "blue", x: n, y: n.map((v) => heads.rate_constant[i] * v ** -fit) });
   }
-  const foretold = heads.pilot_error?.[i], predicted = foretold ?? heads.predicted_error?.[i];
-  if (predicted) series.push({ name: foretold ? "foretold by the exact law of its tokens" : "predicted", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
+  const exact = heads.pilot_error?.[i], predicted = exact ?? heads.predicted_error?.[i];
+  if (predicted) series.push({ name: exact ? "predicted by the exact law of its tokens" : "predicted by the central limit theorem", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
   const slope = heads.rate_predicted?.[i];
   if (known(slope)) {
     const middle = Math.floor(n.length / 2);
-    series.push({ name: `slope predicted from the horizon alone, ${falling(slope)}`, kind: "line", dash: "dashed", colour: "grey", x: n, y: n.map((v) => error[middle] * (v / n[middle]) ** -slope) });
+    series.push({ name: `rate predicted from the horizon, ${falling(slope)}`, kind: "line", dash: "dashed", colour: "grey", x: n, y: n.map((v) => error[middle] * (v / n[middle]) ** -slope) });
   }
   if (heads.bare_error?.[i]) series.push({ name: "without the sink", kind: "line", colour: "sky", x: n, y: heads.bare_error[i] });
-  if (heads.hardmax_error?.[i]) series.push({ name: "argmax in the place of softmax", kind: "line", dash: "dashed", colour: "orange", x: n, y: heads.hardmax_error[i] });
-  const note = heads.lower_bound?.[i] ? "The pool itself has not converged for this head: its errors are off, mostly too small." : "";
+  if (heads.hardmax_error?.[i]) series.push({ name: "argmax in place of softmax", kind: "line", dash: "dashed", colour: "orange", x: n, y: heads.hardmax_error[i] });
+  const note = heads.lower_bound?.[i] ? "The reference sample is too small for this head: its errors are mostly lower bounds." : "";
   return {
     title: `Error of ${headName(heads, i)}`, height: 300, series, note,
     x: { label: "number of tokens n", log: true }, y: { label: "relative output error", log: true },
-    guides: known(state.error) ? [{ y: state.error, label: `${short(100 * state.error)}% wanted` }] : [],
+    guides: known(state.error) ? [{ y: state.error, label: `${short(100 * state.error)}% target` }] : [],
   };
 }
 
 function tokensFigure(page, state) {
   const { heads } = page, i = state.head;
   return {
-    title: "How many tokens share the mass", height: 210,
+    title: "Tokens that share the attention mass", height: 210,
     series: [
       { name: "effective tokens 1/Σw²", kind: "points", colour: regimeColour(page, heads.regime[i]), x: page.n, y: heads.effective_tokens[i] },
-      { name: "every token alike", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
+      { name: "all weights equal", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
     ],
     x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, min: 1 },
   };
@@ -165,7 +167,7 @@ function tokensFigure(page, state) {
 function weightsFigure(page, state) {
   const { heads } = page, weights = heads.ordered_weights[state.head] ?? [];
   return {
-    title: `Its largest weights among ${short(page.n[page.n.length - 1])} tokens`, height: 210,
+    title: `Largest weights among ${short(page.n[page.n.length - 1])} tokens`, height: 210,
     series: [{ name: "mean weight", kind: "points", colour: regimeColour(page, heads.regime[state.head]), x: page.ranks, y: weights }],
     x: { label: "rank of the token", log: true }, y: { label: "weight", log: true },
   };
@@ -174,7 +176,7 @@ function weightsFigure(page, state) {
 function sinkFigure(page, state) {
   const share = page.heads.sink_share[state.head] ?? [];
   return {
-    title: "What the sink keeps", height: 210,
+    title: "Attention mass on the sink", height: 210,
     series: [{ name: "share of the mass", kind: "points", colour: "orange", x: page.n.slice(0, share.length), y: share }],
     x: { label: "number of other tokens n", log: true }, y: { label: "share of the mass", min: 0, max: 1 },
   };
@@ -194,7 +196,7 @@ function mountPanel(host, facts, page) {
   return (state) => {
     const i = state.head;
     title.textContent = `Layer ${heads.layer[i]}, head ${heads.head[i]}`;
-    badge.textContent = heads.regime[i];
+    badge.textContent = heads.regime[i] ?? "predicted";
     badge.className = `badge fill c-${regimeColour(page, heads.regime[i])}`;
     reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ").replace(/n\^(-?\d+\.\d+)/g, (_, power) => `n${superscript(power)}`);
     if (!updates.length) {

@@ -1,9 +1,9 @@
 "use strict";
-// Budgets for an error and a context, as Python worked them out.
+// Budgets for a target error and a context length, computed in Python.
 
 const MARKS = ["measured", "extrapolated", "beyond", "not known"];
 
-// The answer of every curve at the error and the context that are set.
+// The budget of every curve at the chosen error and context.
 function answersAt({ curves, answers }, error, context) {
   return curves.map((_, i) => {
     const at = (name) => answers[name][i][error][context] ?? null;
@@ -48,19 +48,19 @@ function mountBudgets(host, page, state, changed) {
 }
 
 function budgetSentence({ n, low, high, mark }, state) {
-  if (mark === "not known") return "has no budget: its error curve does not tell";
-  if (mark === "beyond") return Number.isFinite(state.context) ? `needs every one of the ${short(state.context)} tokens: its budget lies beyond what was measured` : "needs more tokens than this run can tell";
+  if (mark === "not known") return "has no budget: its error is not known at enough sizes";
+  if (mark === "beyond") return Number.isFinite(state.context) ? `needs every one of the ${short(state.context)} tokens: its budget lies beyond the sizes that this run can predict` : "needs more tokens than this run can predict";
   const range = known(low) ? ` (95%: ${short(low)} to ${known(high) ? short(high) : "more"})` : "";
-  return `needs ${short(n)} random tokens${range}${mark === "extrapolated" ? ", extrapolated by its power law" : ""}`;
+  return `needs ${short(n)} random tokens${range}${mark === "extrapolated" ? ", extrapolated" : ""}`;
 }
 
 function budgetTiles({ curves, unit }, answers, share) {
   const tile = (value, label) => node("div", { class: "tile" }, node("b", {}, value), node("span", {}, label));
   const count = (mark) => answers.filter((answer) => answer.mark === mark).length, found = [];
   const told = answers.filter((answer) => answer.mark !== "not known").map((answer) => answer.n ?? Infinity).sort((a, b) => a - b);
-  if (known(share)) found.push(tile(`${short(100 * share, 2)}%`, "of all KV entries, each KV head keeping what its neediest head asks for"));
-  if (told.length > 1) found.push(tile(short(told[Math.floor((told.length - 1) / 2)]), `random tokens suffice for half of the ${unit}s`));
-  if (curves.length > 1) found.push(tile(`${count("extrapolated")} of ${curves.length}`, `${unit}s are extrapolated outside the sizes measured${count("beyond") ? `; ${count("beyond")} more lie beyond what these can tell` : ""}`));
+  if (known(share)) found.push(tile(`${short(100 * share, 2)}%`, "of all KV entries; each KV head keeps as many as its most demanding query head needs"));
+  if (told.length > 1) found.push(tile(short(told[Math.floor((told.length - 1) / 2)]), `random tokens are enough for half of the ${unit}s`));
+  if (curves.length > 1) found.push(tile(`${count("extrapolated")} of ${curves.length}`, `${unit}s are extrapolated beyond the sizes of the curves${count("beyond") ? `; ${count("beyond")} more need more tokens than can be predicted` : ""}`));
   return found;
 }
 
@@ -77,15 +77,15 @@ function budgetFigure(page, state, answers) {
     group.labels.push(`${curve.label}\n${short(n)} tokens${{ beyond: ", every one", extrapolated: ", extrapolated" }[mark] ?? ""}`);
     groups.set(name, group);
   });
-  const sizes = curves[0].n ?? page.n, guides = [{ y: sizes[sizes.length - 1], label: "largest n measured" }];
+  const sizes = curves[0].n ?? page.n, guides = [{ y: sizes[sizes.length - 1], label: page.predicted ? "largest n" : "largest n measured" }];
   if (Number.isFinite(state.context)) guides.push({ y: state.context, label: "whole context" });
   return { title: `Tokens each ${unit} needs`, series: [...groups.values()], x: axis, y: { label: "random tokens needed", log: true }, guides, chosen: state.head, height: 300 };
 }
 
-// With one curve there is nothing to set side by side: the curve itself, and where it meets the wanted error.
+// With one curve: the curve itself, and where it meets the target error.
 function crossingFigure(page, state, [answer]) {
   const [curve] = page.budget.curves, [low, high] = [-1, 1].map((side) => curve.error.map((e, i) => Math.max(e + side * 1.96 * curve.stderr[i], 0.05 * e)));
-  const guides = [{ y: state.error, label: `${short(100 * state.error)}% wanted` }];
+  const guides = [{ y: state.error, label: `${short(100 * state.error)}% target` }];
   if (known(answer.n) && answer.mark !== "beyond") guides.push({ x: answer.n, label: `${short(answer.n)} tokens` });
   return {
     title: "Relative output error", height: 300, guides, x: { label: "number of tokens n", log: true }, y: { label: "relative output error", log: true },
@@ -95,5 +95,5 @@ function crossingFigure(page, state, [answer]) {
 
 function budgetTable(curves, answers, state) {
   const rows = curves.map((curve, i) => [curve.label, curve.regime ?? "", answers[i].n, answers[i].low, answers[i].high, answers[i].mark]);
-  return { columns: ["curve", "regime", `tokens for ${short(100 * state.error)}%`, "low", "high", "known from"], rows };
+  return { columns: ["curve", "regime", `tokens for ${short(100 * state.error)}%`, "low", "high", "source"], rows };
 }
