@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from limitlens.errors import Array
-from limitlens.probing.critical_factor import CriticalFactor
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.regimes import Regime, Thresholds
 from limitlens.probing.result import ProbeRun
+from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -94,7 +94,7 @@ def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
     assert found.regime is verdict.regime is Regime.AVERAGING
     assert found.agreement is not None
     assert (found.agreement < 0.9) == mixed
-    assert ("not sure" in found.reason) == mixed
+    assert ("uncertain" in found.reason) == mixed
 
 
 @pytest.mark.parametrize(("spread", "converged"), [(1.0, True), (4.0, False), (5.0, False)])

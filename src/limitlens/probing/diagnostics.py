@@ -22,10 +22,10 @@ from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.critical_factor import CriticalFactor, critical_factors, some_rows, within
 from limitlens.probing.moment_errors import members
 from limitlens.probing.pilot import DETAIL_QUERIES
 from limitlens.probing.plug_in import plug_in_errors
+from limitlens.statistics.critical_factor import CriticalFactor, critical_factors, some_rows, within
 from limitlens.statistics.gap_counting import critical_rows
 from limitlens.statistics.local_exponent import (
     FEWEST_NEIGHBOURS,

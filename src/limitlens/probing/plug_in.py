@@ -1,8 +1,8 @@
-"""The error that the central limit theorem predicts for every size, from one sample.
+"""Errors at every size that the central limit theorem predicts from one sample (plug-in variance).
 
 With weights w over n₀ tokens and output Γ, the plug-in variance of the output is Σ w² |v − Γ|², and it falls like 1/n.
-The atom that every context contains takes the share 1 − ρ(n) of the mass, so that among n tokens and the atom, whose
-value is v_a,
+An atom (sink) with score a and value v_a that every context contains has the share 1 − ρ(n) of the mass, so that among
+n tokens and the atom
 
     E|error|² ≈ ρ² (n₀/n) Σ w² |v − g|²,    g = (1 − ρ) v_a + ρ Γ,    ρ = n e^{lse} / (n₀ e^a + n e^{lse}).
 """
@@ -22,8 +22,8 @@ def plug_in_errors(
 ) -> tuple[Tensor, Tensor]:
     """Predicted squared errors and squared outputs for every size, per query: (..., m, J) twice.
 
-    Of attention over n₀ tokens, the last size: log-sum-exp (..., m), outputs (..., m, v), Σ w² (v, |v|², 1)
-    (..., m, v + 2).
+    The arguments describe attention over n₀ tokens, the last size: log-sum-exp (..., m), outputs (..., m, v), and
+    Σ w² (v, |v|², 1) (..., m, v + 2).
     """
     share = array_like(lse, np.asarray(sizes) / sizes[-1])
     rest, limit = torch.ones_like(share), output[..., None, :]

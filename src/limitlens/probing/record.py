@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from limitlens.errors import Array, check_relative
-from limitlens.probing.critical_factor import CriticalFactor
 from limitlens.probing.regimes import Regime
 from limitlens.record import from_json, to_json
+from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve, TokensFor
 from limitlens.theory import rates
 

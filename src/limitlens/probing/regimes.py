@@ -1,11 +1,11 @@
-"""What a head does at the lengths measured: it averages, selects among a few keys, or has frozen onto one.
+"""Regime of a head at the sizes measured: it averages, selects among a few keys, or has frozen onto one.
 
-The verdict rests on three numbers: how many keys share the mass at the largest n (effective tokens, 1/Σw²), how that
-number grows with n (the exponent γ of n^γ over the last sizes), and the largest weight.
+The regime follows from three numbers: the effective tokens 1/Σw² at the largest n, the exponent γ with which they grow
+like n^γ over the last sizes, and the largest weight.
 
-The borders are conventions, set where Gaussian scores of standard deviation τ change their behaviour. Let
-L = √(2 ln n). For τ < L/2 the central limit theorem holds and n e^{−τ²} tokens share the mass, √n of them at τ = L/2;
-for τ > L the largest score wins. With n = 4096, L is 4.08, and γ is 0.77 at τ = 2 and 0.29 at τ = 4.
+The limits between regimes are conventions, set where Gaussian scores of standard deviation τ change their behaviour.
+Let L = √(2 ln n). For τ < L/2 the central limit theorem holds and there are n e^{−τ²} effective tokens, √n of them at
+τ = L/2; for τ > L the largest score dominates. With n = 4096, L is 4.08, and γ is 0.77 at τ = 2 and 0.29 at τ = 4.
 """
 
 import math
@@ -19,12 +19,12 @@ from limitlens.outcome import Outcome
 from limitlens.statistics.bootstrap import random_stream, two_way_weights
 
 RESAMPLES = 200
-SURE = 0.9  # share of the resamples below which a regime is said with doubt
-GROWTH_SIZES = 3  # γ is read off the last sizes: the first ones have not felt the tail of the weights yet
+SURE = 0.9  # share of agreeing resamples below which the reason says that the regime is uncertain
+GROWTH_SIZES = 3  # γ is fitted to the last sizes: small samples rarely contain the tail of the weights
 
 
 class Regime(Outcome):
-    """What attention does; the value is the word of the documents."""
+    """What a head does with its tokens; the value is the word that documents show."""
 
     AVERAGING = (
         "averaging",
@@ -46,12 +46,12 @@ class Regime(Outcome):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where one regime ends and the next begins: conventions, not theorems."""
+    """Limits between the regimes: conventions, not theorems."""
 
     averaging_power: float = 0.5  # an averaging head has at least n^power effective tokens at the largest n
-    averaging_growth: float = 0.75  # exponent γ that its effective tokens must reach
-    frozen_weight: float = 0.5  # largest weight from which a head may be called frozen
-    frozen_growth: float = 0.3  # exponent γ that its effective tokens must stay below for it
+    averaging_growth: float = 0.75  # smallest growth exponent γ of its effective tokens
+    frozen_weight: float = 0.5  # smallest largest weight of a frozen head
+    frozen_growth: float = 0.3  # largest growth exponent γ of its effective tokens
 
     def __post_init__(self) -> None:
         if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
@@ -64,28 +64,28 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class RegimeVerdict:
-    """The regime of a head and why, in words; `growth` is γ, None when only one size was measured."""
+    """The regime of a head and the reason in words; `growth` is γ, None with one size."""
 
     regime: Regime
     reason: str
     growth: float | None
-    agreement: float | None = None  # share of the resamples that give the same regime; None where none were drawn
+    agreement: float | None = None  # share of the resamples with the same regime; None without resamples
 
 
 def classify(
     effective_tokens: Array, sizes: Array, top_weight: float, thresholds: Thresholds | None = None
 ) -> RegimeVerdict:
-    """Name the regime of a head, from its effective tokens (J,) at sizes n (J,) and its largest weight at the last.
+    """Classify a head by its effective tokens (J,) at sizes n (J,) and its largest weight at the last size.
 
-    Averaging: effective tokens are many and grow about like n. Frozen: the largest weight holds most of the mass and
-    the effective tokens hardly grow. Selective: everything between. All are means over queries.
+    Averaging: many effective tokens, which grow about like n. Frozen: the largest weight holds most of the mass and the
+    effective tokens hardly grow. Selective: everything between. All numbers are means over queries.
     """
     limits = thresholds or Thresholds()
     tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)
     if tokens.shape != n.shape or n.ndim != 1 or not n.size:
         raise InputError(f"effective tokens {tokens.shape} and sizes {n.shape} do not match; expected one per size")
     if not (np.isfinite(tokens).all() and (tokens > 0).all() and 0 <= top_weight <= 1 + 1e-6):
-        raise InputError("effective tokens or the largest weight are no weights' (positive, at most 1); recompute them")
+        raise InputError("expected positive effective tokens and a largest weight of at most 1; recompute them")
     growth = effective_growth(tokens, n)
     count, largest = float(tokens[-1]), int(n[-1])
     shared = f"{count:.3g} of {largest:,} tokens share the mass"
@@ -103,18 +103,18 @@ def resampled(
     verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int,
     thresholds: Thresholds | None = None,
 ) -> RegimeVerdict:  # fmt: skip
-    """The verdict with how many resamples of replicates and of clusters of queries agree, and in words where few do.
+    """The verdict with the share of bootstrap resamples that agree; its reason says so where few do.
 
-    Effective tokens (W, C, J) and largest weights (W, C) are sums over the `members` (C,) of each cluster of queries in
-    each of W replicates.
+    Replicates and clusters of queries are resampled. Effective tokens (W, C, J) and largest weights (W, C) are sums
+    over the `members` (C,) of each of C clusters in each of W replicates.
     """
     replicates, clusters = top.shape
     if clusters < 2:
         return verdict
     rows, columns = _weights(replicates, clusters, seed)
-    of = columns @ members
-    tokens = rows @ effective.reshape(replicates * clusters, -1) / of[:, None]
-    weights = rows @ top.ravel() / of
+    queries = columns @ members
+    tokens = rows @ effective.reshape(replicates * clusters, -1) / queries[:, None]
+    weights = rows @ top.ravel() / queries
     averaging, frozen = (int(own.sum()) for own in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
     shares = (count / RESAMPLES for count in (averaging, RESAMPLES - averaging - frozen, frozen))
     drawn = dict(zip(Regime, shares, strict=True))
@@ -123,7 +123,7 @@ def resampled(
         return replace(verdict, agreement=agreement)
     other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.__getitem__)
     doubt = f"{agreement:.0%} of the resamples agree, {drawn[other]:.0%} say {other.value}"
-    return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; not sure: {doubt}")
+    return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; uncertain: {doubt}")
 
 
 @lru_cache(maxsize=4)
@@ -133,7 +133,7 @@ def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
 
 
 def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tuple[Array, Array]:
-    """Whether heads of effective tokens (..., J) and largest weights (...) average, and whether they are frozen."""
+    """Whether heads with effective tokens (..., J) and largest weights (...) average, and whether they are frozen."""
     growth = _growths(tokens, sizes)
     unknown = np.isnan(growth)
     many = tokens[..., -1] >= int(sizes[-1]) ** limits.averaging_power
@@ -142,7 +142,7 @@ def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tup
 
 
 def _growths(tokens: Array, sizes: Array) -> Array:
-    """γ (...) of effective tokens (..., J); NaN where there is none."""
+    """γ (...) of effective tokens (..., J); NaN with one size."""
     part = slice(-GROWTH_SIZES, None)
     x, y = np.log(sizes[part]), np.log(tokens[..., part])
     if len(x) < 2:
