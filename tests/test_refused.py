@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import limitlens as ll
 from limitlens.cli import main
-from limitlens.cost import LONGEST, check_cost, machine_memory
+from limitlens.cost import MAX_SECONDS, check_cost, machine_memory
 from limitlens.errors import InputError
 from limitlens.measures import as_measure
 from limitlens.measures.named import sample_from_file
@@ -348,7 +348,7 @@ def test_tokens_beyond_float32_are_refused() -> None:
 
 
 def test_costs_are_told_before_the_work() -> None:
-    told(lambda: ll.study(LINE, HEAD, [100, 10**15]), "years, and no more than a day is begun unasked")
+    told(lambda: ll.study(LINE, HEAD, [100, 10**15]), "years, and more than a day needs your consent")
     told(lambda: ll.study(LINE, HEAD, [100, 1000], replicates=10**11), "this machine has")
     told(lambda: ll.sweep(LINE, horizons=[1.0] * 50, sizes=[10**8], replicates=100), "the sweep would take about")
     told(lambda: ll.hardmax([100, 1000], replicates=10**11), "hardmax would take")
@@ -361,13 +361,13 @@ def test_costs_are_told_before_the_work() -> None:
 
 def test_yes_goes_on_and_long_work_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="limitlens"):
-        check_cost("this", seconds=59, memory=1e6)
+        check_cost("this", seconds=9, memory=1e6)
         assert caplog.messages == []
         check_cost("this", seconds=7200, memory=min(2e9, machine_memory()))
-        check_cost("that", seconds=10 * LONGEST, memory=1e30, yes=True)
+        check_cost("that", seconds=10 * MAX_SECONDS, memory=1e30, yes=True)
     assert caplog.messages[0] == "this takes about 2 hours and 2 GB of memory"
     assert caplog.messages[1].startswith("that takes about 10 days and ")
-    told(lambda: check_cost("that", seconds=2 * LONGEST), "that would take about 2 days")
+    told(lambda: check_cost("that", seconds=2 * MAX_SECONDS), "that would take about 2 days")
 
 
 def test_the_command_line_says_yes_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,50 +1,78 @@
-"""What work costs, said before it begins: seconds and bytes from counts alone.
+"""Estimates of time and memory, made from counts before the work begins.
 
-Rates were read off single runs on two busy cores, or guessed: a time is right to a factor of several, a probe's to one
-of two (`docs/reliability.md`). They are there to tell a minute from a month, and nothing else is decided by them.
+The rates were measured once on two busy cores, so a time may be wrong by a factor of three (`docs/reliability.md`). The
+estimates are there to tell a minute from a month; nothing else depends on them.
 """
 
 import os
 from logging import getLogger
+from typing import Any
 
+from limitlens.arrays import PreTrainedModel, torch
 from limitlens.errors import InputError
 
-LONGEST = 24 * 3600.0  # seconds that are begun unasked
-TOLD = 60.0  # seconds from which on they are said
-_SPANS = ((365.25 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+MAX_SECONDS = 24 * 3600.0  # longer work is refused unless the user insists
+WARN_AFTER_SECONDS = 10.0  # longer work is announced
+FORWARD_RATE = 6e10  # operations a second of one CPU thread in a forward pass
+GPU_THREADS = 40  # a GPU computes like so many CPU threads
+_TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def machine_memory() -> float:
-    """Bytes of memory of this machine, or those that its control group leaves us; infinite where it does not say."""
-    bound = float("inf")
+    """Bytes of memory of this machine or of its control group, whichever is less; infinite if unknown."""
+    memory = float("inf")
     try:
-        bound = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            return min(bound, float(file.read()))  # "max" is no number: there is no bound
+            return min(memory, float(file.read()))  # the file says "max", which is not a number, if there is no limit
     except (OSError, ValueError, AttributeError):
-        return bound
+        return memory
 
 
 def check_cost(
-    what: str, seconds: float = 0.0, memory: float = 0.0, yes: bool = False,
+    work: str, seconds: float = 0.0, memory: float = 0.0, yes: bool = False,
     remedy: str = "ask for fewer tokens, replicates or queries, or pass yes=True",
 ) -> None:  # fmt: skip
-    """Say what the work costs where that is much; refuse what the machine cannot hold, or a day, unless `yes`.
+    """Announce work that is long or large; refuse what exceeds the machine's memory or a day, unless `yes`.
 
-    It is said to the logger "limitlens", which the command line prints.
+    The announcement goes to the logger "limitlens", which the command line prints on stderr.
     """
-    there = machine_memory()
-    parts = [f"about {_in(_SPANS, seconds)}"] if seconds >= TOLD else []
-    cost = " and ".join(parts + ([f"{_in(_SIZES, memory)} of memory"] if memory >= 1e9 else []))
-    if not yes and (memory > there or seconds > LONGEST):
-        has = f"this machine has {_in(_SIZES, there)}" if memory > there else "no more than a day is begun unasked"
-        raise InputError(f"{what} would take {cost}, and {has}; {remedy}")
+    available = machine_memory()
+    parts = [f"about {_with_unit(_TIMES, seconds)}"] if seconds >= WARN_AFTER_SECONDS else []
+    parts += [f"{_with_unit(_SIZES, memory)} of memory"] if memory >= 1e9 else []
+    cost = " and ".join(parts)
+    if not yes and memory > available:
+        raise InputError(f"{work} would take {cost}, and this machine has {_with_unit(_SIZES, available)}; {remedy}")
+    if not yes and seconds > MAX_SECONDS:
+        raise InputError(f"{work} would take {cost}, and more than a day needs your consent; {remedy}")
     if cost:
-        getLogger("limitlens").info("%s takes %s", what, cost)
+        getLogger("limitlens").info("%s takes %s", work, cost)
 
 
-def _in(units: tuple[tuple[float, str], ...], amount: float) -> str:
-    """An amount in the largest unit that it holds one of."""
+def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[float, float]:
+    """Estimated (seconds, bytes) of forward passes over `tokens` tokens in windows of `window`, one at a time.
+
+    Per token 2 operations for each weight of a matrix, and 4 for each component of the states of all layers and each
+    token of the window (scores and weighted values). The bytes are those of one window's states, scores and logits,
+    in float32; the weights are not included.
+    """
+    config = model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 1)
+    width = getattr(config, "hidden_size", 1)
+    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    weights = sum(part.numel() for part in model.parameters()) - sum(table.weight.numel() for table in tables)
+    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits = 0 if output is None else output.weight.shape[0]
+    if output is not None and any(output.weight is table.weight for table in tables):
+        weights += output.weight.numel()  # tied to a table that was left out above, yet multiplied
+    threads = torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
+    seconds = tokens * (2.0 * weights + 4.0 * window * width * layers) / (FORWARD_RATE * threads)
+    scores = float(window) * getattr(config, "num_attention_heads", 1)
+    return seconds, 4.0 * window * (width * (layers + 8) + scores + logits)
+
+
+def _with_unit(units: tuple[tuple[float, str], ...], amount: float) -> str:
+    """An amount in the largest unit of which it holds at least one."""
     size, name = next(unit for unit in units if amount >= unit[0])
     return f"{min(amount / size, 1e9):,.3g} {name}"

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -105,13 +106,16 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
     """How a result was made: command, arguments, working folder, seed, versions, host and times."""
     now = datetime.now(UTC)
+    torch = sys.modules.get("torch")  # only a command that computes with torch has imported it
+    host = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
+    host |= {} if torch is None else {"threads": torch.get_num_threads()}
     return {
         "command": command,
         "arguments": dict(arguments),
         "folder": os.getcwd(),  # relative paths among the arguments start here
         "seed": arguments.get("seed"),
         "versions": installed(PACKAGES),
-        "host": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},
+        "host": host,
         "started": (started or now).isoformat(timespec="seconds"),
         "finished": now.isoformat(timespec="seconds"),
     }

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from limitlens.cli.ascii import write_plainly
+from limitlens.cli.ascii import replace_unencodable
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from limitlens.cli.ascii import write_plainly
 def test_what_cannot_be_shown_is_spelled(monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
-    write_plainly()
+    replace_unencodable()
     print("0.1 ± 0.02, x² ≤ √2 β₀, k̂ é 模", end="")
     sys.stdout.flush()
     assert raw.getvalue().decode(encoding) == shown
@@ -25,6 +25,6 @@ def test_what_cannot_be_shown_is_spelled(monkeypatch: pytest.MonkeyPatch, encodi
 
 def test_streams_that_cannot_be_changed_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    write_plainly()
+    replace_unencodable()
     print("±", end="")
     assert sys.stdout.getvalue() == "±"  # type: ignore[attr-defined]

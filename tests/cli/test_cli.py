@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from command_line import run
+from limitlens.cli import PANELS, app, common
+from limitlens.cli.threads import default_threads, limited_threads
+from limitlens.sampling.checkpoint import Checkpoint
 
 SMALL = ["--sizes", "50:800:4", "--replicates", "20"]
 
@@ -151,6 +155,25 @@ def test_unknown_commands_and_versions(capsys):
     assert "Example" in out
 
 
+def test_help_lists_every_command_in_a_panel(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    panels = {"Laws of tokens", "Models", "KV cache", "Long context", "Lab", "Other"}
+    assert panels <= {line.removesuffix(":") for line in out.splitlines() if line.endswith(":")}
+    names = [name for names in PANELS.values() for name in names]
+    assert sorted(names) == sorted(command.name for command in app.registered_commands)
+    modules = {path.stem for path in Path(common.__file__).parent.glob("*.py")}
+    assert modules - {"__init__", "ascii", "common", "threads"} == {name.replace("-", "_") for name in names}
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.name)
+def test_help_of_a_command_has_an_example_and_the_shared_options(capsys, command):
+    code, out, _ = run(capsys, command.name, "--help")
+    assert code == 0
+    assert f"Example: limitlens {command.name}" in " ".join(out.split())
+    assert ("--threads" in out) == (command.name not in ("compare", "report", "doctor"))
+
+
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, limitlens, limitlens.cli; print([m for m in ('torch','scipy','pandas') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -179,3 +202,63 @@ def test_doctor_says_what_is_at_hand(capsys):
     code, out, _ = run(capsys, "doctor")
     assert code == 0
     assert "stdlib-docs" in out
+
+
+def test_progress_names_its_unit_and_never_stands_at_its_end():
+    assert common.progress_text("windows", 3, 12) == "window 3 of 12"
+    assert common.progress_text("tokens", 12_288, 100_000) == "token 12,288 of 100,000"
+    assert common.progress_text("windows", 12, 12) == "window 12 of 12, finishing"
+
+
+def test_a_progress_bar_is_drawn_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with common.progress("probing", quiet=False, unit="windows") as report:
+        report(3, 12)
+        report(12, 12)
+    assert "probing: window 12 of 12, finishing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "expected"),
+    [(2, 0.4, None), (2, 1.0, None), (2, 1.2, 1), (2, 7.0, 1), (8, 7.4, 1), (8, 3.0, None)],
+)
+def test_a_busy_machine_gets_fewer_threads(monkeypatch, cores, load, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    assert default_threads() == expected
+
+
+def test_the_users_number_of_threads_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0), raising=False)
+    assert default_threads() is None
+
+
+def test_threads_are_set_recorded_and_given_back(capsys, tmp_path):
+    import torch
+
+    before = torch.get_num_threads()
+    code, _, _ = run(capsys, "study", *SMALL, "--threads", 3, "--out", tmp_path / "run")
+    assert code == 0
+    made = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert made["host"]["threads"] == made["arguments"]["threads"] == 3
+    assert torch.get_num_threads() == before
+
+
+def test_a_run_is_resumed_with_another_number_of_threads(tmp_path):
+    made = []
+
+    def make(k):
+        if k == 2 and len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(k)
+        return {"value": np.array([k])}
+
+    with limited_threads(1), pytest.raises(KeyboardInterrupt):
+        Checkpoint(tmp_path, 1).each({"job": "count"}, 4, make)
+    made.append("resumed")
+    with limited_threads(2):
+        rows = Checkpoint(tmp_path, 1, resume=True).each({"job": "count"}, 4, make)
+    assert made == [0, 1, "resumed", 2, 3]
+    assert rows["value"].tolist() == [[0], [1], [2], [3]]

@@ -1,33 +1,54 @@
-"""The command line: each command parses, calls one function, prints.
+"""The command line: each command parses its options, calls one function and shows the result.
 
-One file per command, which imports nothing heavy at its top: `limitlens theory` must answer in two seconds.
+One file per command. None imports anything heavy at its top, because `limitlens theory` must answer in two seconds.
 """
 
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from limitlens.cli.ascii import write_plainly
-from limitlens.cli.common import spoken
+from limitlens.cli.ascii import replace_unencodable
+from limitlens.cli.common import in_options
 from limitlens.errors import InputError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
 
+PANELS = {  # headings of `limitlens --help` and the commands under them
+    "Laws of tokens": ("theory", "study", "hardmax", "tails", "scaling", "schedules", "heat-flow"),
+    "Models": ("probe", "predict", "compare"),
+    "KV cache": ("plan", "trial"),
+    "Long context": ("temper",),
+    "Lab": ("depth", "downstream", "designs", "stability", "reproduce"),
+    "Other": ("report", "doctor"),
+}
+
+
+class Panels(TyperGroup):
+    """The group of all commands, which lists them in `--help` by panel."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per panel: the name and the first paragraph of the help of each command."""
+        for panel, names in PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name, (self.commands[name].help or "").split("\n\n")[0]) for name in names])
+
+
 app = typer.Typer(
     name="limitlens",
+    cls=Panels,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    "probe", "predict", "plan", "trial", "temper", "designs", "depth", "downstream", "stability", "report", "compare",
-    "study", "theory", "hardmax", "tails", "scaling", "schedules", "heat-flow", "reproduce", "doctor",
-):  # fmt: skip
-    module = command.replace("-", "_")
-    app.command(command)(getattr(import_module(f"limitlens.cli.{module}"), module))
+for names in PANELS.values():
+    for name in names:
+        module = name.replace("-", "_")
+        app.command(name)(getattr(import_module(f"limitlens.cli.{module}"), module))
 
 
 def version(show: bool) -> None:
@@ -43,32 +64,34 @@ def version(show: bool) -> None:
 def options(
     show: bool = typer.Option(False, "--version", help="Print the version.", callback=version, is_eager=True),
 ) -> None:
-    """How softmax attention over n tokens approaches its infinite-token limit: measured, predicted, decided."""
+    """How far is softmax attention over n tokens from its infinite-token limit, and how many tokens does it need?"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. Exit codes: 0 done, 2 bad usage or input, 130 interrupted."""
-    write_plainly()
-    given, code, said = sys.argv[1:] if arguments is None else arguments, 2, ""
+    """Run the command line. Exit codes: 0 done, 2 bad usage or bad input, 130 interrupted."""
+    replace_unencodable()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    code: Any = 2
+    message = ""
     try:
-        code = app(args=given or ["--help"], standalone_mode=False)
+        code = app(args=arguments or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
-        said = spoken(str(error))
+        message = in_options(str(error))
     except MemoryError:
-        said = "memory ran out; ask for fewer tokens, replicates, queries or dimensions"
+        message = "memory ran out; ask for fewer tokens, replicates, queries or dimensions"
     except UsageError as error:
         context = getattr(error, "ctx", None)
-        where = "limitlens" if context is None else context.command_path
-        said = f"{error.format_message().rstrip('.')}; see {where} --help"  # type: ignore[attr-defined]
+        command = "limitlens" if context is None else context.command_path
+        message = f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # the reader of our output left; nothing to say to anybody
+    except BrokenPipeError:  # the reader of our output is gone, as in `limitlens ... | head`
         sys.stderr.close()
         code = 0
-    except OSError as error:  # of stdout alone: whoever reads or writes a file says which
-        said = f"the output could not be written ({error.strerror}); send it to a place with room"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is written once more at the end
-    if said or code == 130:
-        print(f"limitlens: {said or 'interrupted'}", file=sys.stderr)
+    except OSError as error:  # only from stdout: whoever reads or writes a file raises an InputError
+        message = f"the output could not be written ({error.strerror}); send it to a disk with space"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python writes it once more at its end
+    if message or code == 130:
+        print(f"limitlens: {message or 'interrupted'}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""Words for terminals that know only ASCII: what cannot be shown is written out instead of ending the program."""
+"""Replacements for characters that a terminal cannot encode, so that printing never fails."""
 
 import codecs
 import sys
@@ -11,21 +11,21 @@ SPELLED = {
 
 
 def spell(error: UnicodeError) -> tuple[str, int]:
-    """Plain letters for the characters that could not be encoded; a question mark for those that have none."""
+    """Error handler of an encoder: ASCII text for the characters that failed; a question mark if there is none."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+    return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
 
 
-def write_plainly() -> None:
-    """Let stdout and stderr spell out what their encoding lacks."""
-    codecs.register_error("limitlens.plain", spell)
+def replace_unencodable() -> None:
+    """Make stdout and stderr replace characters that their encoding lacks."""
+    codecs.register_error("limitlens.ascii", spell)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="limitlens.plain")
+            stream.reconfigure(errors="limitlens.ascii")
 
 
-def _plain(letter: str) -> str:
+def _in_ascii(letter: str) -> str:
     if letter in SPELLED:
         return SPELLED[letter]
     if unicodedata.combining(letter):  # an accent

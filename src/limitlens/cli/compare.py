@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import Result, command
 
 
-@command(page=True)
+@command(page=True, computes=False)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
 ) -> Result:

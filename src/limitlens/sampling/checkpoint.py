@@ -215,7 +215,7 @@ def identity(measure: Measure, head: Head) -> dict[str, str]:
 def _made() -> dict[str, Any]:
     """What numbers depend on beyond what a job is asked."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    about = {"threads": torch.get_num_threads(), "processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}
+    about = {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}  # threads may differ: only rounding does
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
