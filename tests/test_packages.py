@@ -152,10 +152,10 @@ MAX_FUNCTION_LINES = 80
 
 # What is still longer than its limit, with the number of lines that it may have until then.
 KNOWN_SIZES = {
-    "src": 26_500,
-    "package probing": 4_400,
-    "package experiments": 3_600,
-    "package theory": 3_550,
+    "src": 27_200,
+    "package probing": 4_700,
+    "package experiments": 4_000,
+    "package theory": 3_800,
     "module comparison": 440,
     "module experiments.study": 440,
     "function experiments.study:study": 120,
