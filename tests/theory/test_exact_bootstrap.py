@@ -62,7 +62,7 @@ def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> 
 def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first s a hundred times lower says the same to 0.5%; with one five times higher 0.9% were lost at n = 120."""
     found = pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM)
-    monkeypatch.setattr(exact_bootstrap, "NEAR", exact_bootstrap.NEAR / 100)
+    monkeypatch.setattr(exact_bootstrap, "SMALLEST_S", exact_bootstrap.SMALLEST_S / 100)
     for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
         assert one.error == pytest.approx(lower.error, rel=5e-3)
 
@@ -75,7 +75,7 @@ def test_tokens_that_no_sample_consists_of_need_no_nodes(spread: float, monkeypa
     given = spread * rng.normal(size=(6, 4000)), rng.normal(size=(4000, 4)), np.array([8, 64, 2000, 60_000])
     atom = (np.full(6, 9.0), rng.normal(size=(6, 4)))
     few = pilot_errors(*given, atom)
-    monkeypatch.setattr(exact_bootstrap, "FAINTEST", np.inf)
+    monkeypatch.setattr(exact_bootstrap, "FAINT_MARGIN", np.inf)
     for one, other in zip(few, pilot_errors(*given, atom), strict=True):
         for own in fields(one):
             np.testing.assert_allclose(getattr(one, own.name), getattr(other, own.name), rtol=1e-5)

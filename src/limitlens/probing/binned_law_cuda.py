@@ -22,7 +22,7 @@ from limitlens.attention.scores import scores_of
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import Layer
 from limitlens.theory import exact_bootstrap as law
-from limitlens.theory.exact_bootstrap import PARTS, Gathered, PilotErrors
+from limitlens.theory.exact_bootstrap import PARTS, BinnedTokens, PilotErrors
 
 AT_ONCE = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
 NODES, BLOCK = 16, 32  # whose tokens a program adds up, so many at a time
@@ -42,7 +42,7 @@ def together(
         some = slice(start, start + step)
         scores = scores_of(layer.query[some][:, :, asked].flatten(1, 2), keys[some], layer.traits.softcap).double()
         top = scores.amax(-1, keepdim=True)
-        logs = (scores - top).clip(-law.LIGHTEST)
+        logs = (scores - top).clip(-law.SCORE_RANGE)
         level = logs.exp().mean(-1, keepdim=True).log()
         atom = None
         if layer.atom is not None:
@@ -50,12 +50,12 @@ def together(
                 one[some].reshape(-1, groups, m, *one.shape[2:])[:, :, asked].flatten(0, 2)
                 for one in (layer.atom.lse, layer.atom.output)
             )
-            atom = ((score - (top + level).flatten()).clip(max=law.HEAVIEST).exp(), own)
+            atom = ((score - (top + level).flatten()).clip(max=law.MAX_LOG_ATOM).exp(), own)
         found = _gathered(logs - level, values[some].double(), spans, n).errors(n, atom)
         yield tuple(PilotErrors.of(told) for told in found.cpu().numpy())
 
 
-def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gathered:
+def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> BinnedTokens:
     """Split each of M tokens between the nodes around its weight, of which logs (B, r, M) are given and mean 1.
 
     Values are (B, M, v); the parts of the pilot are spans of its tokens.
@@ -65,7 +65,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
     # The one wait for the device: how many nodes and points there are.
     low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
     if not np.isfinite(low + high):
-        raise InputError(law.UNSEEN)
+        raise InputError(law.NO_TOKEN)
     weights, first = law.nodes(low, high)
     node = to_device(weights, device)
     weight, middle = logs.exp(), values.mean(1, keepdim=True)
@@ -74,7 +74,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
     limit = pull[..., :-1].sum(0) / tokens
     pull[..., :-1] -= pull[..., -1:] * limit
     count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, node)
-    return Gathered(
+    return BinnedTokens(
         law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float), node,
         count.double(), table.flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
         torch.matmul, torch, lambda array: to_device(array, device),
@@ -84,7 +84,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Gat
 def _on_nodes(
     logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, node: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of logs (m, M) of weights, values (B, M, v) and limits (m, v) what `Gathered` holds of every node.
+    """Of logs (m, M) of weights, values (B, M, v) and limits (m, v) what `BinnedTokens` holds of every node.
 
     Tokens (parts, K, m), and their W d, W and W |d|², (parts, K, m, v + 2).
     """

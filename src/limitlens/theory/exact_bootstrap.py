@@ -1,27 +1,28 @@
-"""The error of attention over n tokens drawn from any sample of tokens, at every n, without drawing one [P].
+"""Exact law of the infinite-replicate bootstrap: the error of attention over n tokens sampled from given tokens [P].
 
-With W = e^{score} of a token, v its value, Γ the limit at a query and d = v − Γ, the output over n independent tokens
-is Γ + Σ W d / Σ W. Since 1/Z² = ∫ s e^{−sZ} ds and tokens are independent,
+The given tokens are the pilot. With W = e^{score} of a token, v its value, Γ the limit at a query and d = v − Γ,
+the output over n independent tokens is Γ + Σ W d / Σ W. Since 1/Z² = ∫ s e^{−sZ} ds and the tokens are independent,
 
     E|Γ_n − Γ|² = ∫ s [ n a₂ (1−q)^{n−1} + n(n−1) |a₁|² (1−q)^{n−2} ] ds,
-    q = E[1 − e^{−sW}],   a₁ = E[W d e^{−sW}],   a₂ = E[W² |d|² e^{−sW}]:
+    q = E[1 − e^{−sW}],   a₁ = E[W d e^{−sW}],   a₂ = E[W² |d|² e^{−sW}].
 
-pairs of equal tokens give the first term, pairs of different ones the second. Expectations over the M tokens of a pilot
-make it the bootstrap with infinitely many replicates. An atom, a token of weight b and value v_a that is in every
-sample, moves the centre to g = (b v_a + n Γ)/(b + n) (with E W = 1) and adds to the bracket, all times e^{−sb},
+The first term comes from pairs of equal tokens, the second from pairs of different ones. With expectations over the M
+tokens of the pilot this is the bootstrap with infinitely many replicates. An atom is a token of weight b and value v_a
+that belongs to every sample (an attention sink). It moves the centre to g = (b v_a + n Γ)/(b + n) (with E W = 1) and
+adds to the bracket, which is then multiplied by e^{−sb} and has a₁ and a₂ centred at g,
 
-    b² |u|² (1−q)^n + 2 n b u·a₁ (1−q)^{n−1},   u = v_a − g,   a₁ and a₂ centred at g.
+    b² |u|² (1−q)^n + 2 n b u·a₁ (1−q)^{n−1},   u = v_a − g.
 
-Near M the pilot's own tokens repeat. Samples without replacement, each token kept with probability p = n/M, have
-instead (e = e^{−sW}, f = 1 − p(1−e))
+For n near M, sampling without replacement matters. If each token is kept with probability p = n/M, the integral is
+(e = e^{−sW}, f = 1 − p(1−e))
 
-    ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds,
+    ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds.
 
-which is zero at n = M; over 1 − n/M it is what a probe measures against its pool.
+It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures against its pool.
 
-All of these are sums over tokens of a value times a smooth function of W. So tokens are gathered first on nodes of W,
-each split between its two neighbours such that its count and its weight are kept: what follows costs the same for any
-number of tokens and any number of sizes, and its exponentials are those of the nodes, the same for all queries.
+All of these are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first: each is
+split between the two nodes next to its W such that count and weight are preserved. The cost after binning does not
+depend on M, and the exponentials are those of the nodes, the same for all queries.
 """
 
 from collections.abc import Callable
@@ -34,47 +35,50 @@ from scipy import sparse
 
 from limitlens.errors import Array, InputError, as_array
 
-STEP = 0.8  # of log s: the trapezoidal rule is within 3e-4 there, since the integrand is smooth (0.1 says the same)
-AT_ONCE = 2176  # queries · (values + 2): with more of them tables would outgrow the caches
-GAP = 0.125  # between the logarithms of neighbouring nodes: within 2e-3 of an error for scores of deviation up to 6
-NEAR = 0.02  # s from here on, over the largest n: below, a sample has no mass yet
-LIGHTEST = 40.0  # below the largest score: lighter tokens count as this light, or their squares would be lost
-# The lightest share of tokens, which no sample consists of; below it by so much as a logarithm e^{−sW} is linear in W
-# wherever it matters, to 1e-5. How many tokens say where that is, and how many of these are of the share at least
-FAINT, FAINTEST, SEVERAL, FEW = 0.1, 1.5, 512, 16
-RARE = 1e-8  # how likely no token of the smallest sample is heavier than 3/s, at the last s
-HEAVIEST = 60.0  # the logarithm of an atom's weight, beyond which it is all there is
-UNSEEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
-# n is drawn without replacement from these shares of the pilot on: the first whatever n is, the second where n is so
-# large that it matters little (1/2n) that the law without replacement lets the number of tokens vary
-REPEATED, SOMEWHAT, MANY = 1 / 6, 1 / 32, 128
-QUARTERS, PARTS = 4, 8  # of a pilot: each of the quarters that it comes from is in two parts
-# Independent ways to halve it: three by quarters, then three that take half the tokens of each of them.
-HALVINGS = tuple(np.array([bin(part & way).count("1") % 2 for part in range(PARTS)]) for way in (2, 4, 6, 1, 3, 5))
-BY_QUARTERS = 3
-# Which parts to draw from: all, then one half of each halving, then the other halves.
-CHOICES = np.array([np.ones(PARTS), *(way == side for side in (0, 1) for way in HALVINGS)])
+STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a step of 0.1
+GAP = 0.125  # spacing of the logarithms of the nodes: errors are within 2e-3 for scores of standard deviation up to 6
+SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
+SCORE_RANGE = 40.0  # scores are clipped to this range below the largest, or their squared weights would underflow
+MAX_LOG_ATOM = 60.0  # logarithm of an atom's weight from which on the atom is the whole output
+MAX_BLOCK = 2176  # queries times (values + 2) per block: tables of larger blocks exceed the processor's caches
+NO_TOKEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
+RARE = 1e-8  # probability that no token of the smallest sample is heavier than 3/s, at the last s
+
+# The lightest tokens share a node: below the FAINT_SHARE quantile of the weights, less FAINT_MARGIN as a logarithm,
+# e^{−sW} is linear in W to 1e-5. SUBSAMPLE tokens locate that quantile, if at least MIN_FAINT of them are below it.
+FAINT_SHARE, FAINT_MARGIN = 0.1, 1.5
+SUBSAMPLE, MIN_FAINT = 512, 16
+# Sizes n above these fractions of M are sampled without replacement; the second fraction holds for n ≥ LARGE_N, where
+# the varying size of such samples matters little (1/2n).
+REPLACE_UP_TO, REPLACE_UP_TO_LARGE_N, LARGE_N = 1 / 6, 1 / 32, 128
+
+# A pilot consists of four quarters (of its text), each split into two parts. There are six independent ways to halve
+# it: three (BY_QUARTERS) take whole quarters, three take half of the tokens of each quarter.
+QUARTERS, PARTS, BY_QUARTERS = 4, 8, 3
+HALVINGS = tuple(np.array([bin(part & mask).count("1") % 2 for part in range(PARTS)]) for mask in (2, 4, 6, 1, 3, 5))
+# Which parts a sample is drawn from: all of them, then the first half of each halving, then the second halves.
+SUBSETS = np.array([np.ones(PARTS), *(halving == side for side in (0, 1) for halving in HALVINGS)])
 
 
 @dataclass(frozen=True, eq=False)
 class PilotErrors:
-    """Expected squares at every query and size, (queries, sizes): of the error, and of the output it is relative to."""
+    """Expected squared error and squared output at every query and size, both (queries, sizes)."""
 
-    error: Array
-    output: Array
-    whole: Array  # the same error with replacement, at any size
-    halves: Array  # (2, 6, queries, sizes): and from either half alone, for the halvings of `HALVINGS`
-    half_outputs: Array  # with the outputs that these are relative to
+    error: Array  # without replacement, over 1 − n/M, for n near M; with replacement otherwise
+    output: Array  # squared length of the expected output, which relative errors divide by
+    whole: Array  # the error with replacement at every size
+    halves: Array  # (2, 6, queries, sizes): the error with replacement from one half of the pilot (`HALVINGS`)
+    half_outputs: Array  # (2, 6, queries, sizes): squared outputs of the halves
 
     @classmethod
-    def of(cls, told: Array) -> Self:
-        """From what `Gathered.errors` gives for one atom."""
-        halves, outputs = told[3:].reshape(2, 2, len(HALVINGS), *told.shape[1:])
-        return cls(told[0], told[1], told[2], halves, outputs)
+    def of(cls, stacked: Array) -> Self:
+        """Split the stack (27, queries, sizes) that `BinnedTokens.errors` returns."""
+        halves, outputs = stacked[3:].reshape(2, 2, len(HALVINGS), *stacked.shape[1:])
+        return cls(stacked[0], stacked[1], stacked[2], halves, outputs)
 
 
 Product: TypeAlias = Callable[[Any, Any], Any]
-# Sums (bags, w) of the rows (M, w) that are in each bag, times their weights: (ends (bags + 1,), places, weights, rows)
+# Sums (bags, w) of the rows (M, w) in each bag, times their weights: (ends (bags + 1,), places, weights, rows)
 Bags: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int32], NDArray[Any], NDArray[Any]], Any]
 
 
@@ -87,73 +91,77 @@ def pilot_errors(
     scores: Array, values: Array, sizes: Array, atom: tuple[Array, Array] | None = None,
     *, quarters: NDArray[np.intp] | None = None, matmul: Product = np.matmul, bags: Bags = sparse_bags,
 ) -> tuple[PilotErrors, ...]:  # fmt: skip
-    """E|Γ_n − Γ|² for samples of a pilot of M tokens at each of m queries; and beside an atom.
+    """Expected squared error E|Γ_n − Γ|² of attention over n tokens sampled from a pilot, at every query and size.
 
-    Scores are (m, M), −inf for a token that a query does not see; values (M, v). An atom is given by its score (m,) and
-    value (m, v) for each query. `quarters` (M,) says from which of four independent parts a token comes; without it
-    they are in random order. Scores in single precision have sums in single precision, which leaves 1e-6 of a square,
-    and at worst 2e-3 where one token holds everything: less than the nodes do. Most of the work is products of matrices
-    and sums of rows, which `matmul` and `bags` may do elsewhere.
+    Scores (m, M) are those of M tokens for m queries, −inf for a token hidden from a query; values are (M, v). An
+    `atom` is a pair of scores (m,) and values (m, v) of a token that belongs to every sample; with it the result has a
+    second entry that includes the atom. `quarters` (M,) says which of four independent parts of the text each token
+    comes from; without it the order of the tokens counts as random. Scores in float32 are summed in float32, which adds
+    a relative error of 1e-6 (2e-3 if one token has all the weight). `matmul` and `bags` do most of the work.
 
     >>> rng = np.random.default_rng(0)
-    >>> (told,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
-    >>> told.error.shape, bool(told.error[0, 0] > told.error[0, 1])
+    >>> (found,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
+    >>> found.error.shape, bool(found.error[0, 0] > found.error[0, 1])
     ((1, 2), True)
     """
-    raw, v = np.asarray(scores), as_array("values", values, ndim=2)
+    raw = np.asarray(scores)
     raw = raw if raw.dtype == np.float32 else raw.astype(np.float64)
+    v = as_array("values", values, ndim=2)
     n = np.asarray(sizes, dtype=np.float64)
     if raw.ndim != 2 or raw.shape[1] != len(v) or raw.shape[1] < PARTS:
         raise InputError(f"scores have shape {raw.shape} and values {v.shape}; expected (queries, M) and (M, v), M ≥ 8")
     part = parts_of(len(v), quarters)
-    order = np.argsort(part, kind="stable")  # so that what a part needs stays in cache
-    pilot, columns, found = Tokens.of(v[order], part[order], raw.dtype), raw.T.take(order, 0), []
+    order = np.argsort(part, kind="stable")  # keeps the tokens of one part together in the cache
+    centred = v[order] - v[order].mean(0)
+    carried = np.column_stack((centred, np.ones(len(centred)), np.square(centred).sum(1))).astype(raw.dtype)
+    pilot = Pilot(carried, v[order].mean(0), part[order])
+    columns = raw.T.take(order, 0)
     tops = columns.max(0)
     if not np.isfinite(tops).all():
-        raise InputError(UNSEEN)
+        raise InputError(NO_TOKEN)
     hidden = np.isneginf(columns).any()
-    queries = max(1, AT_ONCE // pilot.carried.shape[1])
+    queries = max(1, MAX_BLOCK // carried.shape[1])
+    stacked = []
     for start in range(0, len(raw), queries):
-        some = slice(start, start + queries)
-        logs = columns[:, some] - tops[some]
-        logs = np.maximum(logs, -LIGHTEST, where=~np.isneginf(logs) if hidden else True, out=logs)
-        gathered, level = Gathered.of(logs, pilot, n, matmul, bags)
-        own = atom and (np.exp(np.minimum(atom[0][some] - (level + tops[some]), HEAVIEST)), atom[1][some])
-        found.append(gathered.errors(n, own))
-    return tuple(PilotErrors.of(told) for told in np.concatenate(found, 2))
+        block = slice(start, start + queries)
+        logs = columns[:, block] - tops[block]
+        logs = np.maximum(logs, -SCORE_RANGE, where=~np.isneginf(logs) if hidden else True, out=logs)
+        binned, log_mean = BinnedTokens.of(logs, pilot, n, matmul, bags)
+        own = atom and (np.exp(np.minimum(atom[0][block] - (log_mean + tops[block]), MAX_LOG_ATOM)), atom[1][block])
+        stacked.append(binned.errors(n, own))
+    return tuple(PilotErrors.of(errors) for errors in np.concatenate(stacked, 2))
 
 
 def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
-    """The part of each token, (M,): either half, one by one, of the quarter it comes from."""
+    """The part of each token, (M,): tokens of a quarter alternate between its two parts."""
     place = np.arange(tokens)
     return 2 * (place * QUARTERS // tokens if quarters is None else quarters) + place % 2
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Nodes (K,) around weights with logarithms from low to high, and where the first would be as a logarithm.
+    """Nodes (K,) for weights with logarithms from low to high, and the logarithm one spacing below the second node.
 
-    The first is 0, for tokens that are not seen; the others are powers of e^GAP, the same for whoever is gathered.
+    The first node is 0, for hidden tokens; the others are powers of e^GAP, so that all queries share the same grid.
     """
     first = np.floor(low / GAP) * GAP
     return np.concatenate(([0.0], np.exp(first + GAP * np.arange(int((high - first) / GAP) + 3)))), float(first - GAP)
 
 
 def lightest_share(n: Array) -> float:
-    """The share of the lightest tokens that the smallest sample consists of alone only as often as `RARE` says."""
+    """The fraction of lightest tokens of which the smallest sample consists entirely with probability `RARE`."""
     return float(RARE ** (1 / n.min()))
 
 
 def points(n: Array, lightest: float) -> Array:
-    """Where s is taken, (S,), for sizes n, where `lightest` is the weight that the lightest share has at most."""
-    start = np.log(NEAR / n.max())
+    """Quadrature points s (S,) for sizes n; `lightest` is the weight at the `lightest_share` quantile."""
+    start = np.log(SMALLEST_S / n.max())
     return np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest, 1e-30))) + STEP, STEP))
 
 
 def powers(xp: Any, s: Any, node: Any) -> tuple[Any, Any]:
-    """s e and s² W e at points (S, 1) and nodes (K,), e = e^{−sW}: times W c, W and W |c|² they make the integrand.
+    """s e and s² W e at points (S, 1) and nodes (K,), e = e^{−sW}: the factors of W c, W and W |c|² in the integrand.
 
-    Where s is small e − 1 takes the place of e in the first: it makes no difference about a limit, and nothing is left
-    that cancels.
+    For s < 1 the first uses e − 1 in place of e: sums about the limit are the same, and nothing cancels.
     """
     at = s * node
     lost = xp.expm1(-at)
@@ -161,150 +169,169 @@ def powers(xp: Any, s: Any, node: Any) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """The tokens of a pilot, whoever looks at them."""
+class Pilot:
+    """The tokens of a pilot without their scores, shared by all queries."""
 
-    carried: NDArray[Any]  # (M, v + 2): their values c less the mean of these, 1 and |c|², in the precision of the sums
-    middle: Array  # (v,): the mean
-    part: NDArray[np.intp]  # (M,): in order
+    carried: NDArray[Any]  # (M, v + 2): centred values c, 1 and |c|², in the precision of the sums
+    middle: Array  # (v,): mean of the values
+    part: NDArray[np.intp]  # (M,): part of each token, in increasing order
 
-    @classmethod
-    def of(cls, values: Array, part: NDArray[np.intp], dtype: Any) -> Self:
-        """Of their values (M, v)."""
-        middle = values.mean(0)
-        about = values - middle
-        carried = np.column_stack((about, np.ones(len(about)), np.square(about).sum(1))).astype(dtype)
-        return cls(carried, middle, part)
+
+def _lowest_log(logs: Array, n: Array) -> float:
+    """The logarithm of the weight at which the nodes begin: lighter tokens share the first node."""
+    low = logs.min()
+    low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
+    some = logs[:: max(1, len(logs) // SUBSAMPLE)]
+    faint = int(min(lightest_share(n), FAINT_SHARE) * len(some))
+    if faint >= MIN_FAINT:
+        low = max(low, np.partition(some, faint, 0)[faint].min() - FAINT_MARGIN)
+    return float(low)
+
+
+def _split(logs: Array, weight: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array]:
+    """The lower node of each token (M, m), and the fraction of the token that goes to the node above it.
+
+    The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1). `logs` is overwritten.
+    """
+    scale = np.concatenate(([np.expm1(GAP)], np.ones(len(node) - 1))) / np.maximum(node, node[1])
+    logs -= first
+    index = np.maximum(np.multiply(logs, 1 / GAP, out=logs), 0, out=logs).astype(np.int64)
+    upper = np.multiply(scale.astype(logs.dtype).take(index), weight, out=logs)
+    upper -= index > 0
+    upper *= 1 / np.expm1(GAP)
+    np.maximum(upper, 0, out=upper)
+    return index, upper
+
+
+def _bin_matrix(row: NDArray[np.int64], upper: Array, weight: Array, rows: int, dtype: Any) -> Any:
+    """Sparse matrix (rows, M) of the weights that tokens (M, m) give to the rows of their lower and upper nodes."""
+    tokens, queries = row.shape
+    share = np.empty((tokens, 2, queries), dtype)
+    np.multiply(upper, weight, out=share[:, 1])
+    np.subtract(weight, share[:, 1], out=share[:, 0])
+    place = np.empty((tokens, 2, queries), np.int32)
+    place[:, 0] = row
+    np.add(place[:, 0], queries, out=place[:, 1])
+    ends = np.arange(0, place.size + 1, 2 * queries, dtype=np.int32)
+    return sparse.csc_array((share.ravel(), place.ravel(), ends), shape=(rows, tokens)).tocsr()
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
-    """A pilot gathered on K nodes in each of its parts, for m queries: arrays of NumPy, or of torch on a device."""
+class BinnedTokens:
+    """A pilot binned on K nodes in each of its parts, for m queries: NumPy arrays, or torch tensors on a device."""
 
-    s: Array  # (S,): where the integrand is taken
-    tokens: Array  # (parts,): how many tokens there are
-    node: Any  # (K,): the weights of the nodes
-    count: Any  # (parts, K, m): tokens on each node
-    table: Any  # (parts, K, m · (v + 2)): their W c, W and W |c|²
-    pull: Any  # (parts, m, v + 1): W d and W of all tokens of a part
+    s: Array  # (S,): quadrature points
+    tokens: Array  # (parts,): number of tokens
+    node: Any  # (K,): weights of the nodes
+    count: Any  # (parts, K, m): number of tokens at each node
+    table: Any  # (parts, K, m · (v + 2)): sums of W c, W and W |c|² at each node
+    pull: Any  # (parts, m, v + 1): sums of W d and W over a part
     limit: Any  # (m, v)
     matmul: Product
-    xp: Any = np  # the library of these arrays, and what sends it one of NumPy's
-    send: Callable[[NDArray[Any]], Any] = np.asarray
-    sums: Any = None  # (parts, 2 S + 1, m · (v + 2)): `powers` and 1 times the table, where they are known
-    shift: Any = 0.0  # (m, v): c − d, the limit as a c; 0 where they are the same
+    xp: Any = np  # library of the arrays
+    send: Callable[[NDArray[Any]], Any] = np.asarray  # copies a NumPy array to the device
+    sums: Any = None  # (parts, 2 S + 1, m · (v + 2)): `powers` and 1 times the table, if already computed
+    shift: Any = 0.0  # (m, v): c − d, the limit in centred coordinates; 0 if values are centred at the limit
 
     @classmethod
-    def of(cls, logs: Array, pilot: Tokens, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
-        """Split each of M tokens between the two nodes around its weight, of which logs (M, m) are given.
+    def of(cls, logs: Array, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
+        """Bin M tokens for m queries from their log-weights (M, m), which are overwritten.
 
-        They are less by a level (m,), which comes second, than logarithms of weights of mean 1.
+        Weights are normalised to mean 1; the second result is the logarithm (m,) of their mean before that.
         """
         tokens, queries = logs.shape
         weight = np.exp(logs)
         mean = weight.mean(0, dtype=np.float64)
         weight *= (1 / mean).astype(weight.dtype)
         logs -= np.log(mean).astype(logs.dtype)
-        low, some = logs.min(), logs[:: max(1, tokens // SEVERAL)]
-        low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
-        faint = int(min(lightest_share(n), FAINT) * len(some))
-        if faint >= FEW:  # those below the first node are split between it and none
-            low = max(low, np.partition(some, faint, 0)[faint].min() - FAINTEST)
-        node, first = nodes(low, logs.max())
-        over = np.concatenate(([np.expm1(GAP)], np.ones(len(node) - 1))) / np.maximum(node, node[1])
+        node, first = nodes(_lowest_log(logs, n), logs.max())
+        index, upper = _split(logs, weight, node, first)
+        index *= queries
+        index += (pilot.part * (len(node) * queries))[:, None]
+        index += np.arange(queries)
         rows = PARTS * len(node) * queries
-        logs -= first
-        at = np.maximum(np.multiply(logs, 1 / GAP, out=logs), 0, out=logs).astype(np.int64)
-        upper = np.multiply(over.astype(logs.dtype).take(at), weight, out=logs)
-        upper -= at > 0
-        upper *= 1 / np.expm1(GAP)
-        np.maximum(upper, 0, out=upper)
-        at *= queries
-        at += (pilot.part * (len(node) * queries))[:, None]
-        at += np.arange(queries)
-        upward = np.bincount(at.ravel(), upper.ravel(), rows).reshape(PARTS, -1, queries)
-        # Sorted by node: which tokens are on it, with how much of their weight.
-        share, place = np.empty((tokens, 2, queries), pilot.carried.dtype), np.empty((tokens, 2, queries), np.int32)
-        np.multiply(upper, weight, out=share[:, 1])
-        np.subtract(weight, share[:, 1], out=share[:, 0])
-        place[:, 0] = at
-        np.add(place[:, 0], queries, out=place[:, 1])
-        ends = np.arange(0, place.size + 1, 2 * queries, dtype=np.int32)
-        spread = sparse.csc_array((share.ravel(), place.ravel(), ends), shape=(rows, tokens)).tocsr()
-        table = bags(spread.indptr, spread.indices, spread.data, pilot.carried).reshape(PARTS, len(node), -1)
-        # A node has entries of its own tokens and of those of the one below: take the latter away.
-        count, sign = np.diff(spread.indptr).reshape(upward.shape), 1 - 2 * (np.arange(len(node)) % 2)[:, None]
-        count = sign * (sign * count).cumsum(1) - upward
-        count[:, 1:] += upward[:, :-1]
-        heaped = count.sum(0).cumsum(0)
-        lightest = node[np.minimum((heaped < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
-        each, s = np.bincount(pilot.part, minlength=PARTS).astype(float), points(n, lightest)
-        # What all tokens pull is one more row of the same product.
+        moved_up = np.bincount(index.ravel(), upper.ravel(), rows).reshape(PARTS, -1, queries)
+        matrix = _bin_matrix(index, upper, weight, rows, pilot.carried.dtype)
+        table = bags(matrix.indptr, matrix.indices, matrix.data, pilot.carried).reshape(PARTS, len(node), -1)
+        # A row of the matrix has entries of its node's tokens and of the node below: alternating sums separate them.
+        entries = np.diff(matrix.indptr).reshape(moved_up.shape)
+        sign = 1 - 2 * (np.arange(len(node)) % 2)[:, None]
+        count = sign * (sign * entries).cumsum(1) - moved_up
+        count[:, 1:] += moved_up[:, :-1]
+        cumulative = count.sum(0).cumsum(0)
+        lightest = node[np.minimum((cumulative < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
+        s = points(n, lightest)
+        # The last row of the product is the sum over all tokens.
         sums = matmul(np.vstack((*powers(np, s[:, None], node), np.ones(len(node)))).astype(table.dtype), table)
         pull = sums[:, -1].reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
         total = pull.sum(0)
         limit = total[:, :-1] / total[:, -1:]
         pull[..., :-1] -= pull[..., -1:] * limit
-        given = {"sums": sums, "shift": limit}
-        return cls(s, each, node, count, table, pull, pilot.middle + limit, matmul, **given), np.log(mean)
+        in_part = np.bincount(pilot.part, minlength=PARTS).astype(float)
+        binned = cls(s, in_part, node, count, table, pull, pilot.middle + limit, matmul, sums=sums, shift=limit)
+        return binned, np.log(mean)
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
-        """What `PilotErrors` holds, one below the other: (1 or 2, 27, m, sizes), the second beside the atom.
+        """The fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with it.
 
-        An atom is given by its weight (m,) and value (m, v).
+        An atom is a pair of weights (m,) and values (m, v).
         """
         xp, s, tokens = self.xp, self.send(self.s[:, None]), float(self.tokens.sum())
-        # Over the tokens of each part: sums of 1 − e^{−sW}, which is small where it matters how large it is.
-        gone = self.matmul(-xp.expm1(-s * self.node), self.count)
+        gone = self.matmul(-xp.expm1(-s * self.node), self.count)  # sums of 1 − e^{−sW} over the tokens of each part
         sums = self._product(powers(xp, s, self.node), self.table) if self.sums is None else self.sums
         sums = sums.reshape(*sums.shape[:2], len(self.limit), -1)
-        drawn = self._with_replacement(n, s, gone, sums, atom)
-        repeated = np.flatnonzero((n > np.where(n < MANY, REPEATED, SOMEWHAT) * tokens) & (n < tokens))
-        # One size at a time stays in a processor's cache; a device is idle between small steps.
-        several = 1 if xp is np else max(1, len(repeated))
+        replaced = self._with_replacement(n, s, gone, sums, atom)
+        limit = np.where(n < LARGE_N, REPLACE_UP_TO, REPLACE_UP_TO_LARGE_N) * tokens
+        without = np.flatnonzero((n > limit) & (n < tokens))
+        # On a CPU one size at a time stays in the cache; a GPU would be idle between such small steps.
+        group = 1 if xp is np else max(1, len(without))
         table, count, gone = (part.sum(0) for part in (self.table, self.count, gone / tokens))
-        firsts = [1.0 * error[0] for error, _ in drawn]  # copies
-        for which in repeated.reshape(-1, several):
-            # Where some query's samples may have no token left; looking would wait for a device.
-            kept = (n[which] * gone < 40).any(1) & (self.s > NEAR / n[which]) if xp is np else slice(None)
-            own = self._without_replacement(n[which], s[kept], self.s[kept], table, count, atom)
-            for first, found in zip(firsts, own, strict=True):
-                first[:, self.send(which)] = found
-        both = zip(firsts, drawn, strict=True)
+        firsts = [1.0 * error[0] for error, _ in replaced]  # copies
+        for sizes in without.reshape(-1, group):
+            # Points where some query's samples may have no token left; on a GPU finding them would wait for the device.
+            kept = (n[sizes] * gone < 40).any(1) & (self.s > SMALLEST_S / n[sizes]) if xp is np else slice(None)
+            found = self._without_replacement(n[sizes], s[kept], self.s[kept], table, count, atom)
+            for first, error in zip(firsts, found, strict=True):
+                first[:, self.send(sizes)] = error
+        both = zip(firsts, replaced, strict=True)
         return xp.stack([xp.concatenate((first[None], out[:1], error, out[1:])) for first, (error, out) in both])
 
     def _product(self, factors: tuple[Any, ...], table: Any) -> Any:
-        """Factors (..., K), one below the other, times a table, in its precision."""
+        """Stacked factors (..., K) times a table, in the table's precision."""
         rows = self.xp.asarray(self.xp.stack(factors).reshape(-1, len(self.node)), dtype=self.table.dtype)
         return self._held(self.matmul(rows, table))
 
     def _held(self, array: Any) -> Any:
-        """In the table's precision on a processor, whose caches hold more numbers that are single."""
+        """The array in the table's precision on a CPU, whose caches hold more float32 numbers; in float64 on a GPU."""
         return self.xp.asarray(array, dtype=self.table.dtype if self.xp is np else self.xp.float64)
 
     def _with_replacement(
         self, n: Array, s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
     ) -> list[tuple[Any, Any]]:
-        """The integral for draws from each choice of parts, and the squares of their outputs: (c, m, sizes) each.
+        """Squared errors and squared outputs, each (c, m, sizes), for samples from each of the c `SUBSETS`.
 
-        Without an atom, and beside it. Sums are (parts, 2 S or more, m, v + 2).
+        The list has one pair without the atom and one with it. Sums are (parts, 2 S or more, m, v + 2).
         """
         xp, size = self.xp, self.send(n)
-        shares = self.send(CHOICES / (CHOICES @ self.tokens)[:, None])  # (c, parts), of the mean over a choice's tokens
+        shares = self.send(SUBSETS / (SUBSETS @ self.tokens)[:, None])  # (c, parts): averages over a subset's tokens
         gone, pull, sums = (
             self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:])
             for share, part in ((shares, gone), (shares, self.pull), (self._held(shares), sums))
         )
-        once, twice, mass = sums[:, : len(s)], sums[:, len(s) : 2 * len(s)], pull[..., -1].clip(1e-300)
-        centre = pull[..., :-1] / mass[..., None]  # their own limit: all that follows is about it
-        about, c2, b2, left = centre + self.shift, twice[..., :-2], twice[..., -2], (1 - gone).clip(1e-300)
+        once, twice = sums[:, : len(s)], sums[:, len(s) : 2 * len(s)]
+        mass = pull[..., -1].clip(1e-300)
+        centre = pull[..., :-1] / mass[..., None]  # limit of the subset: values are centred there
+        about = centre + self.shift
+        c2, b2 = twice[..., :-2], twice[..., -2]
+        left = (1 - gone).clip(1e-300)
         a1 = self._held(about)[:, None] * once[..., -2:-1]
         a1 = once[..., :-2] - a1 if xp is not np else np.subtract(once[..., :-2], a1, out=a1)
         b1 = once[..., -2] + s * (s < 1) * mass[:, None]
         a2 = twice[..., -1] - 2 * self._dot(c2, about) + (about**2).sum(-1)[:, None] * b2
-        # (1 − q)^{n−2} for every size, of which the integral is a sum with these factors.
+        # (1 − q)^{n−2} for every size, times the step: the weights of the quadrature.
         kept = STEP * xp.exp(self._held(size[:, None] - 2) * self._held(xp.log(left).swapaxes(1, 2))[:, :, None])
-        near, limit = self._dot(a1, a1), self.limit + centre
+        near = self._dot(a1, a1)
+        limit = self.limit + centre
 
         def integral(*factors: Any) -> Any:
             return xp.moveaxis(xp.matmul(kept, self._held(xp.stack(factors, -1)).swapaxes(1, 2)), -1, 0)
@@ -316,14 +343,14 @@ class Gathered:
             weight, value = atom
             own = value - limit
             both = weight[:, None] + size * mass[..., None]
-            lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g is so far from the limit to the atom
+            lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g = limit + lam · own
             far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
             across = self._dot(c2, own) - (about * own).sum(-1)[:, None] * b2
             alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
                 *(part * e * left for part in (a2, b2, across, s * along, s * b1)),
                 *(part * e for part in (near, b1**2, b1 * along, (s * left) ** 2)),
             )
-            pull = weight[:, None] * rest  # of the atom on what is about g
+            pull = weight[:, None] * rest  # the atom's weight times its distance from g
             error = size * (alone + lam**2 * far * b2_left - 2 * lam * across)
             error = error + size * (size - 1) * (pairs + lam**2 * far * b1_twice - 2 * lam * b1_along)
             error = error + pull**2 * far * left_twice + 2 * size * pull * (along_left - lam * far * b1_left)
@@ -332,18 +359,18 @@ class Gathered:
         return found
 
     def _dot(self, rows: Any, vector: Any) -> Any:
-        """Products of rows (c, S, m, v) with others, or with vectors (c, m, v) of every query."""
+        """Inner products of rows (c, S, m, v) with rows of the same shape, or with one vector per query (c, m, v)."""
         return self.xp.einsum("csmv,csmv->csm" if vector.ndim == 4 else "csmv,cmv->csm", rows, self._held(vector))
 
     def _without_replacement(
         self, n: Array, s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> list[Any]:
-        """The integral at some points for draws of n without replacement from all of it over 1 − n/M, (m, sizes).
+        """Squared errors (m, sizes) for samples without replacement from the whole pilot, over 1 − n/M.
 
-        Without an atom, and beside it.
+        The list has one array without the atom and one with it.
         """
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
-        each = self.send((points > NEAR / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
+        step = self.send((points > SMALLEST_S / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
         lost, p = xp.expm1(-s * self.node), size / tokens
         f = 1 + p * lost  # (sizes, S, K)
         share = s * p * (1 + lost) / f
@@ -351,22 +378,23 @@ class Gathered:
         factors = (share, s * self.node * rest) + (rest,) * (atom is not None)
         sums = self._product(factors, table).reshape(len(factors), len(n), len(s), len(self.limit), -1)
         vectors = sums[..., :-2] - self._held(self.shift) * sums[..., -2:-1]
-        square, log = sums[1, ..., -1], self.matmul(xp.log(f), count)
+        square = sums[1, ..., -1]
+        log = self.matmul(xp.log(f), count)
         if xp is np:  # |d|² = |c|² − (c + d)·shift
             square = square - self._dot(sums[1, ..., :-2] + vectors[1], self.shift[None])
 
         def integral(vector: Any, spread: Any, log: Any) -> Any:
-            return (each * xp.exp(log) * (self._dot(vector, vector) + spread)).sum(1).clip(0).T
+            return (step * xp.exp(log) * (self._dot(vector, vector) + spread)).sum(1).clip(0).T
 
         found = [integral(vectors[0], square, log)]
         if atom is not None:
             weight, away = atom[0], atom[1] - self.limit
-            lam = weight / (weight + size)  # the pilot's own mass is n and its pull 0
+            lam = weight / (weight + size)  # the pilot's weights sum to n on average, and its W d to 0
             g = self._held(lam[..., None] * away)
             vector, drift = (vectors[k] - g * sums[k, ..., -2:-1] for k in (0, 2))
             vector = vector + self._held((s * size * lam)[..., None] * away)
             square = square - 2 * self._dot(vectors[1], g[:, 0]) + lam**2 * (away**2).sum(1) * sums[1, ..., -2]
-            # How many tokens are kept matters beside an atom, and does not vary: take its part out.
+            # With an atom the number of kept tokens matters; it is fixed at n, so its variance is subtracted.
             varied = self.matmul(rest / s, count).clip(1e-300)
             found.append(integral(vector, square - self._dot(drift, drift) / varied, log - s * weight))
         return found

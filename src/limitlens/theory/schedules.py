@@ -1,18 +1,19 @@
-"""Temperature schedules for a context grown from n₀ to n keys, side by side.
+"""Schedules of the inverse temperature β for a context that grows from n₀ to n keys.
 
     constant      β = β₀
     log           β = β₀ ln n / ln n₀               (Chen, Lin, Polyanskiy, Rigollet 2025; SSMax, Qwen)
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-Along each, θ, the number 1/EΣw² of keys that share the mass, and the entropy are given: exact at every n for a known
-law of the keys, those of the scaling limit where only the local power law is known, as for a real head.
+`compare_schedules` gives θ, the effective number of keys 1/EΣw² and the entropy along each of them: exact at every n for
+a known law of the keys, from the scaling limit if only the local power law is known, as for the head of a model.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from limitlens.errors import InputError
 from limitlens.theory.scaling import control
@@ -23,32 +24,42 @@ from limitlens.theory.scaling.weights import entropy, participation
 
 @dataclass(frozen=True)
 class ScheduleStep:
-    """Where one schedule stands at one context length."""
+    """The state of attention under one schedule at one context length."""
 
     n: float
     beta: float
     theta: float
-    sharing_keys: float  # 1/EΣw²
+    sharing_keys: float  # effective number of keys 1/EΣw²
     entropy: float
     regime: control.Regime
 
 
+def log_factor(log_n: Any, log_trained: float) -> Any:
+    """Factor ln n / ln n₀ of the log schedule, from logarithms: numbers, arrays or tensors."""
+    return log_n / log_trained
+
+
+def yarn_factor(log_stretch: Any) -> Any:
+    """Factor (0.1 ln s + 1)² of YaRN (arXiv 2309.00071) for a stretch s = n/n₀, from ln s: number, array or tensor."""
+    return (0.1 * log_stretch + 1) ** 2
+
+
 def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], float]]:
-    """β of n keys under each schedule, by its name, from β₀ = `beta` at n₀ = `first`: the formulas above."""
-    reached = control.theta(first, beta, law)
+    """The schedules by name, each a function from n to β, that start with β₀ = `beta` at n₀ = `first`."""
+    theta = control.theta(first, beta, law)
     return {
         "constant": lambda n: beta,
-        "log": lambda n: beta * math.log(n) / math.log(first),
-        "yarn": lambda n: beta * (0.1 * math.log(n / first) + 1) ** 2,
-        "critical": lambda n: control.critical_beta(n, law, reached),
+        "log": lambda n: beta * log_factor(math.log(n), math.log(first)),
+        "yarn": lambda n: beta * yarn_factor(math.log(n / first)),
+        "critical": lambda n: control.critical_beta(n, law, theta),
     }
 
 
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
-    """Every schedule along growing context lengths, all starting from `beta` at the first of them.
+    """Every schedule at growing context lengths, all with the same `beta` at the first of them.
 
-    >>> steps = theory.compare_schedules([1000, 10_000], 100.0, theory.uniform(5))
-    >>> {name: round(found[-1].sharing_keys, 2) for name, found in steps.items()}
+    >>> schedules = theory.compare_schedules([1000, 10_000], 100.0, theory.uniform(5))
+    >>> {name: round(steps[-1].sharing_keys, 2) for name, steps in schedules.items()}
     {'constant': 6.73, 'log': 4.29, 'yarn': 3.6, 'critical': 1.77}
     """
     if not sizes:
@@ -56,12 +67,12 @@ def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str
     first = control.check_keys(sizes[0])
     control.check_beta(beta)
     if any(later < earlier for earlier, later in pairwise(sizes)):
-        raise InputError(f"the context lengths {list(sizes)} go down; expected them to grow from the first")
+        raise InputError(f"the context lengths {list(sizes)} decrease; expected them to grow from the first")
     return {name: [_step(n, rule(n), law) for n in sizes] for name, rule in rules(first, beta, law).items()}
 
 
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:
-    reached = control.theta(n, beta, law)
-    points: Points = KeyPoints(law, n, beta) if isinstance(law, GapLaw) else PoissonPoints(reached, law.a)
+    theta = control.theta(n, beta, law)
+    points: Points = KeyPoints(law, n, beta) if isinstance(law, GapLaw) else PoissonPoints(theta, law.a)
     shared = participation(points)
-    return ScheduleStep(n, beta, reached, 1 / shared, entropy(points), control.regime(shared))
+    return ScheduleStep(n, beta, theta, 1 / shared, entropy(points), control.regime(shared))
