@@ -58,7 +58,7 @@ def test_a_head_known_by_its_exponent_alone() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "beta", "words"),
-    [([], 1.0, "no context lengths"), ([10, 5], 1.0, "go down"), ([1.0], 1.0, "n is 1"), ([10], 0.0, "beta is 0")],
+    [([], 1.0, "no context lengths"), ([10, 5], 1.0, "decrease"), ([1.0], 1.0, "n is 1"), ([10], 0.0, "beta is 0")],
 )
 def test_bad_input(sizes: list[float], beta: float, words: str) -> None:
     with pytest.raises(InputError, match=words):
