@@ -14,8 +14,10 @@ from scipy import stats
 from head_cases import SIZES, head_record, probe_run
 from limitlens.cache.plan import plan as make_plan
 from limitlens.cli import main
-from limitlens.comparison import LEVEL, Comparison, Value, _differences, compare
+from limitlens.comparison import Comparison, compare
+from limitlens.differences import LEVEL, Value, find_differences
 from limitlens.errors import InputError
+from limitlens.estimate import Estimate
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.record import json_text, read_run
@@ -56,7 +58,7 @@ def test_a_run_agrees_with_itself(probe: ProbeRun) -> None:
     second = found.names[1]
     assert document["regimes"][second]["changed"] == 0
     assert not any(row.exceeds for row in found.differences)
-    assert all(row.difference in (0.0, None) for row in found.differences)
+    assert all(row.difference.value == 0 or not row.difference.known for row in found.differences)
     rate = next(row for row in document["summary"] if row["quantity"] == "rate")
     assert (rate["tested"][second], rate["marked"][second]) == (12, 0)
 
@@ -70,8 +72,8 @@ def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: 
     rates = rows_of(found, "rate")
     stderr = [head.curve.rate.stderr for head in probe.records if head.curve.rate is not None]
     assert all(row.exceeds for row in rates)
-    assert [row.difference for row in rates] == pytest.approx([0.1] * 12)
-    assert [row.difference_stderr for row in rates] == pytest.approx(np.sqrt(2) * np.array(stderr))
+    assert [row.difference.value for row in rates] == pytest.approx([0.1] * 12)
+    assert [row.difference.stderr for row in rates] == pytest.approx(np.sqrt(2) * np.array(stderr))
     assert all(row.exceeds is None for row in rows_of(found, "horizon"))
     assert found.regimes is not None
     assert found.regimes[found.names[1]]["changed"] == 1
@@ -80,10 +82,10 @@ def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: 
 def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
     """12 heads, 20 replicates each, equal errors: 38 degrees of freedom at 5%/12."""
     border = stats.t.ppf(1 - LEVEL / 12 / 2, 38) * 0.01 * np.sqrt(2)
-    first = {(f"head {i}", "rate"): Value(0.4, 0.01, 20) for i in range(12)}
+    first = {(f"head {i}", "rate"): Value(Estimate(0.4, 0.01), 20) for i in range(12)}
     for factor, marked in ((0.99, False), (1.01, True)):
-        other = {place: Value(0.4 + factor * border, 0.01, 20) for place in first}
-        assert {row.exceeds for row in _differences([first, other], ["a", "b"])} == {marked}
+        other = {place: Value(Estimate(0.4 + factor * border, 0.01), 20) for place in first}
+        assert {row.exceeds for row in find_differences([first, other], ["a", "b"])} == {marked}
 
 
 def test_holm_is_never_less_sure_than_bonferroni() -> None:
@@ -111,7 +113,7 @@ def test_a_text_that_moves_every_head_a_little_is_told_though_no_head_is_sure(pr
     assert f"horizon of {found.names[1]} (+0.0" in found.view().verdict[1]
     shifted = compare(probe, synthetic(shift=0.1))
     rate = next(row for row in shifted.paired if row.quantity == "rate")
-    common = np.mean([row.difference_stderr for row in rows_of(shifted, "rate")])
+    common = np.mean([row.difference.stderr for row in rows_of(shifted, "rate")])
     assert rate.difference == pytest.approx(0.1)
     assert rate.stderr == pytest.approx(common, rel=1e-3)  # every head moved alike: what is left is a head's own error
 
@@ -124,8 +126,8 @@ def test_chance_alone_marks_about_one_comparison_in_twenty() -> None:
         for _ in range(2):
             draws = rng.normal(0.4, 0.05, (12, 20))
             measured = zip(draws.mean(1), draws.std(1, ddof=1) / np.sqrt(20), strict=True)
-            columns.append({(f"head {i}", "rate"): Value(*value, 20) for i, value in enumerate(measured)})
-        wrong += any(row.exceeds for row in _differences(columns, ["a", "b"]))
+            columns.append({(f"head {i}", "rate"): Value(Estimate(*value), 20) for i, value in enumerate(measured)})
+        wrong += any(row.exceeds for row in find_differences(columns, ["a", "b"]))
     assert stats.binomtest(wrong, trials, LEVEL).pvalue > 0.01
 
 
@@ -147,7 +149,7 @@ def test_two_models_are_compared_by_means_over_their_heads(probe: ProbeRun) -> N
     (rate,) = rows_of(found, "rate")
     slopes = [[head.curve.rate.slope for head in run.records if head.curve.rate is not None] for run in (probe, other)]
     welch = stats.ttest_ind(slopes[1], slopes[0], equal_var=False)
-    assert rate.difference / rate.difference_stderr == pytest.approx(welch.statistic)
+    assert rate.in_errors == pytest.approx(welch.statistic)
     assert rate.exceeds is bool(welch.pvalue < LEVEL)
     assert rate.exceeds
     assert found.regimes is not None

@@ -1,17 +1,17 @@
-"""Runs side by side: what differs, and whether the difference exceeds its error.
+"""Comparison of two or more runs: what differs from the first run, and whether the difference exceeds its error.
 
-Every run is compared with the first. A measured quantity carries a standard error; the difference of two is marked when
-it exceeds its own by more than chance explains over all the comparisons of that quantity, at the level 5% (Holm), by
-Welch's t where the numbers of replicates are known. Quantities without an error are shown and never marked. The heads
-of two models have no counterparts, so that models are compared by the means over their heads, with their spread as the
-error. Runs of one model are compared head by head too (`Paired`): that is where a text, as a whole, differs.
+A measured quantity has a standard error. A difference is marked when it is significant at 5% after Holm's correction
+over all comparisons of that quantity, by Welch's t where the numbers of replicates are known. Quantities without a
+standard error are shown and never marked. The heads of two models have no counterparts, so models are compared by means
+over their heads, with the spread over heads as the error. Runs of one model are also compared over all heads
+(`Paired`), which shows small differences that all heads share, such as those between two texts.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,66 +19,29 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from limitlens.arrays import pd
+from limitlens.differences import LEVEL, READERS, TOKENS, Difference, find_differences, model_means
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
 from limitlens.loading import load
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.record import to_json
+from limitlens.report.text import join, plural, short
 from limitlens.report.view import SHADES, Axis, Colour, Figure, Row, Section, Table, View, line, points
-from limitlens.report.words import join, plural, read_words, short
 from limitlens.results import Result
-from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.multiple_testing import chance, holm
+from limitlens.statistics.multiple_testing import holm, p_value
 
-LEVEL = 0.05
-WANTED, TOKENS = 0.05, "tokens for 5%"  # the error whose number of tokens is compared, and how that is called
-WORDS = read_words("comparison.json")
-AT = " at n = "  # between a quantity and the n it was measured at
-LISTED, SHOWN = 400, 12  # differences that a page and a terminal list; the folder's table has them all
-PLACES, PICTURES = 6, 3  # places from which on a quantity is worth a picture, and pictures at most
-
-
-@dataclass(frozen=True)
-class Value:
-    """A finite number with its standard error and the replicates behind it, each None where not known."""
-
-    value: float | None = None
-    stderr: float | None = None
-    replicates: int | None = None
-
-
-Column = dict[tuple[str, str], Value]  # of a run: place and quantity
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One quantity at one place in the first run and in a later one; `exceeds` is None where an error is not known."""
-
-    where: str
-    quantity: str
-    run: str
-    first: float | None
-    first_stderr: float | None
-    value: float | None
-    stderr: float | None
-    difference: float | None
-    difference_stderr: float | None
-    exceeds: bool | None
-
-    @property
-    def in_errors(self) -> float | None:
-        """The difference in standard errors, where they are known."""
-        difference, error = self.difference, self.difference_stderr
-        return difference / error if difference is not None and error else None
+LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
+PLACES, PICTURES = 6, 3  # places a quantity needs for a figure, and the largest number of figures
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One quantity in a later run less that in the first, the mean over the heads of a model, head by head.
+    """Mean over the heads of a model of one quantity in a later run minus the same in the first run.
 
-    The squared error is the spread over heads over their number, plus the square of the mean standard error of a head
-    where that is known: all heads read the same windows, so that what these do by chance is no more certain of many.
+    The squared standard error is the variance over heads divided by their number, plus the square of the mean standard
+    error of a head where that is known: all heads read the same windows, so the error of the sample does not average
+    out over heads.
     """
 
     quantity: str
@@ -86,73 +49,75 @@ class Paired:
     heads: int
     difference: float
     stderr: float
-    p: float  # of Student's law, Holm's over all quantities and runs
-    real: bool  # whether that is below the level
+    p: float  # by Student's t, with Holm's correction over all quantities and runs
+    real: bool  # whether p is below the level
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Result):
-    """Two or more runs, each against the first."""
+    """Two or more runs, each compared with the first."""
 
     kind, file = "comparison", "differences"
-    command: str  # which makes such runs
-    unit: str  # what they have in common: head, error, number or model average
-    runs: tuple[Mapping[str, Any], ...]  # what each run is, its `name` first
-    same_model: bool  # they are probes, all of one model
-    regimes: Mapping[str, Any] | None  # of probes: heads of each regime by run, and how many are not as in the first
+    command: str  # the command that makes such runs
+    unit: str  # what the runs have in common: head, error, number or model average
+    runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
+    same_model: bool  # whether all are probes of one model
+    regimes: Mapping[str, Any] | None  # of probes: heads in each regime by run, and heads that changed from the first
     differences: tuple[Difference, ...]  # one for each place, quantity and later run
     level: float = LEVEL
 
     @property
     def names(self) -> list[str]:
-        """The runs by name."""
+        """Names of the runs."""
         return [run["name"] for run in self.runs]
 
     @property
     def matched(self) -> int:
-        """Places that the runs have in common."""
+        """Number of places that the runs have in common."""
         return len({row.where for row in self.differences})
 
     @cached_property
     def ranked(self) -> list[Difference]:
-        """The differences, those that exceed their errors first, the clearest before the others."""
+        """The differences, the significant ones first, the largest in standard errors before the others."""
 
-        def clear(row: Difference) -> tuple[bool, float]:
-            return bool(row.exceeds), -1.0 if row.difference is None else abs(row.in_errors or 0.0)
+        def rank(row: Difference) -> tuple[bool, float]:
+            return bool(row.exceeds), abs(row.in_errors or 0.0) if row.difference.known else -1.0
 
-        return sorted(self.differences, key=clear, reverse=True)
+        return sorted(self.differences, key=rank, reverse=True)
 
     @cached_property
     def summary(self) -> list[dict[str, Any]]:
-        """One row per quantity: medians over places, and how many differences were tested and are marked."""
+        """One row per quantity: medians over places, and the numbers of differences tested and marked."""
         first, *others = self.names
         rows = []
         for quantity in dict.fromkeys(row.quantity for row in self.differences):
-            mine = [row for row in self.differences if row.quantity == quantity]
-            runs = {name: [row for row in mine if row.run == name] for name in others}
-            values = {first: [row.first for row in runs[others[0]]]}
-            values |= {name: [row.value for row in own] for name, own in runs.items()}
-            known = {name: [value for value in found if value is not None] for name, found in values.items()}
-            medians = {name: median(found) if found else None for name, found in known.items()}
-            marked = {name: sum(row.exceeds is True for row in own) for name, own in runs.items()}
-            tested = {name: sum(row.exceeds is not None for row in own) for name, own in runs.items()}
-            counts = {"places": len(values[first]), "medians": medians, "marked": marked, "tested": tested}
-            rows.append({"quantity": quantity, **counts})
+            of = {name: [r for r in self.differences if (r.quantity, r.run) == (quantity, name)] for name in others}
+            values = {first: [row.first for row in of[others[0]]]}
+            values |= {name: [row.value for row in found] for name, found in of.items()}
+            known = {name: [one.value for one in found if one.known] for name, found in values.items()}
+            rows.append({
+                "quantity": quantity,
+                "places": len(values[first]),
+                "medians": {name: median(found) if found else None for name, found in known.items()},
+                "marked": {name: sum(row.exceeds is True for row in found) for name, found in of.items()},
+                "tested": {name: sum(row.exceeds is not None for row in found) for name, found in of.items()},
+            })  # fmt: skip
         return rows
 
     @cached_property
     def paired(self) -> tuple[Paired, ...]:
-        """What differs over all heads of one model, for every quantity and later run; nothing for other runs."""
-        groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        """Differences over all heads of one model, for every quantity and later run; empty for other runs."""
+        groups: dict[tuple[str, str], list[Estimate]] = defaultdict(list)
         for row in self.differences if self.same_model else ():
-            if row.difference is not None and row.quantity != TOKENS:  # that is known for the quick heads alone
-                groups[row.quantity, row.run].append((row.difference, row.difference_stderr or 0.0))
+            if row.difference.known and row.quantity != TOKENS:  # n(5%) is known only for heads that converge fast
+                groups[row.quantity, row.run].append(row.difference)
         found = []
-        for place, pairs in groups.items():
-            if (count := len(pairs)) >= PLACES:
-                own, errors = zip(*pairs, strict=True)
-                spread = math.hypot(stdev(own) / math.sqrt(count), mean(errors))
-                found.append((*place, count, mean(own), spread, chance(mean(own), spread, count - 1)))
+        for place, heads in groups.items():
+            if (count := len(heads)) >= PLACES:
+                values = [head.value for head in heads]
+                shared = mean(0.0 if math.isnan(head.stderr) else head.stderr for head in heads)
+                stderr = math.hypot(stdev(values) / math.sqrt(count), shared)
+                found.append((*place, count, mean(values), stderr, p_value(mean(values), stderr, count - 1)))
         adjusted = holm([row[-1] for row in found])
         return tuple(Paired(*row[:-1], p, p < self.level) for row, p in zip(found, adjusted, strict=True))
 
@@ -166,15 +131,14 @@ class Comparison(Result):
         return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": to_json(self.paired)}
 
     def view(self) -> View:
-        """What it shows."""
+        """Tables of the runs and of their differences, and figures of later runs against the first."""
         return _view(self)
 
     def figures(self) -> list[Figure]:
-        """The later runs against the first, for quantities with several places and known errors."""
-        found = _figures(self)
-        if not found:
-            raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
-        return found
+        """Later runs against the first, for quantities with several places and known errors."""
+        if figures := _figures(self):
+            return figures
+        raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
 
     def __repr__(self) -> str:
         marked = sum(bool(row.exceeds) for row in self.differences)
@@ -183,7 +147,7 @@ class Comparison(Result):
 
 
 def compare(*runs: Result | str | Path) -> Comparison:
-    """Two or more runs of one kind, each against the first: folders, or results of `probe`, `study` or `scaling`.
+    """Compare two or more runs of one kind with the first: folders, or results of `probe`, `study` or `scaling`.
 
     >>> law, head, sizes = ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800]
     >>> runs = [ll.study(law, head, sizes, replicates=12, queries=32, seed=seed) for seed in (0, 1)]
@@ -192,27 +156,27 @@ def compare(*runs: Result | str | Path) -> Comparison:
     """
     if len(runs) < 2:
         raise InputError(f"{plural(len(runs), 'run')} was given; expected at least two to compare, so name another run")
-    found: list[Any] = [load(run) if isinstance(run, str | Path) else run for run in runs]
-    kinds = list(dict.fromkeys(run.kind for run in found))
+    results: list[Any] = [load(run) if isinstance(run, str | Path) else run for run in runs]
+    kinds = list(dict.fromkeys(run.kind for run in results))
     if len(kinds) > 1:
         raise InputError(f"runs of {', '.join(kinds)} were given; expected runs of one kind, so leave out some")
-    if kinds[0] not in _READERS:
+    if kinds[0] not in READERS:
         raise InputError(f"runs of {kinds[0]!r} cannot be compared; expected probes, studies or scaling limits")
-    command, unit, read = _READERS[kinds[0]]
-    models = [run.model_sha256 or run.model for run in found] if kinds == ["probe"] else []
+    command, unit, read = READERS[kinds[0]]
+    models = [run.model_sha256 or run.model for run in results] if kinds == ["probe"] else []
     if len(set(models)) > 1:
-        unit, read = "model average", _model_means
+        unit, read = "model average", model_means
     names = _names(runs)
-    differences = tuple(_differences([read(run) for run in found], names))
+    differences = tuple(find_differences([read(run) for run in results], names))
     if not differences:
         raise InputError("the runs have nothing in common to compare; expected the same sizes, errors or quantities")
-    described = tuple({"name": name, **_described(run)} for name, run in zip(names, found, strict=True))
-    regimes = _regimes(found, names, models) if models else None
+    described = tuple({"name": name, **_described(run)} for name, run in zip(names, results, strict=True))
+    regimes = _regimes(results, names, models) if models else None
     return Comparison(command, unit, described, len(set(models)) == 1, regimes, differences)
 
 
 def _names(runs: Sequence[Any]) -> list[str]:
-    """Names of folders, with their parents where names alone are not distinct; else what a result is about."""
+    """Names of folders, with their parents where the names alone are not distinct; else what a result is about."""
 
     def name(run: Any, whole: bool) -> str:
         if isinstance(run, str | Path):
@@ -225,6 +189,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _described(run: Any) -> dict[str, Any]:
+    """Parameters of a run that its comparison shows."""
     keys = ("model", "corpus", "measure", "sampling", "window", "tokens", "score_scale", "device", "seed")
     found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
     if run.kind == "study":
@@ -236,202 +201,117 @@ def _described(run: Any) -> dict[str, Any]:
 
 
 def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
-    """Heads of each regime per run, and how many heads of a later run are of another regime than in the first."""
+    """Number of heads in each regime by run, and the number of heads whose regime is not that of the first run."""
     found = {}
-    of = [{head.place: head.regime for head in run.records} for run in runs]
-    for name, model, own in zip(names, models, of, strict=True):
-        counts = {regime.value: list(own.values()).count(regime) for regime in Regime}
-        changed = sum(own[place] is not of[0][place] for place in own if place in of[0])
+    by_head = [{head.place: head.regime for head in run.records} for run in runs]
+    for name, model, regimes in zip(names, models, by_head, strict=True):
+        counts = {regime.value: list(regimes.values()).count(regime) for regime in Regime}
+        changed = sum(regimes[place] is not by_head[0][place] for place in regimes if place in by_head[0])
         found[name] = {**counts, "changed": changed if model == models[0] else None}
     return found
 
 
-def _probe(run: ProbeRun) -> Column:
-    found: Column = {}
-    for head in run.records:
-        where, last = head.name, f"{AT}{head.sizes[-1]:,}"
-        found |= _curve(where, head.curve, run.replicates)
-        effective = [None] * len(head.sizes) if head.effective_tokens is None else head.effective_tokens.tolist()
-        for n, tokens in zip(head.sizes, effective, strict=True):
-            found[where, f"effective tokens{AT}{n:,}"] = Value(to_json(tokens))
-        known = head.curve.tokens_for(WANTED)  # its standard error is read off its 95% interval
-        low, high = known.interval
-        spread = None if low is None or high is None else (high - low) / (2 * 1.96)
-        found[where, TOKENS] = Value() if known.document() is None else Value(known.n, spread)
-        for name, word in WORDS["quantities"].items():
-            found[where, word.format(last=last)] = Value(to_json(getattr(head, name)))
-    return found
-
-
-def _model_means(run: ProbeRun) -> Column:
-    """A model whose heads have no counterpart in another: means over its heads, their spread as the error."""
-    heads: dict[str, list[float]] = defaultdict(list)
-    for (_, quantity), value in _probe(run).items():
-        if value.value is not None and quantity != TOKENS:  # known only for the quick heads: its mean says nothing
-            heads[quantity].append(value.value)
-    return {
-        ("all heads", name): Value(mean(found), stdev(found) / math.sqrt(len(found)), len(found))
-        for name, found in heads.items()
-        if len(found) > 1
-    }
-
-
-def _study(run: Any) -> Column:
-    """The error curves of a study, or of every study of a sweep."""
-    studies = [("", run)]
-    if run.kind != "study":
-        name, grid = ("H", run.horizons) if run.kind == "horizons" else ("R", run.radii)
-        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(grid, run.curves, strict=False)]
-    found: Column = {}
-    for prefix, study in studies:
-        for name in study.names:  # error by error: a median over mean, covariance and output would say nothing
-            found |= _curve(f"{prefix}{name}", study.errors[name], study.replicates, f" of the {name}")
-    return found
-
-
-def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
-    """The rate of an error curve, and its errors."""
-    rate = curve.rate
-    found = {(where, f"rate{of}"): Value() if rate is None else Value(to_json(rate.slope), to_json(rate.stderr), count)}
-    for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
-        found[where, f"error{of}{AT}{n:,}"] = Value(to_json(error), to_json(stderr), count)
-    return found
-
-
-def _scaling(run: Any) -> Column:
-    found, count = run.quantities.items(), run.inputs["replicates"]
-    return {(name, "measured"): Value(to_json(one.measured), to_json(one.stderr), count) for name, one in found}
-
-
-# By kind: its command, what is matched, how to read it.
-_READERS: dict[str, tuple[str, str, Callable[[Any], Column]]] = {
-    "probe": ("probe", "head", _probe),
-    "study": ("study", "error", _study),
-    "horizons": ("study", "error", _study),
-    "radii": ("study", "error", _study),
-    "scaling": ("scaling", "number", _scaling),
-}
-
-
-def _differences(columns: Sequence[Column], names: Sequence[str]) -> list[Difference]:
-    """What every run has, in the order of the first; of what depends on n only the largest n they share."""
-    shared = [key for key in columns[0] if all(key in column for column in columns)]
-    last = {(where, quantity.split(AT)[0]): quantity for where, quantity in shared}
-    pairs = [
-        (key, name, columns[0][key], column[key], *_difference(columns[0][key], column[key]))
-        for key in shared
-        if last[key[0], key[1].split(AT)[0]] == key[1] and any(column[key].value is not None for column in columns)
-        for name, column in zip(names[1:], columns[1:], strict=True)
-    ]
-    chances: dict[str, list[float]] = defaultdict(list)
-    for (_, quantity), *_, difference, spread, freedom in pairs:
-        if difference is not None and spread is not None:
-            chances[quantity].append(chance(difference, spread, freedom))
-    left = {quantity: iter(holm(found)) for quantity, found in chances.items()}
-    rows = []
-    for key, name, a, b, difference, spread, _ in pairs:
-        exceeds = None if spread is None else next(left[key[1]]) < LEVEL
-        rows.append(Difference(*key, name, a.value, a.stderr, b.value, b.stderr, difference, spread, exceeds))
-    return rows
-
-
-def _difference(a: Value, b: Value) -> tuple[float | None, float | None, float]:
-    """b − a, its standard error, and the degrees of freedom of that (Welch); None for what is not known."""
-    difference = None if a.value is None or b.value is None else b.value - a.value
-    if difference is None or a.stderr is None or b.stderr is None:
-        return difference, None, math.inf
-    total, shares = a.stderr**2 + b.stderr**2, 0.0
-    if a.replicates and b.replicates and min(a.replicates, b.replicates) > 1:
-        shares = a.stderr**4 / (a.replicates - 1) + b.stderr**4 / (b.replicates - 1)
-    return difference, math.sqrt(total), total**2 / shares if shares > 0 else math.inf
-
-
 def _view(found: Comparison) -> View:
-    first, in_common, top = found.names[0], plural(found.matched, found.unit), found.ranked[0]
+    first = found.names[0]
+    in_common = plural(found.matched, found.unit)
     keys = list(dict.fromkeys(key for run in found.runs for key in run if key != "name"))
     about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in found.runs])]
-    known = {"of": found, "first": first, "listed": LISTED, "count": len(found.ranked), "in_common": in_common}
     if found.regimes:
-        columns = ("run", *(regime.value for regime in Regime), f"other than in {first}")
+        columns = ("run", *(regime.value for regime in Regime), f"changed from {first}")
         about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
-    cautions = {
-        "models": found.regimes is not None and not found.same_model,
-        "factors": len({run.get("score_scale") for run in found.runs}) > 1,
-        "listed": len(found.ranked) > LISTED,
-    }
-    trust = [WORDS["level"], *(WORDS[name] for name, applies in cautions.items() if applies)]
-    told = WORDS["agree"]
-    if top.exceeds:
-        marked = {row["quantity"]: (sum(row["marked"].values()), sum(row["tested"].values())) for row in found.summary}
-        counts = [f"{quantity} in {some} of {tested}" for quantity, (some, tested) in marked.items() if some]
-        number = sum(some for some, _ in marked.values())
-        known |= {"counts": join(counts), "top": top, "change": f"{short(top.first)} to {short(top.value)}"}
-        known["exceed"] = WORDS["many" if number > 1 else "one"].format(number=number)
-        told = WORDS["differ"]
-    parts = (WORDS["subtitle"], WORDS["read"], *told, *trust)
-    subtitle, read, verdict, advice, *notes = (
-        text.format(names=join(found.names), runs=plural(len(found.runs), "run"), **known) for text in parts
+    trust = [
+        f"A difference is marked if it is significant at the level {found.level:.0%} over all comparisons of its "
+        "quantity (Holm); quantities without a standard error are never marked."
+    ]
+    if found.regimes is not None and not found.same_model:
+        trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+    if len({run.get("score_scale") for run in found.runs}) > 1:
+        trust.append("The runs scaled the scores differently, which may cause the differences.")
+    if len(found.ranked) > LISTED:
+        trust.append(f"Only the {LISTED} clearest of {len(found.ranked):,} differences are listed; the table has all.")
+    verdict, advice = _verdict(found)
+    paired_columns = ("quantity", "run", "heads", "mean difference from the first run", "p (Holm)", "significant")
+    rows = [(r.quantity, r.run, r.heads, Estimate(r.difference, r.stderr), r.p, r.real) for r in found.paired]
+    paired = Table("paired", paired_columns, rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
+    over_heads = (
+        "Mean differences, paired by head; p has Holm's correction over all rows. For quantities without a standard "
+        "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
     )
-    rows = [(r.quantity, r.run, r.heads, Estimate.of(r.difference, r.stderr), r.p, r.real) for r in found.paired]
-    real = [f"{r.quantity} of {r.run} ({r.difference:+.2g} ± {r.stderr:.1g})" for r in found.paired if r.real]
-    over_heads = Table("paired", WORDS["paired columns"], rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
-    if found.paired:
-        verdict += " " + WORDS["real" if real else "not real"].format(real=join(real))
     sections = [
         Section("The runs", "", about),
-        *([Section("Over all heads", WORDS["paired"], [over_heads])] if found.paired else []),
-        Section("Quantity by quantity", f"Each against {first}.", (_summary_table(found), Row(_figures(found)))),
-        Section("Place by place", WORDS["place by place"], [_differences_table(found)]),
+        *([Section("Over all heads", over_heads, [paired])] if found.paired else []),
+        Section("By quantity", f"Each run compared with {first}.", (_summary_table(found), Row(_figures(found)))),
+        Section("By place", "Significant differences come first.", [_differences_table(found)]),
     ]
-    return View(" against ".join(found.names), subtitle, (read, verdict, advice), sections, trust=notes)
+    subtitle = f"{plural(len(found.runs), 'run')} of limitlens {found.command} · {in_common} in common"
+    measured = (
+        f"{join(found.names)} were compared on {in_common}: each difference from {first} with its standard error."
+    )
+    return View(" against ".join(found.names), subtitle, (measured, verdict, advice), sections, trust=trust)
+
+
+def _verdict(found: Comparison) -> tuple[str, str]:
+    """What differs, and what to look at."""
+    verdict = "No difference exceeds its error: the runs agree within their uncertainty."
+    advice = "Use more replicates or more tokens to detect smaller differences."
+    top = found.ranked[0]
+    if top.exceeds:
+        marked = [(row["quantity"], sum(row["marked"].values()), sum(row["tested"].values())) for row in found.summary]
+        number = sum(count for _, count, _ in marked)
+        exceed = f"{number} differences exceed their errors" if number > 1 else "One difference exceeds its error"
+        verdict = f"{exceed}: {join([f'{name} in {count} of {tested}' for name, count, tested in marked if count])}."
+        change = f"{short(top.first.value)} to {short(top.value.value)}"
+        advice = f"Look first at {top.where}: its {top.quantity} changes from {change} in {top.run}."
+    real = [f"{r.quantity} of {r.run} ({r.difference:+.2g} ± {r.stderr:.1g})" for r in found.paired if r.real]
+    if real:
+        verdict += f" Significant over all heads: {join(real)}."
+    elif found.paired:
+        verdict += " Paired by head, no quantity differs significantly over all heads."
+    return verdict, advice
 
 
 def _summary_table(found: Comparison) -> Table:
-    middle, others = "mean" if found.regimes and not found.same_model else "median", found.names[1:]
+    average = "mean" if found.regimes and not found.same_model else "median"
+    others = found.names[1:]
     rows = []
     for row in found.summary:
-        marked, tested = row["marked"], row["tested"]
-        differ = [f"{marked[name]} of {tested[name]}" if tested[name] else None for name in others]
+        counts = [(row["marked"][name], row["tested"][name]) for name in others]
+        differ = [f"{marked} of {tested}" if tested else None for marked, tested in counts]
         rows.append([row["quantity"], *row["medians"].values(), *differ])
-    columns = ["quantity", *(f"{middle}, {name}" for name in found.names), *(f"differ, {name}" for name in others)]
+    columns = ["quantity", *(f"{average}, {name}" for name in found.names), *(f"differ, {name}" for name in others)]
     return Table("summary", columns, rows)
 
 
 def _differences_table(found: Comparison) -> Table:
-    values = (f"in {found.names[0]}", "in run", "difference", "difference / error", "verdict")
-    words = {True: "exceeds its error", False: "", None: "no error known"}
+    columns = ("where", "quantity", "run", f"in {found.names[0]}", "in run", "difference", "difference / error")
+    verdicts = {True: "exceeds its error", False: "", None: "no standard error"}
     listed = found.ranked[:LISTED]
     rows = [
-        (
-            *(row.where, row.quantity, row.run),
-            *(Estimate.of(row.first, row.first_stderr), Estimate.of(row.value, row.stderr)),
-            *(Estimate.of(row.difference, row.difference_stderr), row.in_errors, words[row.exceeds]),
-        )
-        for row in listed
+        (r.where, r.quantity, r.run, r.first, r.value, r.difference, r.in_errors, verdicts[r.exceeds]) for r in listed
     ]
     marked = frozenset(i for i, row in enumerate(listed) if row.exceeds)
-    return Table("differences", ("where", "quantity", "run", *values), rows, marked=marked, shown=SHOWN)
+    return Table("differences", (*columns, "verdict"), rows, marked=marked, shown=SHOWN)
 
 
 def _figures(found: Comparison) -> list[Figure]:
-    """The later runs against the first, for quantities with several places and known errors."""
     drawn = [row["quantity"] for row in found.summary if row["places"] >= PLACES and any(row["tested"].values())]
     return [_scatter(found, quantity) for quantity in drawn[:PICTURES]]
 
 
 def _scatter(found: Comparison, quantity: str) -> Figure:
+    """One quantity in later runs against the first run, a point for each place."""
     first, *others = found.names
     tested = [row for row in found.differences if row.quantity == quantity and row.exceeds is not None]
-    values = [value for row in tested for value in (row.first, row.value) if value is not None]
+    values = [one.value for row in tested for one in (row.first, row.value)]
     ends = [min(values), max(values)]
     series = [line("equal", ends, ends, "ink", "dashed")]
     looks: list[tuple[str, Colour]] = [("within errors", "grey"), *((n, SHADES[i % 6]) for i, n in enumerate(others))]
     for name, colour in looks:
-        own = [row for row in tested if (row.run if row.exceeds else "within errors") == name]
-        labels = [f"{row.where}, {row.run}\n{short(row.first)} → {short(row.value)}" for row in own]
-        across, up = [row.first for row in own], [row.value for row in own]
+        rows = [row for row in tested if (row.run if row.exceeds else "within errors") == name]
+        labels = [f"{row.where}, {row.run}\n{short(row.first.value)} → {short(row.value.value)}" for row in rows]
         label = f"{name}: exceeds its error" if name in others else name
-        series += [points(label, across, up, colour, labels=labels)] if own else []
+        x, y = [row.first.value for row in rows], [row.value.value for row in rows]
+        series += [points(label, x, y, colour, labels=labels)] if rows else []
     log = ends[0] > 0 and ends[1] > 5 * ends[0]
     where = others[0] if len(others) == 1 else "the others"
     axes = (Axis(f"{quantity} in {first}", log), Axis(f"{quantity} in {where}", log))

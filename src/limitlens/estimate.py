@@ -24,3 +24,6 @@ class Estimate:
     def of(cls, value: float | None, stderr: float | None = None) -> Estimate:
         """An estimate from numbers that are None where they are not known."""
         return cls(math.nan if value is None else value, math.nan if stderr is None else stderr)
+
+
+UNKNOWN = Estimate(math.nan)

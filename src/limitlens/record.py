@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_o
 import numpy as np
 
 from limitlens.errors import InputError
+from limitlens.estimate import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -286,7 +287,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_json(getattr(value, item.name)) for item in fields(value) if item.name != "made"}
+        found: dict[str, Any] = {}
+        for name in (item.name for item in fields(value) if item.name != "made"):
+            part = getattr(value, name)
+            found |= _estimate_entries(name, part) if isinstance(part, Estimate) else {name: to_json(part)}
+        return found
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -325,12 +330,32 @@ def from_json(kind: Any, value: Any) -> Any:
             return value
         hints = get_type_hints(kind)
         present = [item.name for item in fields(kind) if item.name in value]
-        return kind(**{name: from_json(hints[name], value[name]) for name in present})
+        read = {name: from_json(hints[name], value[name]) for name in present if hints[name] is not Estimate}
+        return kind(**read, **{name: _estimate_of(name, value) for name in present if hints[name] is Estimate})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is float:
         return math.nan if value is None else _of(value, int, float)
     return _of(value, kind) if kind in (int, str, bool) else value
+
+
+def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
+    """JSON entries of a field X that is an estimate: X and X_stderr, or only stderr if X is `measured` or `value`."""
+    entries = {name: to_json(estimate.value), _stderr_key(name): to_json(estimate.stderr)}
+    if name == "measured":
+        entries["interval"] = None if math.isnan(estimate.low) else to_json((estimate.low, estimate.high))
+    return entries
+
+
+def _estimate_of(name: str, document: Mapping[str, Any]) -> Estimate:
+    """The estimate whose entries `_estimate_entries` wrote."""
+    numbers = (document[name], document.get(_stderr_key(name)), *(document.get("interval") or (None, None)))
+    value, stderr, low, high = (from_json(float, number) for number in numbers)
+    return Estimate(value, stderr, low, high) if name == "measured" else Estimate(value, stderr)
+
+
+def _stderr_key(name: str) -> str:
+    return "stderr" if name in ("measured", "value") else f"{name}_stderr"
 
 
 def _of(value: Any, *kinds: type) -> Any:
