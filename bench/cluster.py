@@ -23,7 +23,7 @@ import limitlens as ll
 from limitlens.attention.design import designed_head
 from limitlens.models import Windows, load, open_corpus
 from limitlens.probing import distributed as shares
-from limitlens.probing.probe import BLOCK
+from limitlens.probing.options import ProbeOptions
 from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 
@@ -62,11 +62,12 @@ def driver() -> dict[str, float]:
     loaded, begun = load("minilm"), time.perf_counter()
     windows = Windows(loaded, open_corpus("stdlib-code"), length=256, tokens=TOKENS)
     reading = windows.tokens / (time.perf_counter() - begun)
-    deck = Assignment([BLOCK] * 64, Cells(parse_sizes("64:4096:7")), REPLICATES, 0)
+    block = ProbeOptions().block
+    assignment = Assignment([block] * 64, Cells(parse_sizes("64:4096:7")), REPLICATES, 0)
     begun = time.perf_counter()
-    for _ in deck.hands():
+    for _ in assignment.assign_blocks():
         pass
-    dealing = 64 * BLOCK / (time.perf_counter() - begun)
+    dealing = 64 * block / (time.perf_counter() - begun)
     spent, sizes = [], []
 
     def add(collector: Any, share: Any, slots: Any) -> None:

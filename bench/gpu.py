@@ -168,10 +168,10 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     own["sampling"] = "pooled"
 
     def work(some: Windows = windows) -> _Work:
-        return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, over=stream)
+        return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, run_stream=stream)
 
     def bare() -> float:
-        used = np.concatenate((made.pilot_windows, made.pool.indices))
+        used = np.concatenate((made.split.pilot, made.pool.indices))
         _wait(device)
         begun = time.perf_counter()
         with torch.inference_mode():

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 import limitlens as ll
 from limitlens.models import LoadedModel
+from limitlens.probing.options import ProbeOptions
 from limitlens.record import json_text
 from limitlens.sampling.checkpoint import digest
 
@@ -62,6 +63,7 @@ def text() -> str:
 
 def probe(checkpoint: ll.Checkpoint | None, **options: Any) -> ll.ProbeRun:
     own: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
+    own["options"] = ProbeOptions(block=16 * 16)
     return ll.probe(model(), text(), **own | options, batch=4, checkpoint=checkpoint)
 
 
@@ -118,9 +120,7 @@ def attempt(name: str, folder: Path) -> int:
 
 def main(count: int, seed: int, names: list[str]) -> None:
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked
-    import limitlens.probing.probe as module
-
-    module.BLOCK = 4 * 16  # tokens: many blocks, so many moments to be killed at
+    JOBS["probe"] = partial(probe, options=ProbeOptions(block=4 * 16))  # many blocks, so many moments to be killed at
     generator = np.random.default_rng(seed)
     found: dict[str, Any] = {"kills": 0, "ended": 0, "half_written": 0, "resumed": 0, "different": []}
     expected, seconds = {}, {}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from head_cases import curve_of, head_record, replicate_rows
+from limitlens.attention.kernels import peak_over
 from limitlens.attention.state import Peak
 from limitlens.probing.moment_errors import MIN_SNR, OutputMoments
-from limitlens.probing.peaks import peak_over
 from limitlens.probing.predictors import PREDICTORS, rate_skill, rate_skills
 from limitlens.theory import rates
 
@@ -78,11 +78,10 @@ def test_one_window_of_queries_says_nothing() -> None:
     assert np.isnan(moments.squares()[0].squares).all()
 
 
-def test_a_peak_in_pieces_is_the_largest_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_in_pieces_is_the_largest_score() -> None:
     rng = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(2, n, 4, generator=rng) for n in (5, 40, 40))
-    monkeypatch.setattr("limitlens.probing.peaks.SCORES_AT_ONCE", 30)
-    found = peak_over(query, key, value, None).merge(Peak.empty((2,), 5, 4, like=value))
+    found = peak_over(query, key, value, None, scores_at_once=30).merge(Peak.empty((2,), 5, 4, like=value))
     best = (query @ key.mT).argmax(-1)
     torch.testing.assert_close(found.value, torch.stack([value[h][best[h]] for h in range(2)]))
 

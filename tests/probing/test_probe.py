@@ -19,14 +19,13 @@ from limitlens.cache.plan import plan
 from limitlens.comparison import compare
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
-from limitlens.probing import pilot as pilot_module
 from limitlens.probing import probe as probe_module
+from limitlens.probing.options import ProbeOptions
 from limitlens.probing.pilot import run_pilot
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import read_run
-from limitlens.sampling import assignment as deck_module
-from limitlens.sampling.assignment import Assignment
+from limitlens.sampling.assignment import WHOLE_REPLICATES, Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.workers import one_after_another, workers_for
 from tiny_models import GROUPED, LAYERS, TINY, _of, letters, tiny_tokenizer
@@ -48,27 +47,19 @@ def tiny(name: str) -> LoadedModel:
 def run_tiny(loaded: LoadedModel, text: str, **options: Any) -> ProbeRun:
     arguments: dict[str, Any] = {
         "window": WINDOW, "sizes": SIZES, "replicates": REPLICATES, "queries": QUERIES, "batch": BATCH, "seed": 3,
+        "options": OPTIONS,
     }  # fmt: skip
     return probe(loaded, text, TOKENS, **arguments | options)
 
 
-@pytest.fixture(autouse=True)
-def _blocks_of_two_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "BLOCK", 2 * BATCH * WINDOW)
-
-
-@pytest.fixture(params=["kept", "streamed"])
-def cells_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Cells keep their tokens until the end, or all but those of one replicate stream into states."""
-    if request.param == "streamed":
-        monkeypatch.setattr(deck_module, "KEPT_STEP", 8)
-        monkeypatch.setattr(deck_module, "WHOLE_REPLICATES", 1)
-    return str(request.param)
+OPTIONS = ProbeOptions(block=2 * BATCH * WINDOW)  # two forwards
+# Cells keep their tokens until the end, or all but those of one replicate stream into states.
+CELLS_AS = {"kept": OPTIONS, "streamed": replace(OPTIONS, kept_step=8, whole_replicates=1)}
 
 
 @dataclass
 class Dense:
-    """All that a layer attends to, gathered window by window, and the deal read off the deck."""
+    """All that a layer attends to, gathered window by window, and the cells of all tokens."""
 
     captured: dict[int, Captured]
     """Of each layer, all windows at once."""
@@ -112,7 +103,7 @@ class Dense:
         return (weights[:, None] @ values)[:, 0], weights
 
 
-def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
+def dense(loaded: LoadedModel, text: str, run: ProbeRun, options: ProbeOptions = OPTIONS) -> Dense:
     windows = Windows(loaded, open_corpus(text), length=WINDOW, tokens=TOKENS)
     pilot, reserved = (np.array(run.windows[name]) for name in ("pilot", "reserved"))
     assert len(pilot) >= 16
@@ -127,22 +118,28 @@ def dense(loaded: LoadedModel, text: str, run: ProbeRun) -> Dense:
     start, stop = run.pooled_positions
     batches = [order[i : i + 2 * BATCH] for i in range(0, len(order), 2 * BATCH)]
     places = [[(int(w), p) for w in batch for p in range(start, stop)] for batch in batches]
-    deck = Assignment([len(block) for block in places], Cells(SIZES), run.replicates, 3)
+    assignment = Assignment(
+        [len(block) for block in places],
+        Cells(SIZES),
+        run.replicates,
+        3,
+        kept_step=options.kept_step,
+        whole_replicates=options.whole_replicates,
+    )
     slots: dict[int, tuple[int, int]] = {}
     streams: dict[int, list[tuple[int, int]]] = {}
-    for block, hand in zip(places, deck.hands(), strict=True):
-        dealt = [block[i] for i in hand.order]
-        slots |= dict(zip(hand.slots.tolist(), dealt, strict=False))
-        for number, begin, end in hand.streamed:
-            streams.setdefault(number, []).extend(dealt[len(hand.slots) :][begin:end])
+    for block, assigned in zip(places, assignment.assign_blocks(), strict=True):
+        ordered = [block[i] for i in assigned.order]
+        slots |= dict(zip(assigned.slots.tolist(), ordered, strict=False))
+        for number, begin, end in assigned.streamed:
+            streams.setdefault(number, []).extend(ordered[len(assigned.slots) :][begin:end])
     cells = []
-    for r in range(deck.replicates):
+    for r in range(assignment.replicates):
         row = []
         for j, step in enumerate(Cells(SIZES).steps):
-            first = int(deck.start[r, j])
-            row.append(
-                [slots[s] for s in range(first, first + step)] if deck.kept[r, j] else streams[deck.number[r, j]]
-            )
+            first = int(assignment.start[r, j])
+            kept = assignment.kept[r, j]
+            row.append([slots[s] for s in range(first, first + step)] if kept else streams[assignment.number[r, j]])
         cells.append(row)
     return Dense(captured, cells, [place for block in places for place in block], run)
 
@@ -171,10 +168,11 @@ def check_curves(found: Dense, layer: int, head: int, record: dict[str, Any], *,
 
 
 @pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize("cells_as", CELLS_AS)
 def test_curves_and_reference_are_those_of_dense_attention(name: str, text: str, cells_as: str) -> None:
     loaded = tiny(name)
-    run = run_tiny(loaded, text)
-    found = dense(loaded, text, run)
+    run = run_tiny(loaded, text, options=CELLS_AS[cells_as])
+    found = dense(loaded, text, run, CELLS_AS[cells_as])
     tokens = [place for replicate in found.cells for cell in replicate for place in cell]
     assert len(tokens) == len(set(tokens)) == REPLICATES * SIZES[-1]
     assert set(tokens) < set(found.pool)
@@ -193,11 +191,12 @@ def test_curves_and_reference_are_those_of_dense_attention(name: str, text: str,
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2"])
+@pytest.mark.parametrize("cells_as", CELLS_AS)
 def test_details_are_those_of_dense_attention(name: str, text: str, cells_as: str) -> None:
     loaded = tiny(name)
-    run = run_tiny(loaded, text)
-    found = dense(loaded, text, run)
-    whole = 1 if cells_as == "streamed" else deck_module.WHOLE_REPLICATES
+    run = run_tiny(loaded, text, options=CELLS_AS[cells_as])
+    found = dense(loaded, text, run, CELLS_AS[cells_as])
+    whole = CELLS_AS[cells_as].whole_replicates
     for layer, head in ((0, 2), (LAYERS - 1, 1)):
         record = run.document()["heads"][layer * 4 + head]
         effective, top, entropy, hard = [], [], [], []
@@ -234,7 +233,7 @@ def test_predicted_errors_are_the_plug_in_variance(name: str, text: str) -> None
     groups = 4 // TINY[name].key_heads
     for layer, head in ((1, 0), (2, 3)):
         errors, outputs = [], []
-        for replicate in found.cells[: deck_module.WHOLE_REPLICATES]:
+        for replicate in found.cells[:WHOLE_REPLICATES]:
             sample = [place for cell in replicate for place in cell]
             output, weights = found.attend(layer, head, sample, atom=True)
             value = found.rows(layer, "value", head // groups, sample)
@@ -384,12 +383,11 @@ def test_many_windows_share_clusters_and_no_window_is_in_two(text: str, monkeypa
     assert seen > 8
     assert apart.records[0].curve.error_moments.shape[0] == seen
     few = max(1, round(seen / 4))
-    monkeypatch.setattr(pilot_module, "CLUSTERS", 4)
     pilots = []
     monkeypatch.setattr(
         probe_module, "run_pilot", lambda *given, **known: pilots.append(run_pilot(*given, **known)) or pilots[0]
     )
-    together = run_tiny(loaded, text)
+    together = run_tiny(loaded, text, options=replace(OPTIONS, clusters=4))
     assert together.records[0].curve.error_moments.shape[0] == -(-seen // few)
     np.testing.assert_allclose(together.records[0].curve.error, apart.records[0].curve.error, rtol=1e-12)
     pairs = set(zip(pilots[0].queries[:, 0].tolist(), pilots[0].layers[0].clusters.tolist(), strict=True))
@@ -638,7 +636,7 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     asked: Any = SimpleNamespace(model=model), SimpleNamespace(length=256, tokens=tokens), Cells(parse_sizes(sizes))
     monkeypatch.setattr(model.__class__, "device", torch.device("cpu"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    seconds, memory = probe_module._cost(*asked, 24, 256)
+    seconds, memory = probe_module._cost(*asked, 24, 256, 512)
     layers, width = config.num_hidden_layers, config.num_hidden_layers * config.hidden_size
     embedded = sum(part.numel() for name, part in model.named_parameters() if "embeddings" in name or "embed_" in name)
     weights = model.num_parameters() - embedded
@@ -647,4 +645,4 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     assert took / 2 < seconds < 2 * took
     assert memory > 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert probe_module._cost(*asked, 24, 256) == (seconds / 2, memory)
+    assert probe_module._cost(*asked, 24, 256, 512) == (seconds / 2, memory)

@@ -48,11 +48,6 @@ def stopped(monkeypatch: pytest.MonkeyPatch, job: Any, folder: Path, after: int 
             job(ll.Checkpoint(folder, every=1), **options)
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limitlens.probing.probe.BLOCK", 16 * 16)
-
-
 def test_jobs_killed_at_random_moments_end_as_if_nobody_had_killed_them() -> None:
     command = [sys.executable, str(Path(__file__).parents[1] / "kill_cases.py"), "20", "7"]
     done = subprocess.run(

@@ -20,12 +20,13 @@ from limitlens.errors import InputError
 from limitlens.experiments import study as study_module
 from limitlens.experiments import sweeps
 from limitlens.models import LoadedModel
-from limitlens.probing import distributed as shares
-from limitlens.probing import probe as probe_module
-from limitlens.sampling import assignment, cluster
+from limitlens.probing import distributed
+from limitlens.probing.options import ProbeOptions
+from limitlens.sampling import cluster
 from tiny_models import TINY, letters, tiny_tokenizer
 
 needed = pytest.mark.skipif(cluster.importlib.util.find_spec("ray") is None, reason="needs `pip install ray`")
+SMALL = ProbeOptions(block=160, kept_step=8)  # so that there are streamed cells too
 LINE = ll.Gaussian(np.zeros(2), 1.0)
 STUDY = {"sizes": "50:5000:4", "replicates": 9, "queries": 64}
 
@@ -115,13 +116,11 @@ def test_a_dead_worker_loses_nothing_and_a_mistake_is_one_sentence(machines: Any
 
 
 @needed
-def test_a_probe_outlives_a_machine(machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "BLOCK", 160)
-    monkeypatch.setattr(assignment, "KEPT_STEP", 8)  # so that there are streamed cells too
+def test_a_probe_outlives_a_machine(machines: Any, tmp_path: Path) -> None:
     TINY["llama"].model().save_pretrained(tmp_path / "model")
     tiny_tokenizer(special=False).save_pretrained(tmp_path / "model")
     options: dict[str, Any] = {"tokens": 6000, "window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
-    options |= {"corpus": letters(tmp_path), "batch": 5}
+    options |= {"corpus": letters(tmp_path), "batch": 5, "options": SMALL}
     alone = ll.probe(str(tmp_path / "model"), **options)
     seen: list[float] = []
 
@@ -141,8 +140,6 @@ def test_a_probe_outlives_a_machine(machines: Any, tmp_path: Path, monkeypatch: 
 
 
 def test_a_probe_on_a_cluster_is_interrupted_whole_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "BLOCK", 160)
-    monkeypatch.setattr(assignment, "KEPT_STEP", 8)
     out: list[int] = []
 
     def here(address: str, prepare: Any, pieces: Any, *, gpus: bool = True) -> Iterator[Any]:
@@ -155,10 +152,10 @@ def test_a_probe_on_a_cluster_is_interrupted_whole_and_goes_on(tmp_path: Path, m
                 yield work(waiting.pop(0))
         yield from map(work, waiting)
 
-    monkeypatch.setattr(shares, "spread", here)
+    monkeypatch.setattr(distributed, "spread", here)
     model = LoadedModel("tiny", TINY["llama"].model(), tiny_tokenizer(special=False))
     options: dict[str, Any] = {"tokens": 6000, "window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
-    options |= {"corpus": letters(tmp_path), "batch": 5}
+    options |= {"corpus": letters(tmp_path), "batch": 5, "options": SMALL}
     alone = ll.probe(model, **options)
 
     def stop(done: float, total: float) -> None:

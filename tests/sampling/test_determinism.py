@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
+import kill_cases
 import limitlens as ll
-from kill_cases import LINE, model, probe, study, text, told
+from kill_cases import LINE, model, study, text, told
 from limitlens.cli.common import size
 from limitlens.experiments import study as study_module
-from limitlens.probing import memory_plan as fitting
+from limitlens.probing.memory_plan import MemoryCosts, tokens_waiting
+from limitlens.probing.options import ProbeOptions
 from limitlens.sampling import memory
 from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.workers import InTurn, one_after_another
 
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limitlens.probing.probe.BLOCK", 32 * 16)
+SMALL = ProbeOptions(block=32 * 16)
+probe = partial(kill_cases.probe, options=SMALL)
 
 
 def near(one: ll.ProbeRun, other: ll.ProbeRun) -> None:
@@ -41,30 +42,29 @@ def near(one: ll.ProbeRun, other: ll.ProbeRun) -> None:
         torch.testing.assert_close(tensor, other.reference[name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_hand_in_pieces_is_the_hand() -> None:
-    deck = Assignment([60, 60, 30], Cells((4, 12, 40)), 3, seed=5)
-    deck.kept[:, 1:] = False  # cells of few tokens would all be kept
+def test_a_block_in_pieces_is_the_block() -> None:
+    assignment = Assignment([60, 60, 30], Cells((4, 12, 40)), 3, seed=5)
+    assignment.kept[:, 1:] = False  # cells of few tokens would all be kept
     cells = {False: set(), True: set()}
-    for block, hand in enumerate(deck.hands()):
+    for block, assigned in enumerate(assignment.assign_blocks()):
         for small, wait in ((False, 60), (True, 10)):
             start, waits = 0, {}
-            deck.wait = wait
-            for part in hand.parts(5, deck):
+            assignment.wait = wait
+            for part in assigned.slices(5, assignment):
                 pieces = part.cut(2) if small else (part,)
                 for piece, begin in zip(pieces, (0, 2), strict=False):
                     rows = [(row, start + begin + token) for token, row in enumerate(piece.rows.tolist())]
-                    waits |= {row - deck.slots: token for row, token in rows if row >= deck.slots}
-                    cells[small] |= {("slot", row, block, token) for row, token in rows if row < deck.slots}
-                    cells[small] |= {("some", block, token) for token in (piece.some + start + begin).tolist()}
-                    if piece.complete is not None:
-                        spans = piece.complete.streamed
-                        assert [tuple(span) for span in piece.spans.tolist()] == spans
+                    waits |= {row - assignment.slots: token for row, token in rows if row >= assignment.slots}
+                    cells[small] |= {("slot", row, block, token) for row, token in rows if row < assignment.slots}
+                    cells[small] |= {("some", block, token) for token in (piece.subset + start + begin).tolist()}
+                    if piece.completed is not None:
+                        spans = piece.completed.streamed
                         assert sorted(waits) == list(range(spans[-1][2] if spans else 0))
                         cells[small] |= {(n, block, waits[place]) for n, a, b in spans for place in range(a, b)}
                         waits = {}
                 start += len(part.rows)
-            assert start == len(hand.order)
-            assert part.ends
+            assert start == len(assigned.order)
+            assert part.ends_block
     assert cells[True] == cells[False]
 
 
@@ -74,15 +74,14 @@ def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) 
     held = memory.resident(torch.device("cpu"))
     monkeypatch.setattr(memory, "resident", lambda device: held)
     needed = 200_000
-    for name, few in (("ACTIVATIONS", 8), ("COPIES", 0), ("SCORES", 0)):
-        monkeypatch.setattr(fitting, name, few)
-    wait = fitting.waiting
+    cheap = replace(SMALL, memory_costs=MemoryCosts(activations=8, copies=0, scores=0))
     monkeypatch.setattr(
-        "limitlens.probing.probe.waiting", lambda *arguments: asked.append(wait(*arguments)) or asked[-1]
+        "limitlens.probing.probe.tokens_waiting",
+        lambda *arguments: asked.append(tokens_waiting(*arguments)) or asked[-1],
     )
     while True:  # the tightest that is not refused
         try:
-            tight = probe(None, memory=held + needed)
+            tight = probe(None, memory=held + needed, options=cheap)
             break
         except ll.InputError:
             needed = int(1.1 * needed)
@@ -136,7 +135,7 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     # As on a device, where forwards do not run side by side.
     monkeypatch.setattr("limitlens.probing.probe.workers_for", lambda device: nullcontext(one_after_another))
     whole = probe(None)
-    add, mark, full, large = Moments.add, Collector._mark, [0], [0]
+    add, add_hidden, full, large = Moments.add, Collector._add_hidden, [0], [0]
 
     def short(self: Any, rows: torch.Tensor, turn: None) -> None:
         """No memory for the moments of more than two windows, noticed once those of the keys were added."""
@@ -159,10 +158,10 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
         count[0] += 1
         if count[0] == 8:
             raise torch.cuda.OutOfMemoryError
-        mark(self, *given)
+        add_hidden(self, *given)
 
     monkeypatch.setattr(Moments, "add", add)
-    monkeypatch.setattr(Collector, "_mark", at_last)
+    monkeypatch.setattr(Collector, "_add_hidden", at_last)
     near(probe(None), whole)
     assert count[0] > 8
     monkeypatch.setattr(Moments, "add", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
@@ -228,5 +227,5 @@ def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> Non
 
 def test_the_batch_a_person_asks_for_is_a_deal_of_its_own() -> None:
     options: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
-    one, other = (ll.probe(model(), text(), **options, batch=batch) for batch in (4, 3))
+    one, other = (ll.probe(model(), text(), **options, batch=batch, options=SMALL) for batch in (4, 3))
     assert not np.allclose(one.records[0].curve.error, other.records[0].curve.error, rtol=1e-3)

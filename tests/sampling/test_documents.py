@@ -35,10 +35,10 @@ def probed(text: str, folder: Path, sampling: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_every_replicate_is_one_document_and_every_token_is_dealt_once(contiguous: bool) -> None:
-    deck = DocumentAssignment([60, 60, 20], Cells((3, 8, 15)), 5, 7, 20, contiguous)
+    assignment = DocumentAssignment([60, 60, 20], Cells((3, 8, 15)), 5, 7, 20, contiguous)
     seen, start = [], 0
     samples: dict[int, list[int]] = {r: [] for r in range(5)}
-    for block, (counts, parts) in zip(deck.blocks, deck.deals(), strict=True):
+    for block, (counts, parts) in zip(assignment.blocks, assignment.draw(), strict=True):
         for cell, places in enumerate(parts[:-1]):
             assert len(places) == counts.ravel()[cell]
             samples[cell // 3] += (start + places).tolist()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.random_counts import assign, deal
+from limitlens.sampling.random_counts import assign, draw_counts
 from limitlens.sampling.streams import PAGE, IidStream, PoolStream
 
 
@@ -89,7 +89,7 @@ def test_the_deal_fills_every_cell_exactly_and_is_uniform():
     generator = np.random.default_rng(9)
     for seed in range(rounds):
         start, dealt = 0, np.zeros((replicates, 2), dtype=int)
-        for block, taken in zip(blocks, deal(blocks, cells, replicates, seed), strict=True):
+        for block, taken in zip(blocks, draw_counts(blocks, cells, replicates, seed), strict=True):
             dealt += taken
             parts = assign(taken, block, generator)
             assert sorted(np.concatenate(parts)) == list(range(block))
@@ -104,4 +104,4 @@ def test_the_deal_fills_every_cell_exactly_and_is_uniform():
 
 def test_a_deal_needs_enough_tokens():
     with pytest.raises(InputError, match="need 30 tokens and the stream has 29"):
-        next(deal([29], Cells((10,)), 3, 0))
+        next(draw_counts([29], Cells((10,)), 3, 0))

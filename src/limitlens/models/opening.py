@@ -1,4 +1,4 @@
-"""A model and the windows of a text it will read: where a probe and a prediction begin alike."""
+"""Open a model and the windows of a text that it will read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from limitlens.attention.device import choose_device
 from limitlens.errors import InputError
 from limitlens.models import Windows, load, open_corpus
 from limitlens.models.catalog import LoadedModel
+from limitlens.models.windows import SPECIAL
 
-FORWARD = 1 << 12  # tokens a forward: its activations should not leave the caches far behind
-TIMES = 8  # windows that are read for each that is taken at random
+FORWARD = 1 << 12  # tokens a forward: more activations would leave the caches
+TIMES = 8  # windows read for each that is taken at random
 WINDOW = 256  # tokens a window, unless the model has fewer positions
 
 
@@ -25,7 +26,9 @@ def open_windows(
     device: str,
     fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:
-    """The model, loaded where it is given by name, and so many tokens of the corpus in windows; or `fewer`."""
+    """Load a model given by name, and cut the corpus into windows; `fewer` accepts a text of fewer tokens."""
+    if special not in SPECIAL:
+        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
     length = loaded.window(WINDOW) if window is None else window
@@ -35,7 +38,7 @@ def open_windows(
 def open_some(
     model: str | LoadedModel, corpus: str, count: int, length: int, *, special: str, seed: int, device: str
 ) -> tuple[LoadedModel, Windows, Tensor]:
-    """The same, and so many windows (count, length) at random from the first `TIMES` as many of the corpus."""
+    """Open a model and its windows, and draw `count` windows (count, length) from the first `TIMES` as many."""
     known = {"window": length, "special": special, "device": device, "fewer": True}
     loaded, windows = open_windows(model, corpus, TIMES * count * length, **known)  # type: ignore[arg-type]
     if windows.count < count:

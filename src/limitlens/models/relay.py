@@ -57,6 +57,7 @@ class Captured:
     bias: Tensor | None = None  # what the model adds to the scores (relative positions), broadcastable to (B, Hq, L, N)
     hidden: Tensor | None = None  # what the query projection reads, (B, L, d), where it was asked for and can be had
     position: Tensor | None = None  # (L,): where the queries stand in the text; None where the rows of a batch differ
+    forward: Any = None  # what the caller passed as `forward` to name the forward that this call belongs to
 
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """True where a query of rows start to stop sees a key, broadcastable to (B, Hq, stop − start, N); None: all."""
@@ -142,6 +143,7 @@ class _Forward(threading.local):
         self.running = False  # a forward of the model; attention outside one is a layer that is computed again
         self.seen: set[int] = set()
         self.inputs: dict[int, Tensor] = {}
+        self.name: Any = None  # what the caller passed to name it
         self.only = False  # the calls are wanted, and not what the model makes of them
 
 
@@ -157,15 +159,15 @@ class _Relay:
         types = enumerate(getattr(config, "layer_types", None) or ())
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
-    def run_until_last_attention(self, *args: Any, **kwargs: Any) -> None:
+    def run_until_last_attention(self, *args: Any, forward: Any = None, **kwargs: Any) -> None:
         """Run the model as far as its last attention."""
-        self.now.only = True
+        self.now.only, self.now.name = True, forward
         try:
             self.model(*args, **kwargs)
         except _Seen:
             self.now.running = False
         finally:
-            self.now.only = False
+            self.now.only, self.now.name = False, None
 
     def begin(self, *_: Any) -> None:
         """Before the model's forward."""
@@ -217,7 +219,20 @@ class _Relay:
         sliding_window, hidden = kwargs.get("sliding_window"), self.now.inputs.pop(id(module), None)
         place = _position(query, key, kwargs.get("position_ids"))
         seen = Captured(
-            layer, query, key, value, factor, causal, sliding_window, softcap, sinks, mask, bias, hidden, place
+            layer,
+            query,
+            key,
+            value,
+            factor,
+            causal,
+            sliding_window,
+            softcap,
+            sinks,
+            mask,
+            bias,
+            hidden,
+            place,
+            self.now.name,
         )
 
         def go_on(query: Tensor) -> Output:

@@ -16,7 +16,6 @@ from limitlens.errors import Array
 from limitlens.probing.collect import Collector
 from limitlens.probing.diagnostics import LayerDetail, layer_detail
 from limitlens.probing.geometry import LayerGeometry, layer_geometry
-from limitlens.probing.joining import joined
 from limitlens.probing.layer import LayerCurves, layer_curves
 from limitlens.probing.moment_errors import MIN_SNR
 from limitlens.probing.pilot import Layer
@@ -51,7 +50,7 @@ class Measured:
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     """All measurements of layers, alike where they are several, that have seen the pool, in windows of such length."""
     with torch.inference_mode():
-        whole = joined(collectors)
+        whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
             partial(_predictions, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
             partial(layer_geometry, whole, collectors),
@@ -96,14 +95,14 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
 
 def _predictions(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
     """Errors of each head of a layer, predicted from some of the tokens that the layer has kept."""
-    deck = collector.deck
-    slots = deck.some_slots(TOKENS)
+    assignment = collector.assignment
+    slots = assignment.random_slots(TOKENS)
     some = to_device(slots, collector.key.device)
     # Single documents scatter as the text does: its chance is not added once more.
-    quarters = None if deck.single else deck.origin[slots] * QUARTERS // deck.seen
-    sizes = np.rint(deck.filled.cumsum(1).mean(0)).tolist()
+    quarters = None if assignment.single else assignment.origin[slots] * QUARTERS // assignment.seen
+    sizes = np.rint(assignment.filled.cumsum(1).mean(0)).tolist()
     key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-    return predict_layer(collector.layer, key, value, sizes, quarters=quarters, seed=deck.seed)
+    return predict_layer(collector.layer, key, value, sizes, quarters=quarters, seed=assignment.seed)
 
 
 def head_records(

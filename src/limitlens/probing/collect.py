@@ -1,171 +1,195 @@
-"""One layer while the corpus streams by: cell states, kept tokens, moments.
+"""The samples of one layer while the corpus streams by: kept tokens, states of cells, moments.
 
-Everything a layer needs later is gathered from each block as it passes; nothing grows with the number of blocks.
+Memory depends on the sizes, replicates and queries, and not on the number of blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.attention.kernels import split, state_of
+from limitlens.arrays import to_device
+from limitlens.attention.kernels import JobQueries, attend_jobs
+from limitlens.attention.kernels.rows import put_rows
 from limitlens.attention.state import Peak, State
 from limitlens.models import Captured
 from limitlens.probing.moments import Moments
-from limitlens.probing.on_device import DeviceCells
-from limitlens.probing.peaks import peak_over
 from limitlens.probing.pilot import Layer
 from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
 
-Work: TypeAlias = dict[str, Callable[[], None]]  # by name: each piece is done whole or not at all
+JOINED_NUMBERS = 1 << 29  # numbers in the states of layers that are measured together: 4 GB
+
+Work: TypeAlias = dict[str, Callable[[], None]]  # named pieces of work; each is done as a whole or not at all
 
 
 class Collector:
-    """What one layer has seen of the pool."""
+    """What one layer has seen of the pool.
 
-    def __init__(self, layer: Layer, deck: Assignment) -> None:
-        self.layer, self.deck, self.lock = layer, deck, Lock()
-        self.query = layer.flat_query
-        self.detail_query = layer.query[:, :, layer.detail].flatten(1, 2)
-        # of "query", "key" and, where there are any, "hidden"
+    `fused` chooses the Triton programs; by default they run where the device and the layer allow.
+    """
+
+    def __init__(self, layer: Layer, assignment: Assignment, fused: bool | None = None) -> None:
+        self.layer, self.assignment = layer, assignment
+        query = layer.flat_query
+        key, value = (layer.traits.tokens[name] for name in ("key", "value"))
+        heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
+        detail = torch.arange(m, device=query.device).view(-1, layer.query.shape[2])[:, layer.detail].flatten()
+        self.queries = JobQueries.of(query, detail, value, layer.kernel, layer.traits.softcap, fused)
+        # moments of "query", "key" and, where they are known, "hidden" states
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
-        # of the streamed cells, (Hkv, G · m) each; the last ones of the tokens of no cell
-        self.states: list[State] = []
-        self.special = State.empty((), 0, 0)  # of the pooled special tokens, which their cells hold too
-        # the kept tokens, (slots, Hkv, k) and (slots, Hkv, v), in the model's own precision until the stream has ended
-        self.key = self.value = torch.empty(0)
-        self.waiting: tuple[Tensor, ...] = ()  # keys and values that wait for the rest of their block
-        self.stores: tuple[Tensor, ...] = ()  # what holds both, the kept tokens first
-        self.hidden: Tensor | None = None  # (kept, d): hidden states of the first kept tokens
-        self.peaks: list[Peak] = []  # of the same cells, (Hkv, G · q): for each of q detail queries
-        self.on_device: DeviceCells | None = None  # what holds both on a GPU
+        # Keys and values, (rows, Hkv, ·), in the model's precision: first the kept tokens in their slots, then those
+        # that wait for the rest of their block, then the special ones among them.
+        rows = assignment.slots + assignment.wait + assignment.marks
+        self.stores = tuple(tokens.new_zeros(rows, *tokens.shape[1:]) for tokens in (key, value))
+        self.key, self.value = (store[: assignment.slots] for store in self.stores)
+        hidden = layer.traits.rough_mean.get("hidden")
+        # (kept, d): hidden states of the first kept tokens
+        self.hidden = None if hidden is None else query.new_zeros(assignment.hidden, hidden.shape[-1])
+        # States (cells + 1, Hkv, G · m) and peaks (cells + 1, Hkv, G · q) of the streamed cells; the last entry is of
+        # all special tokens, which are in their cells too.
+        self.states = State.empty((assignment.states + 1, heads), m, v, device=query.device)
+        self.peaks = Peak.empty((assignment.states + 1, heads), len(detail), v, like=query)
+        # (2, Hkv): largest |number| of the keys and values that wait, which the Triton kernel scales by
+        self.largest = None if self.queries.halves is None else query.new_zeros(2, heads)
+
+    @property
+    def query(self) -> Tensor:
+        """Queries, (Hkv, G · m, k)."""
+        return self.queries.query
+
+    @property
+    def detail_query(self) -> Tensor:
+        """Queries of the diagnostics, (Hkv, G · q, k)."""
+        return self.queries.detail_query
+
+    @property
+    def special(self) -> State:
+        """State of all pooled special tokens, (Hkv, G · m)."""
+        return self.states[-1]
 
     def work(
         self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int, turn: int | None
     ) -> Work:
-        """What to do with what the layer captured in one forward.
+        """List the work for what the layer captured in one forward.
 
-        `part` says where the pooled tokens go, which are those at `positions` of the forward's windows laid end to end;
-        `special` (s,) are those of them that are special tokens, before which so many `marks` wait. Forwards side by
-        side have turns.
+        The pooled tokens are those at `positions` of the forward's windows; `part` says where they go. `special` (s,)
+        are the special ones among them, of which `marks` are waiting already. Forwards side by side have turns.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
-        hidden = None if captured.hidden is None else captured.hidden[:, positions].flatten(0, 1)
-        with self.lock:
-            if not self.states:
-                self.prepare(key, value, hidden)
-        work: Work
-        begin, device = self.deck.wait + marks, self.on_device
-        if device is not None:
-            begin += self.deck.slots
-            work = {"put": lambda: device.put(self.stores, (key, value), part.rows, special, begin)}
-        else:
-            work = {
-                "put keys": lambda: _copy_rows(self.stores[0], part.rows, key),
-                "put values": lambda: _copy_rows(self.stores[1], part.rows, value),
-                "special": lambda: self._mark(key, value, special, begin),
-            }
+        first = self.assignment.slots + self.assignment.wait + marks
+        largest = (None, None) if self.largest is None else self.largest
+        work: Work = {
+            name: partial(put_rows, store, tokens, part.rows, special, first, size)
+            for name, store, tokens, size in zip(("keys", "values"), self.stores, (key, value), largest, strict=True)
+        }
         if part.counted:
             query = tokens_of(captured.query[:, :, positions])
-            work["keys"] = lambda: self.moments["key"].add(key, turn)
-            work["queries"] = lambda: self.moments["query"].add(query, turn)
-        if hidden is not None:
-            work["hidden"] = lambda: self._add_hidden(hidden, part, turn)
+            work["key moments"] = partial(self.moments["key"].add, key, turn)
+            work["query moments"] = partial(self.moments["query"].add, query, turn)
+        if captured.hidden is not None:
+            work["hidden"] = partial(self._add_hidden, captured.hidden[:, positions].flatten(0, 1), part, turn)
         return work
 
-    def cells(self, hand: BlockAssignment, spans: Tensor, marks: int) -> list[Callable[[], None]]:
-        """What to do once a hand is complete: attend to what has waited, and to so many marks."""
-        device, marked = self.on_device, (self.deck.wait, self.deck.wait + marks)
-        if device is not None:
-            return [lambda: device.take(hand, spans, marked, *self.waiting)]
-        return [partial(self._attend_marked, slice(*marked)), *(partial(self._stream, *cell) for cell in hand.streamed)]
+    def cells(self, block: BlockAssignment, marks: int) -> list[Callable[[], None]]:
+        """List the work once an assignment is complete: attend to the waiting tokens and to `marks` special ones.
+
+        On a CPU each cell is a piece of its own, for the workers; a GPU takes all of them in one launch.
+        """
+        wait, last = self.assignment.wait, self.assignment.states
+        jobs = np.array([(last, wait, wait + marks), *block.streamed])
+        step = 1 if self.queries.halves is None else len(jobs)
+        return [partial(self._attend, jobs[start : start + step]) for start in range(0, len(jobs), step)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that was gathered, between two blocks, as it lies in memory."""
+        """Everything collected, between two blocks, without copies."""
         found = {"key": self.key, "value": self.value}
         if self.hidden is not None:
             found["hidden"] = self.hidden
-        held: dict[str, State | Peak | Moments] = {f"state{k}": state for k, state in enumerate(self.states)}
-        held |= {"special": self.special, **{f"peak{k}": peak for k, peak in enumerate(self.peaks)}, **self.moments}
+        held: dict[str, State | Peak | Moments] = {"state": self.states, "peak": self.peaks, **self.moments}
         return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Go back to where the `tensors` were taken; there are none before the first block."""
-        if saved:
-            key, value = (saved[name].to(self.query.device) for name in ("key", "value"))
-            self.prepare(key, value, saved.get("hidden"))
-            for name, tensor in self.tensors().items():
-                tensor.copy_(saved[name])
+        """Go back to where `tensors` were saved."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(saved[name])
 
     def settle(self, copy: bool) -> None:
-        """Once the stream has ended: nothing waits any more, and with a copy of what is kept its room is given back."""
+        """End the stream: convert kept tokens to float32 and free the others, which takes a copy of the kept ones."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
-        self.stores = self.waiting = ()
+        self.stores = ()
 
-    def _stream(self, number: int, start: int, stop: int) -> None:
-        """Attend to what has waited for one cell."""
-        key, value = (tokens[start:stop].float() for tokens in self.waiting)
-        state = self.states[number].merge(self._attend(key, value))
-        tokens = (key.transpose(0, 1), value.transpose(0, 1))
-        peak = peak_over(self.detail_query, *tokens, self.layer.traits.softcap)
-        self.states[number], self.peaks[number] = state, self.peaks[number].merge(peak)
+    def attend(self, jobs: NDArray[np.int64], heads: slice) -> tuple[State, Peak]:
+        """Attend to kept tokens, from slot start to slot stop for each of jobs (J, 2): (J, h, ·)."""
+        return attend_jobs(self.queries, self.key, self.value, jobs, heads=heads)
+
+    def _attend(self, jobs: NDArray[np.int64]) -> None:
+        """Merge the attention over waiting tokens into cells, for jobs (cell, start, stop)."""
+        key, value = (store[self.assignment.slots :] for store in self.stores)
+        state, peak = attend_jobs(self.queries, key, value, jobs[:, 1:], largest=self.largest)
+        first = int(jobs[0, 0])
+        cells = slice(first, first + 1) if len(jobs) == 1 else to_device(jobs[:, 0].copy(), key.device)
+        merged = self.states[cells].merge(state).tensors() | self.peaks[cells].merge(peak).tensors()
+        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():  # no memory is needed from here on
+            tensor[cells] = merged[name]
+        if self.largest is not None:
+            self.largest.zero_()
 
     def _add_hidden(self, hidden: Tensor, part: ForwardSlice, turn: int | None) -> None:
         if self.hidden is not None:
-            self.hidden.index_copy_(0, part.first_slots, hidden[part.first].float())
+            self.hidden.index_copy_(0, part.hidden_slots, hidden[part.hidden].float())
         if part.counted:
-            self.moments["hidden"].add(hidden[part.some, None].float(), turn)
+            self.moments["hidden"].add(hidden[part.subset, None].float(), turn)
 
-    def _mark(self, key: Tensor, value: Tensor, special: Tensor, begin: int) -> None:
-        for store, tokens in zip(self.waiting, (key, value), strict=True):
-            store[begin : begin + len(special)] = tokens.index_select(0, special)
-
-    def _attend_marked(self, marked: slice) -> None:
-        self.special = self.special.merge(self._attend(*(store[marked] for store in self.waiting)))
-
-    def _attend(self, key: Tensor, value: Tensor) -> State:
-        """Attention over tokens (n, Hkv, ·)."""
-        tokens = (part.float().transpose(0, 1) for part in (key, value))
-        return state_of(self.query, *tokens, kernel=self.layer.kernel)
-
-    def prepare(self, key: Tensor, value: Tensor, hidden: Tensor | None) -> None:
-        """Make room for tokens such as these."""
-        deck, device, kernel = self.deck, key.device, self.layer.kernel
-        shared, m, v = self.query.shape[0], self.query.shape[1], value.shape[-1]
-        self.special = State.empty((shared,), m, v, device=device)
-        self.stores = tuple(
-            tokens.new_zeros(deck.slots + deck.wait + deck.marks, *tokens.shape[1:]) for tokens in (key, value)
+    @classmethod
+    def joined(cls, collectors: Sequence[Collector]) -> Collector:
+        """Layers of equal shapes as one layer with the heads of all, to measure them together."""
+        if len(collectors) == 1:
+            return collectors[0]
+        whole = copy.copy(collectors[0])
+        layers = [collector.layer for collector in collectors]
+        atoms = [layer.atom for layer in layers if layer.atom is not None]
+        query = torch.cat([layer.query for layer in layers])
+        whole.layer = replace(layers[0], query=query, atom=State.joined(atoms) if atoms else None, first=None)
+        whole.queries = JobQueries.joined([each.queries for each in collectors])
+        whole.key, whole.value = (
+            torch.cat([getattr(each, name) for each in collectors], 1) for name in ("key", "value")
         )
-        self.key, self.value = (store[: deck.slots] for store in self.stores)
-        self.waiting = tuple(store[deck.slots :] for store in self.stores)
-        if device.type != "cpu" and kernel in ("fast", "accurate") and split.unable(self.query, value) is None:
-            rows = torch.arange(m, device=device).view(-1, self.layer.query.shape[2])[:, self.layer.detail].flatten()
-            self.on_device = DeviceCells(self.query, rows, deck.states + 1, value, kernel)
-            self.states = [self.on_device.states[cell] for cell in range(deck.states)]
-            self.peaks = [self.on_device.peaks[cell] for cell in range(deck.states)]
-            self.special = self.on_device.states[deck.states]
+        whole.states = State.joined([each.states for each in collectors], 1)
+        whole.peaks = Peak.joined([each.peaks for each in collectors], 1)
+        whole.moments = {name: Moments.joined([each.moments[name] for each in collectors]) for name in whole.moments}
+        return whole
+
+
+def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[Collector]]:
+    """Group neighbouring layers to be measured together, which saves launches on a GPU.
+
+    On a CPU, and where memory is bounded, every layer is alone.
+    """
+    found: list[list[Collector]] = []
+    for collector in collectors:
+        alike = bool(found) and not bounded and _shapes(found[-1][0]) == _shapes(collector)
+        numbers = collector.states.output.numel()
+        if alike and collector.queries.halves is not None and numbers * (len(found[-1]) + 1) <= JOINED_NUMBERS:
+            found[-1].append(collector)
         else:
-            q = self.detail_query.shape[1]
-            self.states = [State.empty((shared,), m, v, device=device) for _ in range(deck.states)]
-            self.peaks = [Peak.empty((shared,), q, v, like=self.query) for _ in range(deck.states)]
-        if hidden is not None:
-            self.hidden = self.query.new_zeros(deck.first, hidden.shape[-1])
+            found.append([collector])
+    return found
 
 
 def tokens_of(tensor: Tensor) -> Tensor:
-    """(B, H, L, k) as one row a token, (B · L, H, k)."""
+    """Reshape (B, H, L, k) to one row a token, (B · L, H, k)."""
     return tensor.transpose(1, 2).flatten(0, 1)
 
 
-def _copy_rows(store: Tensor, places: Tensor, tokens: Tensor) -> None:
-    """Rows (n, H, k) to places (n,) of a store, in pieces of 8 bytes where they can be: fewer are copied faster."""
-    both = [rows.flatten(1) for rows in (store, tokens)]
-    ends = (rows.element_size() * size for rows in both for size in (rows.shape[1], rows.storage_offset()))
-    if all(rows.is_contiguous() for rows in both) and not any(end % 8 for end in ends):
-        both = [rows.view(torch.int64) for rows in both]
-    both[0].index_copy_(0, places, both[1])
+def _shapes(collector: Collector) -> tuple[object, ...]:
+    """What layers that are measured together have in common."""
+    layer, fused = collector.layer, collector.queries.halves is not None
+    return fused, layer.query.shape, collector.value.shape, layer.atom is None, tuple(collector.moments)

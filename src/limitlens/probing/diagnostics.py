@@ -88,20 +88,25 @@ def _heads_at_once(collector: Collector) -> int:
     """One key/value head on a CPU, so that its scores stay in cache; on a GPU as many as memory should hold."""
     if collector.key.device.type == "cpu":
         return 1
-    scores = collector.detail_query.shape[1] * int(collector.deck.filled[: collector.deck.whole].sum(1).max())
+    scores = collector.detail_query.shape[1] * int(
+        collector.assignment.filled[: collector.assignment.whole].sum(1).max()
+    )
     return max(1, _SCORES_AT_ONCE // max(scores, 1))
 
 
 def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDetail:
     """The detail of the query heads, G for each, that read some key/value heads."""
-    deck, layer = collector.deck, collector.layer
+    assignment, layer = collector.assignment, collector.layer
     m, detail = layer.query.shape[2], layer.detail
     q, query = len(detail), collector.detail_query[heads]
     atom = None if layer.atom is None else _of_queries(layer.atom[heads], m, detail)
     member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
-    for r in reversed(range(deck.whole)):  # replicate 0 comes last, and its largest sample is looked at again
-        slots, sizes = array_like(query, deck.slots_of(r)), deck.filled[r].cumsum().tolist()  # nested sizes in order
+    for r in reversed(range(assignment.whole)):  # replicate 0 comes last, and its largest sample is looked at again
+        slots, sizes = (
+            array_like(query, assignment.slots_of(r)),
+            assignment.filled[r].cumsum().tolist(),
+        )  # nested sizes in order
         kept = (tokens[:, heads].index_select(0, slots) for tokens in (collector.key, collector.value))
         key, value = (tokens.transpose(0, 1) for tokens in kept)
         scores = scores_of(query, key, layer.traits.softcap)
@@ -128,7 +133,7 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
     dimension, share = _local_dimension(exponent, outside)
     return LayerDetail(
         mean[0], plugged_in, mean[3][:, 0], mean[3][:, 1], ranks, weights[:, -ranks], np.median(pareto, axis=-1),
-        dimension, share, critical_factors(critical, few, windows[rows], seed=deck.seed),
+        dimension, share, critical_factors(critical, few, windows[rows], seed=assignment.seed),
         effective_sums=effective, top_sums=largest[..., 0],
         members=np.bincount(windows, minlength=len(member)).astype(float),
         floor=np.repeat(floor, layer.query.shape[1]),

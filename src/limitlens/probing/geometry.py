@@ -85,7 +85,7 @@ def _reach(key: Tensor, query: Tensor) -> Tensor:
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
     """The verdict on tokens of replicate 0 along the principal axes that a sample of this size can resolve."""
-    slots, tokens, store = collector.deck.slots_of(0), "keys", collector.key
+    slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
     if collector.hidden is not None:
         tokens, store = "hidden states", collector.hidden
     slots = slots[slots < len(store)]

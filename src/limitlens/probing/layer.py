@@ -1,7 +1,8 @@
-"""From the cells of a layer to error curves: merge cumulatively, compare with the merge of everything.
+"""Error curves of a layer: merge its cells cumulatively and compare them with the merge of everything.
 
-Two views of the same samples. The pooled law alone: Γ_n against Γ_N. And with the atom that every context contains (the
-sink): its mass does not grow with n, so a sample of n tokens and the atom is compared with n tokens' worth of the pool,
+The same samples are compared in two ways. Without a sink: Γ_n against Γ_N. With the atom that every context contains
+(the sink): its mass does not grow with n, so a sample of n tokens and the atom is compared with n tokens' worth of the
+pool,
 
     Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
 
@@ -12,7 +13,7 @@ replacement.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
@@ -22,17 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.arrays import to_device, to_numpy
-from limitlens.attention.kernels import state_of
 from limitlens.attention.state import Peak, State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
 from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, members
-from limitlens.probing.peaks import hardmax_errors, peak_over
+from limitlens.probing.peaks import hardmax_errors
 from limitlens.sampling.assignment import LEFT_OVER
 from limitlens.statistics.error_curve import ErrorCurve
 
 FLOATS_AT_ONCE = 1 << 18  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
-DEVICE_TIMES = 128  # as many on a GPU, where a launch takes as long for few numbers as for many
+DEVICE_TIMES = 128  # times as many on a GPU, where a launch takes as long for few numbers as for many
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class SampleErrors(Squares):
     centred_scale: Array  # (heads, J)
 
     def centred(self, head: int, curve: ErrorCurve) -> Array:
-        """Its errors relative to how much the output differs between queries, (J,)."""
+        """Errors of a head relative to how much its output differs between queries, (J,)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.centred_scale[head] > 0, self.scale[head] / self.centred_scale[head], np.nan)
         return np.asarray(curve.error * ratio)
@@ -50,116 +50,97 @@ class SampleErrors(Squares):
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """The measured curves of a layer."""
+    """Measured error curves of a layer."""
 
     counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the stream was cut short
     pool: int  # N, the tokens of the reference
     reference: State  # attention over the whole pool, (Hkv, G · m)
-    bare: SampleErrors  # of the pooled law alone
+    bare: SampleErrors  # without the atom
     atomic: SampleErrors | None  # with the atom, where the layer has one
-    others: dict[str, Squares]  # of the pooled law: of the "mean", the "covariance", and of "hardmax"
+    others: dict[str, Squares]  # without the atom: errors of the "mean", the "covariance" and of "hardmax"
 
     def of(self, heads: slice, shared: slice) -> LayerCurves:
-        """Those of some query heads, which read these key/value heads."""
+        """Restrict to some query heads and the key/value heads that they read."""
         others = {name: part.of(heads) for name, part in self.others.items()}
         atomic = None if self.atomic is None else self.atomic.of(heads)
         return LayerCurves(self.counts, self.pool, self.reference[shared], self.bare.of(heads), atomic, others)
 
     @property
     def finite_population_correction(self) -> Array:
-        """√(1 − n/N), (J,), or (R, J) where a stream was cut short and samples differ in length."""
+        """√(1 − n/N): (J,), or (R, J) where a stream was cut short and samples differ in length."""
         factor = np.sqrt(1 - self.counts / self.pool)
         return np.asarray(factor[0] if (factor == factor[0]).all() else factor)
 
 
-def layer_curves(collector: Collector) -> LayerCurves:
-    """Merge the cells of a layer and measure its errors: on a CPU mostly of one key/value head at a time."""
-    deck, (shared, rows) = collector.deck, collector.query.shape[:2]
-    at_once = _at_once(collector.query, deck.replicates * rows * collector.value.shape[-1])
-    parts = [_some_heads(collector, slice(start, start + at_once)) for start in range(0, shared, at_once)]
+def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> LayerCurves:
+    """Merge the cells of a layer and measure its errors, on a CPU mostly one key/value head at a time."""
+    assignment = collector.assignment
+    shared, rows = collector.query.shape[:2]
+    floats = floats_at_once * (1 if collector.query.device.type == "cpu" else DEVICE_TIMES)
+    at_once = max(1, floats // (assignment.replicates * rows * collector.value.shape[-1]))
+    parts = [_some_heads(collector, slice(start, start + at_once), floats) for start in range(0, shared, at_once)]
     references, views, others = zip(*parts, strict=True)
     bare, *atomic = map(SampleErrors.joined, zip(*views, strict=True))
     together = dict(zip((*MOMENTS, "hardmax"), map(Squares.joined, zip(*others, strict=True)), strict=True))
-    counts, reference = deck.filled.cumsum(1), State.joined(references)
-    return LayerCurves(counts, deck.seen, reference, bare, atomic[0] if atomic else None, together)
+    counts, reference = assignment.filled.cumsum(1), State.joined(references)
+    return LayerCurves(counts, assignment.seen, reference, bare, atomic[0] if atomic else None, together)
 
 
-def _at_once(like: Tensor, floats: int) -> int:
-    """How many things of so many numbers are taken at a time where this tensor lies."""
-    return max(1, FLOATS_AT_ONCE * (1 if like.device.type == "cpu" else DEVICE_TIMES) // floats)
-
-
-def _some_heads(collector: Collector, heads: slice) -> tuple[State, list[SampleErrors], list[Squares]]:
-    """The reference (h, G · m) of h key/value heads, errors in each way to look at their samples, and the others."""
-    deck, atom = collector.deck, collector.layer.atom
-    counts = deck.filled.cumsum(1)
+def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State, list[SampleErrors], list[Squares]]:
+    """Measure h key/value heads: reference (h, G · m), errors without and with the atom, errors of the moments."""
+    assignment, atom = collector.assignment, collector.layer.atom
+    counts = assignment.filled.cumsum(1)
     (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
     reference = State.joined([*(step.union()[None] for step in steps), left_over]).union()
-    beside = None
+    with_atom = None
     if atom is not None:
         # One count for all replicates, unless the stream was cut short.
         distinct = counts.T[:, :1] if (counts == counts[0]).all() else counts.T
-        shares = to_device(distinct.flatten() / deck.seen, reference.lse.device)
+        shares = to_device(distinct.flatten() / assignment.seen, reference.lse.device)
         limits = reference.thinned(shares).merge(atom[heads]).tensors()
         shaped = {name: part.reshape(*distinct.shape, *part.shape[1:]) for name, part in limits.items()}
-        beside = atom[heads], State.of(shaped)
+        with_atom = atom[heads], State.of(shaped)
     moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
-    views = _views(collector, steps, reference.output, beside, moments)
+    views = _views(collector, steps, reference.output, with_atom, moments, floats)
     return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks)]
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
-    """States (R, h, G · m) and peaks (R, h, G · q) of every step of the replicates; those of no cell (·, h, ·) last."""
-    deck = collector.deck
-    if collector.on_device is not None:
-        return collector.on_device.steps(deck, collector.key, collector.value, heads)
-    states, peaks = _streamed(collector, heads, range(deck.states - LEFT_OVER, deck.states))
-    last = State.joined(states), Peak.joined(peaks)
-    return [*(_step(collector, heads, j) for j in range(deck.kept.shape[1])), last]
+    """States (R, h, G · m) and peaks (R, h, G · q) of the cells of each step; of the tokens of no cell (·, h, ·) last.
 
-
-def _streamed(collector: Collector, heads: slice, numbers: Iterable[int]) -> tuple[list[State], list[Peak]]:
-    """States (1, h, G · m) and peaks (1, h, G · q) of the streamed cells of these numbers, to be joined."""
-    states = [collector.states[number][None, heads] for number in numbers]
-    return states, [collector.peaks[number][None, heads] for number in numbers]
-
-
-def _step(collector: Collector, heads: slice, j: int) -> tuple[State, Peak]:
-    """States (R, h, G · m) and peaks (R, h, G · q) of step j of every replicate."""
-    deck, device = collector.deck, collector.query.device
-    kept, streamed = np.flatnonzero(deck.kept[:, j]), np.flatnonzero(~deck.kept[:, j])
-    lengths = np.unique(deck.filled[kept, j]).tolist()  # one for all, unless the stream was cut short
-    groups = [kept[deck.filled[kept, j] == length] for length in lengths]
-    states: list[State] = []
-    peaks: list[Peak] = []
-    for length, alike in zip(lengths, groups, strict=True):
-        slots = to_device((deck.start[alike, j][:, None] + np.arange(length)).flatten(), device)
-        tokens = (held[:, heads].index_select(0, slots) for held in (collector.key, collector.value))
-        key, value = (rows.reshape(len(alike), length, *rows.shape[1:]).transpose(1, 2) for rows in tokens)
-        states.append(state_of(collector.query[heads], key, value, kernel=collector.layer.kernel))
-        peaks.append(peak_over(collector.detail_query[heads], key, value, collector.layer.traits.softcap))
-    if len(streamed):
-        groups.append(streamed)
-        more, best = _streamed(collector, heads, deck.number[streamed, j])
-        states, peaks = states + more, peaks + best
-    state, peak, order = State.joined(states), Peak.joined(peaks), np.concatenate(groups)
-    if (np.diff(order) > 0).all():  # whole replicates, which are kept, come first
-        return state, peak
-    place = to_device(np.argsort(order), device)
-    return state[place], peak[place]
+    Of a step the first replicates, or all, are kept and attended to here; the others are streamed.
+    """
+    assignment = collector.assignment
+    kept = assignment.kept.T
+    start, filled = assignment.start.T[kept], assignment.filled.T[kept]
+    states, peaks = collector.attend(np.stack((start, start + filled), 1), heads)
+    streamed_states, streamed_peaks = collector.states[:, heads], collector.peaks[:, heads]
+    steps: list[tuple[State, Peak]] = []
+    first = 0
+    for j, count in enumerate(kept.sum(1).tolist()):
+        state, peak = states[first : first + count], peaks[first : first + count]
+        if count < assignment.replicates:
+            begin = int(assignment.number[count, j])
+            cells = slice(begin, begin + assignment.replicates - count)
+            state = State.joined([state, streamed_states[cells]])
+            peak = Peak.joined([peak, streamed_peaks[cells]])
+        steps.append((state, peak))
+        first += count
+    left_over = slice(assignment.states - LEFT_OVER, assignment.states)
+    return [*steps, (streamed_states[left_over], streamed_peaks[left_over])]
 
 
 def _views(
-    collector: Collector, steps: Sequence[State], reference: Tensor, beside: tuple[State, State] | None,
-    moments: OutputMoments,
+    collector: Collector, steps: Sequence[State], reference: Tensor, with_atom: tuple[State, State] | None,
+    moments: OutputMoments, floats: int,
 ) -> list[SampleErrors]:  # fmt: skip
     """Errors of nested samples, merged from their steps (R, h, G · m), against the reference (h, G · m, v).
 
-    And beside an atom (h, G · m) against the limits (J, R, h, G · m) of every size and replicate, R of length 1 where
-    all have one; `moments` takes in what there is without it. A few replicates are merged at a time, so that their
-    states stay in cache, or all of several sizes. Outputs are merged as differences D from the reference Γ, in single
-    precision: its rounding is to the errors what it is to the numbers themselves. An atom of value v that weighs t in
-    a sample and u in its limit makes them D(1 − t) + (v − Γ)(t − u).
+    `with_atom` is an atom (h, G · m) and the limits (J, R, h, G · m) of every size and replicate with it; R is 1
+    where all replicates have one limit. `moments` collects the differences without the atom. A few replicates are
+    merged at a time, so that their states stay in cache, or all of several sizes. Outputs are merged as differences D
+    from the reference Γ, in single precision, which loses nothing of the errors. An atom of value v that weighs t in a
+    sample and u in its limit makes them D(1 − t) + (v − Γ)(t − u).
     """
     m, clusters = collector.layer.query.shape[2], collector.layer.clusters
     replicates, *own = steps[0].output.shape
@@ -167,20 +148,20 @@ def _views(
     member = member * (member.shape[1] / m)
 
     def squares(vectors: Tensor) -> Tensor:
-        """Squared norms, (..., h, G · m, v) to (..., h · G, m)."""
+        """Squared norms of vectors (..., h, G · m, v), as (..., h · G, m)."""
         found: Tensor = torch.linalg.vecdot(vectors, vectors)
         return found.reshape(*vectors.shape[:-3], -1, m)
 
     def about(step: State) -> State:
         return State(step.count, step.lse, (step.output - reference).float())
 
-    groups, at_once = own[0] * own[1] // m, _at_once(member, math.prod(own))
-    seen = [reference[None, None]]
-    if beside is not None:
-        atom, limit = beside
+    groups, at_once = own[0] * own[1] // m, max(1, floats // math.prod(own))
+    compared = [reference[None, None]]
+    if with_atom is not None:
+        atom, limit = with_atom
         away, share = (atom.output - reference).float(), torch.exp(atom.lse - limit.lse)
-        seen.append(limit.output)
-    errors = member.new_empty(len(seen), groups, member.shape[1], replicates, len(steps))
+        compared.append(limit.output)
+    errors = member.new_empty(len(compared), groups, member.shape[1], replicates, len(steps))
     several = max(1, at_once // replicates)
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
@@ -190,15 +171,15 @@ def _views(
             sample = State.joined([one[None] for one in islice(samples, several)])  # (sizes, replicates, h, G · m)
             differences = [sample.output]
             moments.add(part, sizes, sample.output)
-            if beside is not None:
+            if with_atom is not None:
                 here = torch.exp(atom.lse - torch.logaddexp(sample.lse, atom.lse))
                 moved = here - (share[sizes, part] if share.shape[1] > 1 else share[sizes])
                 rest = (1 - here).float()[..., None] * sample.output
                 differences.append(rest.addcmul_(away, moved.float()[..., None]))
-            for way, difference in enumerate(differences):
-                errors[way, :, :, part, sizes] = (squares(difference).double() @ member).permute(2, 3, 1, 0)
+            for view, difference in enumerate(differences):
+                errors[view, :, :, part, sizes] = (squares(difference).double() @ member).permute(2, 3, 1, 0)
     found = []
-    for limits, error in zip(seen, errors, strict=True):
+    for limits, error in zip(compared, errors, strict=True):
         heads = limits.reshape(*limits.shape[:-2], -1, m, own[-1])
         centred = (heads - heads.mean(-2, keepdim=True)).flatten(-3, -2)
         scales = (squares(vectors).mean(-1).sqrt().mean(1).T for vectors in (limits, centred))

@@ -1,14 +1,13 @@
-"""Queries come first: from a forward over a few random windows, which are then left out of the pool.
+"""The pilot: a forward over a few random windows that gives the queries. These windows are left out of the pool.
 
 An encoder's queries come from all positions. A causal model's come from the last positions of its windows, and only
-keys before all of these are pooled, so that every pooled key lies in every query's past.
+keys before all of these are pooled, so that every pooled key lies in the past of every query.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,51 +29,53 @@ from limitlens.sampling.workers import Workers, one_after_another
 LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
 DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-CLUSTERS = 32  # of queries, or near: of as many windows each, and what is kept grows with their number
+CLUSTERS = 32  # clusters of queries, about: each of as many windows; memory grows with their number
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """What a layer is, whatever it reads."""
+    """Properties of a layer that do not depend on what it reads."""
 
-    scale: float  # as in `Captured`, times the factor asked for
+    scale: float  # as in `Captured`, times the score scale
     softcap: float | None
     sinks: Tensor | None
     sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
-    # mean query, key and, where it can be had, hidden state of the first windows: (heads, d) each
+    # mean query, key and, where it is known, hidden state of the first windows: (heads, d) each
     rough_mean: dict[str, Tensor]
-    # as `limitlens.models.projections` and `Projections.ratios` give them, where they can be had
+    # as `limitlens.models.projections` and `Projections.ratios` give them, where they are known
     projections: Projections | None
     ratios: Tensor | None
-    note: str  # why they cannot, or what to keep in mind about them
+    note: str  # why they are not known, or a caveat
+    # an empty "key" and "value", (0, Hkv, ·), with the type and device of the layer's
+    tokens: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def factor(self) -> float | None:
-        """That of `Projections.factor`; a device is waited for."""
+        """Factor between the projections' score matrix and the scores (`Projections.factor`); waits for a GPU."""
         return None if self.projections is None else self.projections.factor(self.ratios)
 
     @property
     def reason(self) -> str:
-        """Why there is no such factor, or the note; empty when there is nothing to say."""
+        """Why there is no such factor, or a caveat; empty where there is nothing to say."""
         return self.note if self.projections is None or self.factor is not None else NORMALISED
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer as the probe sees it: Hkv key/value heads, G query heads for each, m queries a head."""
+    """One attention layer of a probe: Hkv key/value heads, G query heads for each, m queries a head."""
 
-    index: int  # the layer's place in the model
-    query: Tensor  # (Hkv, G, m, k): queries, with the scale of the scores in them
-    # what is in every context once, (Hkv, G · m): the first token of the query's own window, and the learned sink
+    index: int  # index of the layer in the model
+    query: Tensor  # (Hkv, G, m, k): queries, times the scale of the scores
+    # the atom, which is in every context once, (Hkv, G · m): first token of the query's own window, and learned sink
     atom: State | None
-    first: Tensor | None  # (Hkv, G · m) or None: the score of that first token alone
-    clusters: NDArray[np.intp]  # (m,): of each query; those of one window are no independent witnesses, and are in one
+    first: Tensor | None  # (Hkv, G · m): score of that first token alone
+    clusters: NDArray[np.intp]  # (m,): cluster of each query; queries of one window are not independent, and share one
     traits: Traits
     precision: Precision = "accurate"  # of its kernel
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """The kernel its scores need: the device's own, by precision, unless they are capped."""
+        """The kernel of its scores: the device's own, by precision, unless they are capped."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -85,36 +86,36 @@ class Layer:
 
     @property
     def detail(self) -> Tensor:
-        """The detail queries, (q,): spread over all windows that gave queries."""
+        """Indices of the detail queries, (q,), spread over all windows that gave queries."""
         return self.some(DETAIL_QUERIES)
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """So many queries, or all there are, spread over all windows that gave queries."""
+        """Indices of `count` queries, or of all, spread over all windows that gave queries."""
         m = self.query.shape[2]
         return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
 
     def some(self, count: int) -> Tensor:
-        """The same where the queries are."""
+        """The same as `places`, on the device of the queries."""
         return to_device(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:
-        """Queries of one key/value head side by side, (Hkv, G · m, k): its keys need not be repeated."""
+        """Queries of each key/value head, (Hkv, G · m, k): its keys need not be repeated."""
         return self.query.flatten(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """What the pilot found: the layers by their place in the model."""
+    """Result of the pilot: the layers by index in the model."""
 
     layers: dict[int, Layer]
     causal: bool
     positions: range  # positions of a window whose keys are pooled
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
-    sizes: dict[str, Tensor]  # norms of what each layer gave, in words: see `check`
+    sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, with a description: see `check`
 
     def check(self) -> None:
-        """Refuse numbers that are not finite; a device is waited for."""
+        """Refuse numbers that are not finite; waits for a GPU."""
         sizes = torch.stack(list(self.sizes.values())).tolist() if self.sizes else []
         for given, size in zip(self.sizes, sizes, strict=True):
             if not np.isfinite(size):
@@ -126,147 +127,175 @@ def run_pilot(
     loaded: LoadedModel, windows: Windows, indices: NDArray[np.intp],
     *, queries: int, batch: int, seed: int, report: Callable[[int], None], score_scale: float = 1.0,
     precision: Precision = "accurate", check: bool = True, workers: Workers = one_after_another,
+    clusters: int = CLUSTERS,
 ) -> Pilot:  # fmt: skip
-    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is told of tokens.
+    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is called with tokens.
 
-    Without a `check` of what it has found nothing waits for a device, and whoever asked should.
-    `score_scale` multiplies every score as it is looked at, before a softcap: the model's own forward is left as it is.
+    `score_scale` multiplies every score before a softcap; the model's own forward is unchanged. Without `check` nothing
+    waits for a GPU, and the caller must call `Pilot.check`.
     """
-    gather = _Gather(loaded, windows.length, indices, queries, seed, score_scale, precision)
+    draw = _Draw(loaded.name, windows.length, indices, queries, seed)
+    projections = projector(loaded.model)
     forwards, _ = workers.beside(batch)
 
-    def pieces() -> Iterator[tuple[int, Tensor]]:
-        """The windows of every forward, and which comes first."""
+    def pieces() -> Iterator[_Forward]:
         start = 0
         for ids in windows.batches(batch, indices):
-            for few in ids.tensor_split(min(forwards.count, len(ids))):
-                yield start, few
-                start += len(few)
+            for some in ids.tensor_split(min(forwards.count, len(ids))):
+                yield _Forward(start, some, draw, score_scale)
+                start += len(some)
 
-    def forward(piece: tuple[int, Tensor]) -> int:
-        gather.now.start, ids = piece
-        run_until_last_attention(input_ids=ids.to(loaded.model.device))
-        return ids.numel()
+    def run(forward: _Forward) -> _Forward:
+        run_until_last_attention(input_ids=forward.ids.to(loaded.model.device), forward=forward)
+        return forward
 
     def take(captured: Captured) -> None:
         workers.check()
-        gather.take(captured)
+        forward: _Forward = captured.forward
+        forward.take(captured)
+        if forward.start == 0:
+            forward.traits[captured.layer] = _traits(captured, score_scale, *projections(captured.layer))
 
+    done: list[_Forward] = []
     with torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
-        for tokens in forwards(forward, pieces()):
-            report(tokens)
-        pilot = gather.finish()
+        for forward in forwards(run, pieces()):
+            done.append(forward)
+            report(forward.ids.numel())
+        pilot = _pilot(done, draw, precision, clusters)
     if check:
         pilot.check()
     return pilot
 
 
-class _Now(threading.local):
-    """What a thread runs: windows from one on, and where the queries in these are, row and column."""
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """The random choice of queries."""
 
-    start = 0
-    place: tuple[int, Tensor, Tensor] = (-1, *torch.empty(2, 0))
+    model: str
+    length: int  # of a window
+    indices: NDArray[np.intp]  # of the pilot's windows
+    queries: int
+    seed: int
+
+    def tail(self, causal: bool) -> int:
+        """Last positions of a window that give queries: all of an encoder's."""
+        if not causal:
+            return self.length
+        tail = min(-(-self.queries // len(self.indices)), max(1, self.length // LARGEST_TAIL))
+        if self.length - tail < 2:
+            short = f"windows of {self.length} tokens are too short for a causal model"
+            raise InputError(f"{short}; expected 8 or more")
+        return tail
+
+    def chosen(self, causal: bool) -> NDArray[np.intp]:
+        """Draw queries: their windows, as places in `indices`, and positions, (m, 2).
+
+        Every window gives as many, or one more: differences between windows then add least to the mean.
+        """
+        count, tail = len(self.indices), self.tail(causal)
+        turn, place = divmod(np.arange(min(self.queries, count * tail)), count)
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
+        window, orders = generator.permutation(count)[place], generator.random((count, tail)).argsort(1)
+        found = np.sort(window * tail + orders[window, turn])
+        return np.stack((found // tail, self.length - tail + found % tail), axis=1)
 
 
-class _Gather:
-    """Takes from each captured layer the rows that were chosen as queries. Nothing waits for a device."""
+@dataclass(eq=False)
+class _Forward:
+    """One forward of the pilot, and what it takes from each layer. Nothing waits for a GPU."""
 
-    def __init__(
-        self, loaded: LoadedModel, length: int, indices: NDArray[np.intp], queries: int, seed: int, score_scale: float,
-        precision: Precision,
-    ) -> None:  # fmt: skip
-        self.loaded, self.length, self.indices, self.queries, self.seed = loaded, length, indices, queries, seed
-        self.score_scale, self.precision = score_scale, precision
-        self.now, self.lock = _Now(), threading.Lock()
-        self.causal: bool | None = None
-        self.tail = length
-        self.chosen: NDArray[np.intp] = np.empty((0, 2), np.intp)
-        # of each layer, by the first of the windows: queries, and the first keys and values of their windows
-        self.parts: dict[int, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
-        self.traits: dict[int, Traits] = {}
-        self.projections = projector(loaded.model)
-        self.sizes: dict[str, list[Tensor]] = {}
+    start: int  # place of its first window among the pilot's
+    ids: Tensor  # (windows, length)
+    draw: _Draw
+    score_scale: float
+    causal: bool | None = None
+    place: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    # by layer: queries, and the first keys and values of their windows
+    parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    sizes: dict[str, Tensor] = field(default_factory=dict)
+    traits: dict[int, Traits] = field(default_factory=dict)
 
     def take(self, captured: Captured) -> None:
-        start = self.now.start
-        with self.lock:
-            if self.causal is None:
-                self._choose(captured.causal)
+        """Take the rows of a captured layer that were drawn as queries."""
+        name = self.draw.model
+        if self.causal is None:
+            self.causal = captured.causal
+            chosen = self.draw.chosen(captured.causal)
+            stop = self.start + captured.query.shape[0]
+            window, position = chosen[(chosen[:, 0] >= self.start) & (chosen[:, 0] < stop)].T
+            row, column = to_device(np.stack((window - self.start, position)), captured.query.device)
+            self.place = (row, column)
         if captured.causal != self.causal:
-            mixed = f"{self.loaded.name} has both causal and bidirectional layers"
+            mixed = f"{name} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
         if captured.bias is not None:
             raise InputError(
-                f"layer {captured.layer} of {self.loaded.name} adds a bias to its scores by relative position, and a "
+                f"layer {captured.layer} of {name} adds a bias to its scores by relative position, and a "
                 "pooled key has none; choose a model with rotary, learned or no positions"
             )
-        for name in ("query", "key", "value"):
-            given = f"layer {captured.layer} of {self.loaded.name} gives a {name}"
-            size = torch.linalg.vector_norm(getattr(captured, name), dtype=torch.float32)
-            self.sizes.setdefault(given, []).append(size)
-        if start == 0:
-            self.traits[captured.layer] = self._traits(captured)
-        if self.now.place[0] != start:
-            stop = start + captured.query.shape[0]
-            window, position = self.chosen[(self.chosen[:, 0] >= start) & (self.chosen[:, 0] < stop)].T
-            self.now.place = (start, *to_device(np.stack((window - start, position)), captured.query.device))
-        _, row, column = self.now.place
+        for part in ("query", "key", "value"):
+            size = torch.linalg.vector_norm(getattr(captured, part), dtype=torch.float32)
+            self.sizes[f"layer {captured.layer} of {name} gives a {part}"] = size
+        row, column = self.place
         query = captured.query[row, :, column].float() * (captured.scale * self.score_scale)
         first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
-        self.parts.setdefault(captured.layer, {})[start] = (query, *first)
+        self.parts[captured.layer] = (query, *first)
 
-    def finish(self) -> Pilot:
-        positions = range(1, self.length - self.tail) if self.causal else range(self.length)
-        chosen = np.stack((self.indices[self.chosen[:, 0]], self.chosen[:, 1]), axis=1)
-        layers = {index: self._layer(index) for index in sorted(self.parts)}
-        sizes = {given: torch.stack(found).sum() for given, found in self.sizes.items()}
-        return Pilot(layers, bool(self.causal), positions, chosen, sizes)
 
-    def _choose(self, causal: bool) -> None:
-        """Draw the queries among the last positions of a causal model's windows, among all of an encoder's.
+def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
+    """Read the traits of a layer off its first call and its projections."""
+    if made is not None and captured.hidden is None:
+        made, note = None, "the input of the query projection could not be read"
+    rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
+    if captured.hidden is not None:
+        rough_mean["hidden"] = captured.hidden.mean((0, 1), dtype=torch.float32)[None]
+    known = (captured.scale * score_scale, captured.softcap, captured.sinks, captured.sliding_window)
+    shapes = {name: getattr(captured, name) for name in ("key", "value")}
+    tokens = {name: part.new_empty(0, part.shape[1], part.shape[-1]) for name, part in shapes.items()}
+    return Traits(*known, rough_mean, made, None if made is None else made.ratios(captured), note, tokens)
 
-        As many from every window, or one more: what differs between windows then adds least to their mean.
-        """
-        self.causal, count = causal, len(self.indices)
-        if causal:
-            self.tail = min(-(-self.queries // count), max(1, self.length // LARGEST_TAIL))
-            if self.length - self.tail < 2:
-                short = f"windows of {self.length} tokens are too short for a causal model"
-                raise InputError(f"{short}; expected 8 or more")
-        turn, place = divmod(np.arange(min(self.queries, count * self.tail)), count)
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
-        window, orders = generator.permutation(count)[place], generator.random((count, self.tail)).argsort(1)
-        found = np.sort(window * self.tail + orders[window, turn])
-        self.chosen = np.stack((found // self.tail, self.length - self.tail + found % self.tail), axis=1)
 
-    def _traits(self, captured: Captured) -> Traits:
-        made, note = self.projections(captured.layer)
-        if made is not None and captured.hidden is None:
-            made, note = None, "the input of the query projection could not be read"
-        rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
-        if captured.hidden is not None:
-            rough_mean["hidden"] = captured.hidden.mean((0, 1), dtype=torch.float32)[None]
-        own = (captured.scale * self.score_scale, captured.softcap, captured.sinks, captured.sliding_window)
-        return Traits(*own, rough_mean, made, None if made is None else made.ratios(captured), note)
-
-    def _layer(self, index: int) -> Layer:
-        in_order = (part for _, part in sorted(self.parts[index].items()))
-        rows, keys, values = (torch.cat(part) for part in zip(*in_order, strict=True))
-        traits = self.traits[index]
+def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: int) -> Pilot:
+    """Join what the forwards took, in order."""
+    causal = bool(done[0].causal)
+    chosen, tail = draw.chosen(causal), draw.tail(causal)
+    rank = np.unique(chosen[:, 0], return_inverse=True)[1]
+    windows_each = max(1, round((int(rank.max()) + 1) / clusters))  # windows in a cluster
+    layers = {}
+    for index in sorted(done[0].parts):
+        parts = [forward.parts[index] for forward in done]
+        rows, keys, values = (torch.cat(part) for part in zip(*parts, strict=True))
+        traits = done[0].traits[index]
+        whole = causal and (traits.sliding_window is None or traits.sliding_window >= draw.length)
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
-        atom, first, count = None, None, 0
-        scores = query.new_zeros(*query.shape[:3], 1, 0, dtype=torch.float64)  # one query and no key
-        value = values.new_zeros(shared, 1, 1, 0, values.shape[-1], dtype=torch.float64)
-        if self.causal and (traits.sliding_window is None or traits.sliding_window >= self.length):
-            key, value = (part.double().transpose(0, 1)[:, None, :, None] for part in (keys, values))
-            scores = scores_of(query.double()[..., None, :], key, traits.softcap)
-            first, count = scores.flatten(1), 1
-        if count or traits.sinks is not None:
-            sinks = None if traits.sinks is None else traits.sinks.double().view(shared, -1, 1, 1)
-            lse, output = attend_subset(scores, value, sinks=sinks)
-            counts = torch.full((shared,), count, dtype=torch.int64, device=query.device)
-            atom = State(counts, lse.flatten(1), output.flatten(1, 3))
-        rank = np.unique(self.chosen[:, 0], return_inverse=True)[1]
-        together = max(1, round((int(rank.max()) + 1) / CLUSTERS))  # windows in a cluster
-        return Layer(index, query, atom, first, rank // together, traits, self.precision)
+        atom, first = _atom(query, keys, values, traits, whole)
+        layers[index] = Layer(index, query, atom, first, rank // windows_each, traits, precision)
+    positions = range(1, draw.length - tail) if causal else range(draw.length)
+    sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
+    queries = np.stack((draw.indices[chosen[:, 0]], chosen[:, 1]), axis=1)
+    return Pilot(layers, causal, positions, queries, sizes)
+
+
+def _atom(
+    query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first_seen: bool
+) -> tuple[State | None, Tensor | None]:
+    """The atom of queries (Hkv, G, m, k), and the score of the first token alone.
+
+    Keys and values (m, Hkv, ·) are those of the first tokens of the queries' windows, which are in the atom where the
+    layer sees them.
+    """
+    shared = len(query)
+    first, count = None, 0
+    scores = query.new_zeros(*query.shape[:3], 1, 0, dtype=torch.float64)  # one query and no key
+    value = values.new_zeros(shared, 1, 1, 0, values.shape[-1], dtype=torch.float64)
+    if first_seen:
+        key, value = (part.double().transpose(0, 1)[:, None, :, None] for part in (keys, values))
+        scores = scores_of(query.double()[..., None, :], key, traits.softcap)
+        first, count = scores.flatten(1), 1
+    if not count and traits.sinks is None:
+        return None, None
+    sinks = None if traits.sinks is None else traits.sinks.double().view(shared, -1, 1, 1)
+    lse, output = attend_subset(scores, value, sinks=sinks)
+    counts = torch.full((shared,), count, dtype=torch.int64, device=query.device)
+    return State(counts, lse.flatten(1), output.flatten(1, 3)), first

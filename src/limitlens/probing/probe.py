@@ -1,21 +1,22 @@
 """Every head of a real transformer in one pass over a corpus.
 
-A pilot over a few random windows gives the queries. Then the model runs once over the pool; each layer's keys and
-values are dealt at random to cells (replicate, size step) as they pass, so that all sizes and replicates, and the
-reference, come from the one forward.
+A pilot over a few random windows gives the queries. Then the model runs once over the pool, and each layer's keys and
+values are assigned at random to cells (replicate, size step) as they pass: all sizes and replicates, and the reference,
+come from one forward.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import Precision, as_precision, kernel_words
@@ -24,19 +25,19 @@ from limitlens.cost import check_cost
 from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
-from limitlens.models.opening import FORWARD, open_windows
+from limitlens.models.opening import FORWARD, WINDOW, open_windows
+from limitlens.probing import distributed
 from limitlens.probing.build import Measured, head_records, measure
-from limitlens.probing.collect import Collector
-from limitlens.probing.distributed import gather
-from limitlens.probing.joining import groups
-from limitlens.probing.memory_plan import waiting, window_bytes, windows_at_once
+from limitlens.probing.collect import Collector, groups
+from limitlens.probing.memory_plan import tokens_waiting, window_bytes, windows_at_once
+from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.regimes import Thresholds
 from limitlens.probing.result import ProbeRun
 from limitlens.probing.stream import Pool, stream
-from limitlens.sampling.assignment import KEPT_STEP, Assignment
+from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.clock import Clock
@@ -45,17 +46,14 @@ from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
 
-BLOCK = 1 << 14  # tokens dealt at a time: enough for every large cell to get some, few enough to wait in memory
-# The same on a GPU, where launches cost as much for few tokens as for many and states are merged once a block: from 32
-# of the small ones on a sixth of the pool, this at most; and tokens a forward at most.
-DEVICE_BLOCK, DEVICE_FORWARD = 1 << 19, 1 << 18
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
-# Windows that give queries, whatever the share: so many where they are a quarter of all at most, and a quarter of them
-# where that is two fifths. Error bars come from resampling them, and most of what a run misses is their choice.
+# Windows that give queries whatever the share: so many where they are a quarter of all at most, and a quarter of them
+# where that is two fifths. Error bars come from resampling them, and their choice is most of a run's uncertainty.
 QUERY_WINDOWS = 64
-# Operations a second of one thread, in the model and over queries, and its seconds for all else of a head: measured for
-# two models (docs/reliability.md). A device does as much as so many threads, at least.
-FORWARDS, ATTENDING, A_HEAD, THREADS = 6e10, 2.5e10, 0.08, 40
+FEWEST_QUERY_WINDOWS = QUERY_WINDOWS // 4
+# Speed of one thread, measured for two models (docs/reliability.md): operations a second in the model and in attention
+# over queries, and seconds for everything else of a head. A GPU does as much as so many threads, at least.
+MODEL_SPEED, ATTENTION_SPEED, HEAD_SECONDS, GPU_THREADS = 6e10, 2.5e10, 0.08, 40
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
@@ -81,31 +79,34 @@ def probe(
     ray: str | None = None,
     sampling: str = "pooled",
     precision: str = "accurate",
+    options: ProbeOptions | None = None,
 ) -> ProbeRun:
     """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`.
 
     Parameters
     ----------
-    model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a model that is loaded
+    model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a loaded model
     corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
-    tokens : to read; 5% of their windows, or 64, give queries, 10% are reserved for checking plans, the rest is pooled
-    window : tokens a window; 256, or the model's positions where these are fewer
+    tokens : tokens to read; 5% of their windows, or 64, give queries, 10% are reserved for checking plans, the rest is
+        pooled
+    window : tokens a window; 256, or the number of the model's positions where that is smaller
     special : tokens put around each window: "auto" as the model was trained, "none", or "bos", its first token alone
-    sizes : sample sizes n, as they are or as "lo:hi:k"
+    sizes : sample sizes n, as a list or as "lo:hi:k"
     replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
     queries : queries a head
-    score_scale : multiplies every head's scores as they are looked at; the model's own forward is left as it is
-    device : auto, cpu or cuda: where a model that is given by name is loaded; one that is loaded stays where it is
-    batch : windows a forward; about 4,000 tokens when left out
-    thresholds : where one regime ends and the next begins
-    yes : begin even where it takes more than a day, or more memory than there is (`limitlens.cost`)
-    progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with what it has
-    checkpoint : where the run is kept as it goes, for the same call to go on from (`limitlens.Checkpoint`)
-    memory : bytes that the process may hold (on a GPU: there); blocks are made to fit, and tokens dealt as without
+    score_scale : factor on every attention score of the measurement; the model's own forward is unchanged
+    device : auto, cpu or cuda: where a model given by name is loaded; a loaded model stays where it is
+    batch : windows a forward; about 4,000 tokens by default
+    thresholds : limits between the regimes of heads
+    yes : start even if the probe takes more than a day, or more memory than there is (`limitlens.cost`)
+    progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with the tokens read so far
+    checkpoint : where the run is saved as it goes, so that the same call resumes it (`limitlens.Checkpoint`)
+    memory : bytes that the process may hold (on a GPU: there); it changes the size of blocks, not the samples
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
     sampling : samples of all windows ("pooled"), of single windows at random places ("document"), or runs of
-        their tokens ("contiguous"), all against the limit of the pool
+        their tokens ("contiguous"), all compared with the limit of the pool
     precision : of attention on a GPU: "accurate", to about 1e-6; "fast", to 1e-3; "exact", plain float32, slow
+    options : constants that trade speed, memory and detail
 
     Examples
     --------
@@ -114,7 +115,7 @@ def probe(
     (12, 36)
     """
     begun = time.perf_counter()
-    cells = Cells(parse_sizes(sizes))
+    cells, options = Cells(parse_sizes(sizes)), options or ProbeOptions()
     fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
     check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
     check_number("queries", queries, "at least 2, such as 256", low=2)
@@ -124,36 +125,84 @@ def probe(
     if sampling not in SAMPLINGS:
         raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
     accuracy = as_precision(precision)
+    length = WINDOW if window is None else window
+    if isinstance(model, str) and length >= 1 and tokens >= 1:  # what no model can change is refused before it loads
+        _replicates_that_fit(cells, replicates, sampling, _Split.of(-(-tokens // length), seed), length, length)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
-        over = stream if ray is None else partial(gather, ray, device, model)
+        run = stream if ray is None else partial(distributed.run, ray, device, model)
         work = _Work(
-            loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, over,
-            sampling, accuracy,
+            loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, run,
+            sampling, accuracy, options,
         )  # fmt: skip
-        work.check_size(windows.length)  # refused before it is said what would be
-        check_cost("the probe", *_cost(loaded, windows, cells, replicates, queries), yes=yes)
+        work.check_size(windows.length)
+        check_cost("the probe", *_cost(loaded, windows, cells, replicates, queries, options.kept_step), yes=yes)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
 
 
-def _cost(loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int) -> tuple[float, float]:
-    """Seconds and bytes, from counts alone.
+def _cost(
+    loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int, kept_step: int
+) -> tuple[float, float]:
+    """Estimate seconds and bytes of a probe from counts alone.
 
-    A token takes 2 operations for each weight, but for embeddings, which are looked up, and 4 for each number of its
-    keys and each token of its window, or in attention each query.
+    A token takes 2 operations for each weight except embeddings, which are looked up; and 4 for each number of its keys
+    and each token of its window in the model, or each query in the measurement.
     """
     of, config = loaded.model, loaded.model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1)
     width = float(getattr(config, "hidden_size", 1) * layers)
     tables = (part for part in of.modules() if isinstance(part, torch.nn.Embedding))
     weights = sum(part.numel() for part in of.parameters()) - sum(table.weight.numel() for table in tables)
-    threads = torch.get_num_threads() if of.device.type == "cpu" else THREADS
-    a_token = (2 * weights + 4 * windows.length * width) / FORWARDS + 4 * queries * width / ATTENDING
-    seconds = (windows.tokens * a_token + A_HEAD * layers * getattr(config, "num_attention_heads", 1)) / threads
-    kept = sum(step for step in cells.steps if step <= KEPT_STEP)  # tokens whose keys and values are kept
-    states = 1 + replicates * sum(step > KEPT_STEP for step in cells.steps)
+    threads = torch.get_num_threads() if of.device.type == "cpu" else GPU_THREADS
+    a_token = (2 * weights + 4 * windows.length * width) / MODEL_SPEED + 4 * queries * width / ATTENTION_SPEED
+    seconds = (windows.tokens * a_token + HEAD_SECONDS * layers * getattr(config, "num_attention_heads", 1)) / threads
+    kept = sum(step for step in cells.steps if step <= kept_step)  # tokens whose keys and values are kept
+    states = 1 + replicates * sum(step > kept_step for step in cells.steps)
     return seconds, 8 * width * (queries * states + replicates * kept)
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """Windows of a corpus split at random into those of the pilot, those reserved for plans, and the pool."""
+
+    count: int  # of all windows
+    share: float  # of the windows that give queries
+    pilot: NDArray[np.intp]
+    reserved: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, count: int, seed: int) -> _Split:
+        wanted = max(min(QUERY_WINDOWS, count // 4), min(FEWEST_QUERY_WINDOWS, count * 2 // 5))
+        share = max(PILOT, wanted / count)
+        return cls(count, share, *choose(count, (share, RESERVED), seed))
+
+    @property
+    def pool(self) -> int:
+        """Number of windows in the pool."""
+        return self.count - len(self.pilot) - len(self.reserved)
+
+
+def _replicates_that_fit(
+    cells: Cells, replicates: int, sampling: str, split: _Split, positions: int, length: int
+) -> int:
+    """Replicates that the pool holds with so many pooled positions a window; refuse a pool that is too small."""
+    largest, pool = cells.sizes[-1], split.pool * positions
+    if sampling != "pooled":
+        if largest > positions:
+            raise InputError(
+                f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
+                "at most as many, so ask for smaller sizes or a longer window"
+            )
+        return min(replicates, split.pool)
+    if pool < FEWEST_REPLICATES * largest:
+        share = (1 - split.share - RESERVED) * positions / length
+        needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
+        raise InputError(
+            f"the largest size is {largest:,} and {split.count * length:,} tokens leave {pool:,} to draw from; "
+            f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
+        )
+    return min(replicates, pool // largest)
 
 
 @dataclass
@@ -171,114 +220,115 @@ class _Work:
     memory: int | None
     progress: Progress | None
     workers: Workers
-    over: Callable[..., None]  # `stream`, or `gather` on a cluster
+    run_stream: Callable[..., None]  # `stream`, or `distributed.run` on a cluster
     sampling: str  # one of `SAMPLINGS`
     precision: Precision = "accurate"
+    options: ProbeOptions = field(default_factory=ProbeOptions)
     warnings: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
-        windows, self.asked = self.windows, self.replicates
+        windows, options = self.windows, self.options
+        self.replicates_asked = self.replicates
         self.warnings += windows.warnings
-        few = QUERY_WINDOWS // 4
-        wanted = max(min(QUERY_WINDOWS, windows.count // 4), min(few, windows.count * 2 // 5))
-        self.pilot_share = max(PILOT, wanted / windows.count)
-        self.pilot_windows, self.reserved = choose(windows.count, (self.pilot_share, RESERVED), self.seed)
-        if len(self.pilot_windows) < few:
-            said = f"queries come from {len(self.pilot_windows)} windows, and error bars from resampling these"
-            self.warnings.append(f"{said}; {few} or more are better, so give more text or shorter windows")
-        rest = np.setdiff1d(np.arange(windows.count), np.concatenate((self.pilot_windows, self.reserved)))
+        self.split = _Split.of(windows.count, self.seed)
+        if len(self.split.pilot) < FEWEST_QUERY_WINDOWS:
+            self.warnings.append(
+                f"queries come from {len(self.split.pilot)} windows, and error bars from resampling these; "
+                f"{FEWEST_QUERY_WINDOWS} or more are better, so give more text or shorter windows"
+            )
+        rest = np.setdiff1d(np.arange(windows.count), np.concatenate((self.split.pilot, self.split.reserved)))
         # A random order, so that a run cut short has read a random part of the corpus.
         order = np.random.default_rng(np.random.SeedSequence([self.seed, 0x9001])).permutation(rest)
         per_forward = self.batch or max(1, FORWARD // windows.length)
-        block = BLOCK
+        block = options.block
         if self.loaded.model.device.type != "cpu":
-            whole = len(order) * windows.length // BLOCK
-            block = BLOCK if whole < 32 else min(DEVICE_BLOCK, BLOCK * (whole // 6))
-            per_forward = self.batch or max(1, min(block, DEVICE_FORWARD) // windows.length)
+            whole = len(order) * windows.length // block
+            block = block if whole < 32 else min(options.device_block, block * (whole // 6))
+            per_forward = self.batch or max(1, min(block, options.device_forward) // windows.length)
         per_block = per_forward * max(1, block // (per_forward * windows.length))
         self.pool = Pool(windows, order, per_forward, per_block, per_forward, self.workers)
-        self.total = (len(self.pilot_windows) + len(order)) * windows.length
+        self.total = (len(self.split.pilot) + len(order)) * windows.length
         self.done = 0
 
     def run(self, checkpoint: Checkpoint) -> None:
-        begun, job = time.perf_counter(), checkpoint.begin(self._asked())
-        at = None if job.saved is None else job.saved.position
-        window, device = window_bytes(self.loaded, self.windows.length), self.loaded.model.device
-        fits = windows_at_once(window, self.pool.per_forward, device, self.memory)
-        self.pool = replace(self.pool, at_once=fits if at is None else at["at_once"])
-        while not hasattr(self, "pilot"):
-            try:
-                self.pilot = run_pilot(
-                    self.loaded, self.windows, self.pilot_windows,
-                    queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
-                    score_scale=self.score_scale, precision=self.precision, check=self.over is not stream,
-                    workers=self.workers,
-                )  # fmt: skip
-            except torch.cuda.OutOfMemoryError:
-                self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
+        """Run the pilot, then the stream over the pool; the collectors hold what they found."""
+        begun = time.perf_counter()
+        job = checkpoint.begin(self._request())
+        saved = None if job.saved is None else job.saved.position
+        costs = self.options.memory_costs
+        window, device = window_bytes(self.loaded, self.windows.length, costs), self.loaded.model.device
+        fits = windows_at_once(window, self.pool.per_forward, device, self.memory, costs)
+        self.pool = replace(self.pool, at_once=fits if saved is None else saved["at_once"])
+        self._run_pilot()
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
         self.replicates = self.check_size(positions)
-        if len(self.pilot.queries) < self.queries:
-            self.warnings.append(
-                f"the pilot's {len(self.pilot_windows)} windows give {len(self.pilot.queries)} queries instead of "
-                f"{self.queries}; more tokens give more"
-            )
-        dealt = (self.pool.blocks(positions), self.cells, self.replicates, self.seed)
-        single = self.sampling != "pooled"
-        if single:
-            self.warnings.append("samples are of single documents; beyond their sizes the law of the pool is followed")
-        in_order = self.sampling == "contiguous"
-        self.deck = DocumentAssignment(*dealt, positions, in_order) if single else Assignment(*dealt)
-        part, forward = self.pool.at_once * positions, self.pool.at_once * window
-        self.deck.wait = waiting(self.pilot, self.deck, part, forward, self.memory) if at is None else at["wait"]
-        self.deck.marks = self.deck.wait // positions * int(self.windows.marked(self.pilot.positions).sum())
-        layers = self.pilot.layers.items()
-        self.collectors = {index: Collector(layer, self.deck) for index, layer in layers}
+        self.assignment = self._assignment(positions)
+        if saved is None:
+            part, forward = self.pool.at_once * positions, self.pool.at_once * window
+            self.assignment.wait = tokens_waiting(self.pilot, self.assignment, part, forward, self.memory, costs)
+        else:
+            self.assignment.wait = saved["wait"]
+        special = int(self.windows.marked(self.pilot.positions).sum())
+        self.assignment.marks = self.assignment.wait // positions * special
+        self.collectors = {index: Collector(layer, self.assignment) for index, layer in self.pilot.layers.items()}
         with held_interrupt() as interrupt:
             try:
-                self.over(
-                    self.loaded, self.pool, self.pilot, self.deck, self.collectors,
+                self.run_stream(
+                    self.loaded, self.pool, self.pilot, self.assignment, self.collectors,
                     clock=self.clock, interrupt=interrupt, report=self._report, job=job,
                     warnings=self.warnings,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                if interrupt.again:  # in the middle of a block, which is no deal
+                if interrupt.again:  # within a block: what was read is not a random sample
                     raise
                 self._cut_short()
 
-    def _asked(self) -> dict[str, Any]:
-        """What the measurements depend on."""
-        windows = self.windows
-        names = ("replicates", "queries", "score_scale", "seed", "memory", "sampling", "precision")
-        text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
-        own = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
-        given = {name: getattr(self, name) for name in names}
-        return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **own, **given}
-
     def check_size(self, positions: int) -> int:
-        """How many replicates the pool holds with so many pooled positions a window."""
-        largest, pool = self.cells.sizes[-1], len(self.pool.indices) * positions
-        if self.sampling != "pooled":
-            if largest > positions:
-                raise InputError(
-                    f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
-                    "at most as many, so ask for smaller sizes or a longer window"
-                )
-            return min(self.replicates, len(self.pool.indices))
-        if pool < FEWEST_REPLICATES * largest:
-            share = (1 - self.pilot_share - RESERVED) * positions / self.windows.length
-            needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
-            raise InputError(
-                f"the largest size is {largest:,} and {self.windows.tokens:,} tokens leave {pool:,} to draw from; "
-                f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
+        """Replicates that the pool holds with so many pooled positions a window."""
+        known = (self.cells, self.replicates, self.sampling, self.split)
+        return _replicates_that_fit(*known, positions, self.windows.length)
+
+    def _run_pilot(self) -> None:
+        """Run the pilot, with fewer windows at a time where a GPU runs out of memory."""
+        while not hasattr(self, "pilot"):
+            try:
+                self.pilot = run_pilot(
+                    self.loaded, self.windows, self.split.pilot,
+                    queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
+                    score_scale=self.score_scale, precision=self.precision, check=self.run_stream is not stream,
+                    workers=self.workers, clusters=self.options.clusters,
+                )  # fmt: skip
+            except torch.cuda.OutOfMemoryError:
+                self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
+        if len(self.pilot.queries) < self.queries:
+            self.warnings.append(
+                f"the pilot's {len(self.split.pilot)} windows give {len(self.pilot.queries)} queries instead of "
+                f"{self.queries}; more tokens give more"
             )
-        return min(self.replicates, pool // largest)
+
+    def _assignment(self, positions: int) -> Assignment:
+        known = (self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        kept_step, whole = self.options.kept_step, self.options.whole_replicates
+        if self.sampling == "pooled":
+            return Assignment(*known, kept_step=kept_step, whole_replicates=whole)
+        self.warnings.append("samples are of single documents; predictions beyond their sizes assume pooled samples")
+        contiguous = self.sampling == "contiguous"
+        return DocumentAssignment(*known, positions, contiguous, kept_step=kept_step, whole_replicates=whole)
+
+    def _request(self) -> dict[str, Any]:
+        """Everything that the measurements depend on."""
+        windows = self.windows
+        text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
+        run = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
+        names = ("replicates", "queries", "score_scale", "seed", "memory", "sampling", "precision")
+        arguments = {name: getattr(self, name) for name in names} | {"options": asdict(self.options)}
+        return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **run, **arguments}
 
     def _measured(self, window: int) -> Iterator[Measured]:
-        """The measurements of every layer, in order; what a layer holds is let go once it was measured."""
+        """Measure every layer, in order, and free it."""
         left = groups(self.collectors.values(), bounded=self.memory is not None)
         self.collectors.clear()
 
@@ -289,7 +339,7 @@ class _Work:
         yield from chain.from_iterable(self.workers(of, range(len(left))))
 
     def _kernel(self) -> str:
-        """What attention was computed with, in words."""
+        """Describe the kernel of the measurement."""
         layer = next(iter(self.pilot.layers.values()))
         return kernel_words(layer.query, self.precision)
 
@@ -299,27 +349,28 @@ class _Work:
             self.progress(self.done, self.total)
 
     def _cut_short(self) -> None:
-        """Go on with what was dealt so far, where that is a sample of every size."""
-        reached = np.rint(self.deck.filled.cumsum(1).mean(0))
-        if self.deck.seen == 0 or (self.deck.filled[:, 0] == 0).any() or (np.diff(reached) <= 0).any():
+        """Go on with the tokens assigned so far, if they give a sample of every size."""
+        filled, seen, total = self.assignment.filled, self.assignment.seen, sum(self.assignment.blocks)
+        reached = np.rint(filled.cumsum(1).mean(0))
+        if seen == 0 or (filled[:, 0] == 0).any() or (np.diff(reached) <= 0).any():
             raise KeyboardInterrupt
-        self.interrupted = self.deck.seen < sum(self.deck.blocks)
+        self.interrupted = seen < total
         if self.interrupted:
             self.warnings.append(
-                f"interrupted after {self.deck.seen:,} of {sum(self.deck.blocks):,} pooled tokens: sizes are those "
-                "reached by then, on average over replicates"
+                f"interrupted after {seen:,} of {total:,} pooled tokens: sizes are those reached by then, on average "
+                "over replicates"
             )
 
     def result(self, begun: float, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
-        """Every layer's measurements and what follows from them; `begun` is when the clock was started."""
+        """Measure every layer and build the result; `begun` is when the probe started."""
         heads: list[HeadRecord] = []
         layers: list[LayerRecord] = []
         floor = 0.0
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         measuring = time.perf_counter()
-        room = self.memory is not None or self.loaded.model.device.type != "cpu"  # where it is short
-        list(self.workers(lambda collector: collector.settle(room), self.collectors.values()))
+        short = self.memory is not None or self.loaded.model.device.type != "cpu"  # of memory
+        list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
@@ -334,13 +385,13 @@ class _Work:
         return ProbeRun(
             model=loaded.name, model_revision=loaded.revision, model_sha256=loaded.sha256,
             model_note=loaded.note or None, causal=causal, corpus=corpus, corpus_sha256=windows.sha256,
-            tokens=self.deck.seen, tokens_asked=tokens, window=window,
+            tokens=self.assignment.seen, tokens_asked=tokens, window=window,
             windows={
-                "count": windows.count, "pilot": self.pilot_windows.tolist(), "reserved": self.reserved.tolist(),
+                "count": windows.count, "pilot": self.split.pilot.tolist(), "reserved": self.split.reserved.tolist(),
                 "pool": len(self.pool.indices),
             },
             pooled_positions=(self.pilot.positions.start, self.pilot.positions.stop),
-            sizes_asked=tuple(self.cells.sizes), replicates=self.replicates, replicates_asked=self.asked,
+            sizes_asked=tuple(self.cells.sizes), replicates=self.replicates, replicates_asked=self.replicates_asked,
             queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
             seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
             interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
@@ -350,7 +401,7 @@ class _Work:
 
 
 def _tensors(layer: Layer, reference: State) -> dict[str, Tensor]:
-    """The reference of a layer, its queries and its atom, heads in order: (heads, m, ·)."""
+    """Reference, queries and atom of a layer, by head: (heads, m, ·)."""
     found = {"query": layer.flat_query, "reference.lse": reference.lse, "reference.output": reference.output}
     if layer.atom is not None:
         found |= {"atom.lse": layer.atom.lse, "atom.output": layer.atom.output}

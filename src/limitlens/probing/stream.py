@@ -1,13 +1,12 @@
-"""The one forward over the pool: batches of windows through the model, layers to their collectors."""
+"""The single forward over the pool: batches of windows run through the model, and collectors take each layer."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, count, islice, starmap
 from typing import Any
@@ -31,133 +30,133 @@ from limitlens.sampling.workers import Workers, one_after_another
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The windows of the pool and how they are run."""
+    """The windows of the pool and how they are batched."""
 
     windows: Windows
-    indices: NDArray[np.intp]  # (pool,): those of them that make the pool, in the order in which they are run
-    per_forward: int  # windows of a forward, and of a block, a multiple of it, over which tokens are dealt at once
-    per_block: int
-    at_once: int  # windows that memory has room for: the same as those of a forward, or a whole part of them
+    indices: NDArray[np.intp]  # (pool,): the windows of the pool, in the order in which they run
+    per_forward: int  # windows of a forward
+    per_block: int  # windows of a block, whose tokens are assigned together: a multiple of `per_forward`
+    at_once: int  # windows that memory allows in a forward: `per_forward`, or a whole fraction of it
     workers: Workers = one_after_another
 
     def blocks(self, positions: int) -> list[int]:
-        """Pooled tokens of each block, with so many pooled positions a window."""
+        """Pooled tokens of each block, where a window has `positions` pooled positions."""
         count = len(self.indices)
         return [min(self.per_block, count - start) * positions for start in range(0, count, self.per_block)]
 
 
-def going_on(
-    pool: Pool, deck: Assignment, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
+def resume(
+    pool: Pool, assignment: Assignment, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
 ) -> tuple[Iterator[BlockAssignment], int]:
-    """The hands that are left and how many blocks were done before; collectors are as they were then."""
-    hands, done = deck.hands(), 0
+    """Restore the collectors of a saved job; return the blocks left to do and the number done before.
+
+    Blocks done before are assigned again, which costs little.
+    """
+    blocks, done = assignment.assign_blocks(), 0
     if job.saved is not None:
         done = int(job.saved.position["blocks"])
-        deque(islice(hands, done), maxlen=0)
+        deque(islice(blocks, done), maxlen=0)
         for index, collector in collectors.items():
             collector.restore(under(f"layer{index}.", job.saved.tensors))
         report(done * pool.per_block * pool.windows.length)
-    return hands, done
+    return blocks, done
 
 
-def standing(
-    done: int, pool: Pool, deck: Assignment, collectors: dict[int, Collector]
+def checkpoint_state(
+    done: int, pool: Pool, assignment: Assignment, collectors: dict[int, Collector]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Where a probe stands after so many blocks."""
-    held = {index: collector.tensors() for index, collector in collectors.items()}
-    tensors = {f"layer{index}.{name}": tensor for index, own in held.items() for name, tensor in own.items()}
-    return {"blocks": done, "at_once": pool.at_once, "wait": deck.wait}, tensors
+    """Position and tensors of a probe after so many blocks."""
+    tensors = {
+        f"layer{index}.{name}": tensor
+        for index, collector in collectors.items()
+        for name, tensor in collector.tensors().items()
+    }
+    return {"blocks": done, "at_once": pool.at_once, "wait": assignment.wait}, tensors
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
-    """What one forward runs."""
+class _Forward:
+    """The input of one forward."""
 
     ids: Tensor  # (windows, length)
     part: ForwardSlice
-    turn: int | None = None  # among those that run side by side
+    turn: int | None = None  # order among forwards that run side by side
+    done: set[tuple[int, str]] = field(default_factory=set)  # finished work, by layer and name
 
-    def cut(self, count: int) -> Iterator[_Piece]:
-        """The same in so many pieces, nearly as long, or one for each window."""
+    def cut(self, count: int) -> Iterator[_Forward]:
+        """Split into `count` forwards of nearly equal length, or into one for each window."""
         rest, each = self.part, len(self.part.rows) // len(self.ids)
         *others, last = self.ids.tensor_split(min(count, len(self.ids)))
         for ids in others:
             part, rest = rest.cut(len(ids) * each)
-            yield _Piece(ids, part)
-        yield _Piece(last, rest)
-
-
-class _Now(threading.local):
-    """What a thread runs."""
-
-    piece: _Piece
-    done: set[tuple[int, str]]  # what was done with it, by layer and name
+            yield _Forward(ids, part, done=set(self.done))
+        yield _Forward(last, rest, done=set(self.done))
 
 
 def stream(
-    loaded: LoadedModel, pool: Pool, pilot: Pilot, deck: Assignment, collectors: dict[int, Collector],
+    loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
 ) -> None:  # fmt: skip
-    """Run the model once over the pool, from where the job stood; `report` is told of tokens.
+    """Run the model once over the pool, from where the job stood; `report` is called with numbers of tokens.
 
-    Interrupts are heeded between blocks, and checkpoints written there. The deal of the blocks that were done before is
-    dealt again: it costs nothing beside them.
+    Interrupts take effect between blocks, and checkpoints are written there.
     """
     device, windows = loaded.model.device, pool.windows
     positions = slice(pilot.positions.start, pilot.positions.stop)
     special = windows.marked(pilot.positions)
-    hands, done = going_on(pool, deck, collectors, job, report)
-    parts = chain.from_iterable(hand.parts(pool.at_once * len(special), deck, device) for hand in hands)
-    parts = chain(list(islice(parts, 1)), parts)  # the first is dealt while a device is still at the pilot
+    blocks, done = resume(pool, assignment, collectors, job, report)
+    length = pool.at_once * len(special)
+    slices = chain.from_iterable(block.slices(length, assignment, device) for block in blocks)
+    slices = chain(list(islice(slices, 1)), slices)  # the first is assigned while a GPU still runs the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
-    limit, now, turns, attending = pool.at_once, _Now(), count(), DeviceTimer(device)
+    limit, turns, timer = pool.at_once, count(), DeviceTimer(device)
     last: ForwardSlice
 
     @cache
-    def marks(many: int) -> Tensor:
-        """Which pooled tokens of so many windows are special."""
+    def special_tokens(many: int) -> Tensor:
+        """Indices of the special ones among the pooled tokens of so many windows."""
         return to_device(np.flatnonzero(np.tile(special, many)), device)
 
-    def marked(tokens: int) -> int:
-        """How many of the tokens of whole windows are."""
+    def special_count(tokens: int) -> int:
+        """Number of special tokens among the pooled tokens of whole windows."""
         return tokens // len(special) * int(special.sum())
 
     def take(captured: Captured) -> None:
         pool.workers.check()
-        part, turn, before = now.piece.part, now.piece.turn, now.done
+        forward: _Forward = captured.forward
+        part = forward.part
 
         def once(name: str) -> None:
-            if (captured.layer, name) not in before:
+            if (captured.layer, name) not in forward.done:
                 work[name]()
-                before.add((captured.layer, name))
+                forward.done.add((captured.layer, name))
 
-        with attending(forwards.count):
-            own = marks(len(now.piece.ids)), marked(part.before)
-            work = collectors[captured.layer].work(captured, part, positions, *own, turn)
+        with timer(forwards.count):
+            marks = special_tokens(len(forward.ids)), special_count(part.before)
+            work = collectors[captured.layer].work(captured, part, positions, *marks, forward.turn)
             list(within(once, work))
 
-    def forward(piece: _Piece, before: frozenset[tuple[int, str]] = frozenset()) -> int:
-        """Run windows, in halves where they are more than a forward may take; `before` is what was done with them."""
+    def run(forward: _Forward) -> int:
+        """Run a forward, in halves where it is longer than memory allows; work done before is not repeated."""
         nonlocal limit
-        if len(piece.ids) > limit:
-            return sum([forward(half, before) for half in piece.cut(2)])
-        now.piece, now.done = piece, set(before)
+        if len(forward.ids) > limit:
+            return sum([run(half) for half in forward.cut(2)])
         try:
-            run_until_last_attention(input_ids=to_device(piece.ids.numpy(), device))
+            run_until_last_attention(input_ids=to_device(forward.ids.numpy(), device), forward=forward)
         except torch.cuda.OutOfMemoryError:
-            limit = halved(len(piece.ids), "windows", warnings)
-            forward(piece, frozenset(now.done))
-        return piece.ids.numel()
+            limit = halved(len(forward.ids), "windows", warnings)
+            run(forward)
+        return forward.ids.numel()
 
-    def pieces(whole: _Piece) -> Iterator[_Piece]:
-        """From this one on, until what waits is complete."""
+    def until_complete(first: _Forward) -> Iterator[_Forward]:
+        """Forwards from this one on, until the waiting tokens are complete."""
         nonlocal last
-        for piece in chain([whole], batches):
-            last = piece.part
-            for few in piece.cut(forwards.count):
-                yield replace(few, turn=next(turns)) if forwards.count > 1 else few
-            if last.complete is not None:
+        for forward in chain([first], batches):
+            last = forward.part
+            for piece in forward.cut(forwards.count):
+                yield replace(piece, turn=next(turns)) if forwards.count > 1 else piece
+            if last.completed is not None:
                 return
 
     @contextmanager
@@ -166,21 +165,22 @@ def stream(
         try:
             yield
         finally:
-            attending.wait()
-            clock.attention += attending.seconds
-            clock.model += time.perf_counter() - begun - attending.seconds
+            timer.wait()
+            clock.attention += timer.seconds
+            clock.model += time.perf_counter() - begun - timer.seconds
 
     with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
         read = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
-        batches = starmap(_Piece, zip(read, parts, strict=True))
+        batches = starmap(_Forward, zip(read, slices, strict=True))
         for first in batches:
-            for tokens in forwards(forward, pieces(first)):
-                interrupt.during(report, tokens)  # half a block is no deal: it must be ended first
-            assert last.complete is not None
-            with attending():
-                given = (last.complete, last.spans, marked(last.before + len(last.rows)))
-                work = [collector.cells(*given) for collector in collectors.values()]
+            for tokens in forwards(run, until_complete(first)):
+                interrupt.during(report, tokens)  # a block is finished first: half of one is not a random sample
+            assert last.completed is not None
+            with timer():
+                marks = special_count(last.before + len(last.rows))
+                work = [collector.cells(last.completed, marks) for collector in collectors.values()]
                 list(pool.workers(lambda attend: attend(), chain.from_iterable(work)))
-            if last.ends:
+            if last.ends_block:
                 done += 1
-                job.passed(deck.blocks[done - 1], partial(standing, done, pool, deck, collectors), interrupt)
+                state = partial(checkpoint_state, done, pool, assignment, collectors)
+                job.passed(assignment.blocks[done - 1], state, interrupt)

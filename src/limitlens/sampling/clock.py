@@ -1,8 +1,7 @@
-"""What time is spent on, on a CPU and on a device that runs behind whoever asks."""
+"""Timers for work on a CPU and on a GPU, which runs asynchronously."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-AHEAD = 64  # layers by which Python may be ahead of a device: more would only hold memory that was sent to it
+AHEAD = 64  # open spans after which Python waits for the GPU: work queued further ahead would only hold memory
 
 
 @dataclass
@@ -23,20 +22,25 @@ class Clock:
 
 
 class DeviceTimer:
-    """Seconds within spans of work: of the device's own time where there is one, which runs behind whoever asks."""
+    """Measures the seconds spent within spans of work; on a GPU by events, so that nothing waits for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds, self.lock = device, 0.0, threading.Lock()
+        self.device = device
+        self.spans: deque[float] = deque()  # seconds of finished spans; appending is safe from several threads
         self.open: deque[tuple[torch.cuda.Event, ...]] = deque()
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of all finished spans."""
+        return sum(self.spans)
+
     @contextmanager
-    def __call__(self, beside: int = 1) -> Iterator[None]:
-        """A span of one of so many threads."""
+    def __call__(self, threads: int = 1) -> Iterator[None]:
+        """Time a span in one of so many threads that run at the same time."""
         if self.device.type == "cpu":
             begun = time.perf_counter()
             yield
-            with self.lock:
-                self.seconds += (time.perf_counter() - begun) / beside
+            self.spans.append((time.perf_counter() - begun) / threads)
             return
         span = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         span[0].record()
@@ -45,16 +49,15 @@ class DeviceTimer:
         self.open.append(span)
         if len(self.open) > AHEAD:
             self.open[0][1].synchronize()
-        self.settle(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
-
-    def settle(self, over: Callable[[torch.cuda.Event], bool]) -> None:
-        """Count the spans that are over."""
-        while self.open and over(self.open[0][1]):
-            begin, end = self.open.popleft()
-            self.seconds += begin.elapsed_time(end) / 1e3
+        self._close(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the device, and count all of them."""
+        """Wait for the GPU and close all spans."""
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
-        self.settle(lambda event: True)
+        self._close(lambda event: True)
+
+    def _close(self, finished: Callable[[torch.cuda.Event], bool]) -> None:
+        while self.open and finished(self.open[0][1]):
+            begin, end = self.open.popleft()
+            self.spans.append(begin.elapsed_time(end) / 1e3)

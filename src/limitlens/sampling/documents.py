@@ -1,4 +1,4 @@
-"""Cells dealt from single documents: replicate r is a sample of n₁ < n₂ < ... tokens of the r-th document alone.
+"""Cells of single documents: replicate r is a sample of n₁ < n₂ < ... tokens of the r-th document alone.
 
 Tokens of one document are not independent, so that its samples approach the limit of the pool, of all documents, more
 slowly than samples of the pool do, and a whole document is still apart from it. Documents are the blocks that are
@@ -18,7 +18,7 @@ SAMPLINGS = ("pooled", "document", "contiguous")  # tokens of all windows; rando
 
 
 class DocumentAssignment(Assignment):
-    """A deck whose replicates are documents of `length` tokens each, from all of the stream; blocks hold whole ones.
+    """An assignment whose replicates are documents of `length` tokens each; blocks hold whole documents.
 
     A sample is of random places of its document, or where `contiguous` a run that begins at a random one and
     goes on at the beginning where the document ends.
@@ -27,12 +27,12 @@ class DocumentAssignment(Assignment):
     single = True
 
     def __init__(
-        self, blocks: list[int], cells: Cells, replicates: int, seed: int, length: int, contiguous: bool
+        self, blocks: list[int], cells: Cells, replicates: int, seed: int, length: int, contiguous: bool, **kept: int
     ) -> None:
-        super().__init__(blocks, cells, replicates, seed)
+        super().__init__(blocks, cells, replicates, seed, **kept)
         self.length, self.contiguous = length, contiguous
 
-    def deals(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
+    def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
         """Every so many documents one to a replicate; what is left of it and all others to no cell."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
         # Neighbouring replicates are far apart in the stream, so that a few of them stand for all of it.
