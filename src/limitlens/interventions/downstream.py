@@ -1,7 +1,8 @@
-"""Does attention over n keys show in a task? A classifier of documents, asked again when each query sees n keys.
+"""Task accuracy against the number of keys: a document classifier whose queries attend to n sampled keys.
 
-The classifier is a logistic head on the mean of a model's last hidden states, fitted to documents read as they are, or
-the model's own where it was saved as a classifier. It is asked of the same other documents with all keys and with n.
+The classifier is a logistic head on the mean of a model's last hidden states, trained on unchanged documents, or the
+model's own head where it was saved as a sequence classifier. The same held-out documents are classified with all keys
+and with n.
 """
 
 from __future__ import annotations
@@ -15,150 +16,203 @@ import numpy as np
 import torch
 
 from limitlens.arrays import pd
-from limitlens.attention.device import choose_device
 from limitlens.errors import Array, InputError, Progress, check_seed
-from limitlens.interventions.by_document import ByDocument, Statistic, curves, shown, tabled
-from limitlens.interventions.draws import WAYS, WINDOW, Draws, numbers_of_keys
-from limitlens.interventions.labelled import fit_head, read_labelled, scores
-from limitlens.models import Captured, LoadedModel, capture, intervene, load
-from limitlens.report.view import Row, View
-from limitlens.report.words import read_words, worded_figure, worded_view
+from limitlens.interventions.harness import (
+    WINDOW, DocumentResult, compare_variants, curves, estimate_table, open_model, shown_table,
+)  # fmt: skip
+from limitlens.interventions.labelled import label_scores, read_labelled, train_head
+from limitlens.interventions.sampled_keys import KEY_SHARING, SampledKeys, check_keys
+from limitlens.models import Captured, LoadedModel, capture, intervene
+from limitlens.report.view import Axis, Figure, Row, Section, View
+from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.sampling.streams import generator_for
+from limitlens.statistics.documents import Statistic
 
-WORDS = read_words("interventions/words.json")["downstream"]
-OWN = "ForSequenceClassification"  # how the class of a model ends that is a classifier itself
+GROUPS = ("all", "low horizon", "middle horizon", "high horizon")
+HEADINGS = {
+    "accuracy_change": "change (paired)", "agreement": "same label", "margin": "margin / full margin",
+    "margin_error": "margin error",
+}  # fmt: skip
+Answer = tuple[float, int]  # margin of the true label over the best other one, and the predicted label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Downstream(ByDocument):
-    """A classifier whose queries see n keys, against itself."""
+class Downstream(DocumentResult):
+    """A classifier whose queries attend to n sampled keys, against the same classifier with all keys."""
 
     kind, file, held = "downstream", "keys", ("outcomes", "horizon")
     model: str
     data: str
     labels: tuple[str, ...]
     window: int  # tokens of a document that are read, at most
-    trained: int  # documents that the head was fitted to; none where the model has its own
-    penalty: float  # of that fit
-    documents: int
+    trained: int  # documents that the head was trained on; 0 where the model has its own
+    penalty: float  # L2 penalty of that training
+    documents: int  # held-out documents that were classified
     sizes: tuple[int, ...]
-    way: str
+    key_sharing: str
     seed: int
-    # (documents, sizes, 7): right, the same label, margin, squared change of the margin; of the whole model right,
-    # margin and its square. A margin is the score of the true label less the best other
+    # (documents, sizes, 7): correct, same label, margin, squared change of the margin; with all keys: correct, margin,
+    # squared margin. A margin is the score of the true label minus the best other score
     outcomes: Array
-    horizon: Array  # (documents,): mean over all heads of scale · √λ_max(Cov(q) Cov(k)) over the document's own tokens
+    horizon: Array  # (documents,): mean over all heads of scale · √λ_max(Cov(q) Cov(k)) over the document's tokens
     interrupted: bool = False
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per group (all documents, then thirds by horizon) and number of keys."""
-        of: dict[str, Statistic] = {
+        statistics: dict[str, Statistic] = {
             "accuracy": lambda mean: mean[..., 0], "accuracy_change": lambda mean: mean[..., 0] - mean[..., 4],
             "agreement": lambda mean: mean[..., 1], "margin": lambda mean: mean[..., 2] / mean[..., 5],
             "margin_error": lambda mean: np.sqrt(mean[..., 3] / mean[..., 6]),
         }  # fmt: skip
-        third = 3 * self.horizon.argsort(kind="stable").argsort() // len(self.horizon)  # by rank: equal ones part too
-        groups = [np.ones(len(third), bool), *(third == place for place in range(3))]
-        rows = [
-            tabled({name: (one, self.outcomes[group]) for name, one in of.items()}, documents=[label], keys=self.sizes)
-            for label, group in zip(WORDS["groups"], groups, strict=True)
-        ]
+        third = 3 * self.horizon.argsort(kind="stable").argsort() // len(self.horizon)  # ranks split ties too
+        members = [np.ones(len(third), bool), *(third == place for place in range(3))]
+        rows = []
+        for label, group in zip(GROUPS, members, strict=True):
+            numbers = {name: (one, self.outcomes[group]) for name, one in statistics.items()}
+            rows.append(estimate_table(numbers, documents=[label], keys=self.sizes))
         return pd.concat(rows, ignore_index=True)
 
     def view(self) -> View:
-        """What it shows."""
-        keys, every = self.sizes[len(self.sizes) // 2], self.table[self.table["documents"] == WORDS["groups"][0]]
-        told: dict[str, Any] = every[every["keys"] == keys].iloc[0].to_dict()
-        thirds = self.table[self.table["documents"] != WORDS["groups"][0]]
-        low, _, high = thirds[thirds["keys"] == keys].to_dict("records")
-        told |= {"less": high["agreement"] - low["agreement"], "whole": self.outcomes[:, 0, 4].mean()}
-        told |= {"less_stderr": np.hypot(high["agreement_stderr"], low["agreement_stderr"]), "of": self}
-        drawn = {"accuracy": every, "agreement": self.table, "margin_error": self.table}
-        figures = [worded_figure(WORDS[name], curves(part, "keys", name, "documents")) for name, part in drawn.items()]
-        block = shown(WORDS["table"], WORDS["columns"], self.table)
-        return worded_view(WORDS, [Row(figures), block], said=", ".join(self.labels), **told)
+        """Accuracy, agreement and margins against the number of keys."""
+        keys = self.sizes[len(self.sizes) // 2]
+        every = self.table[self.table["documents"] == GROUPS[0]]
+        at = every[every["keys"] == keys].iloc[0]
+        thirds = self.table[(self.table["documents"] != GROUPS[0]) & (self.table["keys"] == keys)]
+        low, _, high = thirds.to_dict("records")
+        gap = high["agreement"] - low["agreement"]
+        gap_stderr = np.hypot(high["agreement_stderr"], low["agreement_stderr"])
+        verdict = (
+            f"A classifier (trained on {self.trained} documents) labelled {self.documents} held-out documents with all "
+            f"keys (accuracy {self.outcomes[:, 0, 4].mean():.3f}) and with n random keys per query.",
+            f"With {keys} keys its accuracy is {at['accuracy']:.3f} ± {at['accuracy_stderr']:.3f} (paired change "
+            f"{at['accuracy_change']:+.3f} ± {at['accuracy_change_stderr']:.3f}), it gives the same label in "
+            f"{at['agreement']:.3f} ± {at['agreement_stderr']:.3f} of the documents, and the relative error of its "
+            f"margins is {at['margin_error']:.3f} ± {at['margin_error_stderr']:.3f}; agreement in the third of the "
+            f"documents with the largest horizons minus the smallest: {gap:+.3f} ± {gap_stderr:.3f}.",
+            "Judge by agreement and margins, not by accuracy: wrong labels that become right hide right ones that "
+            "become wrong.",
+        )
+        axis = Axis("keys", log=True)
+        figures = [
+            Figure("Accuracy", axis, Axis("share correct"), curves(every, "keys", "accuracy", "documents"), height=340),
+            Figure(
+                "Agreement with all keys", axis, Axis("share with the same label"),
+                curves(self.table, "keys", "agreement", "documents"), height=340,
+            ),
+            Figure(
+                "Error of the margin", axis, Axis("relative error", log=True),
+                curves(self.table, "keys", "margin_error", "documents"), height=340,
+            ),
+        ]  # fmt: skip
+        lead = (
+            "Means over documents ± jackknife standard errors; changes are paired by document. Agreement: share of "
+            "documents with the same label as with all keys. Margin: score of the true label minus the best other "
+            "score, relative to its mean with all keys. Margin error: root mean square change over that of the margin."
+        )
+        table = shown_table("Accuracy, agreement and margins", HEADINGS, self.table)
+        trust = (
+            "the horizon of a document is the mean over all heads of scale · √λ_max(Cov(q) Cov(k)) over its tokens, a "
+            "working definition that also depends on the length and the topic of the document",
+            "a document with no more tokens than keys is read in full",
+        )
+        size = f"{self.documents} documents of at most {self.window} tokens, labels {', '.join(self.labels)}"
+        section = Section("Accuracy and agreement by number of keys", lead, [Row(figures), table])
+        title = f"{self.model} as a classifier with n sampled keys per query"
+        return View(title, f"{self.model} on {self.data}: {size}", verdict, [section], trust=trust)
 
     def __repr__(self) -> str:
         return f"<Downstream of {self.model}: {self.documents} documents, {self.sizes[0]} to {self.sizes[-1]} keys>"
 
 
 def downstream(
-    model: str | LoadedModel, data: str, keys: str | Sequence[int] = "16:256:5", *, way: str = "shared",
+    model: str | LoadedModel, data: str, keys: str | Sequence[int] = "16:256:5", *, key_sharing: str = "shared",
     test: int = 500, train: int | None = None, window: int | None = None, seed: int = 0, device: str = "auto",
     progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Downstream:  # fmt: skip
-    """Accuracy, agreement and margins of a classifier when each query sees n keys.
+    """Measure accuracy, agreement and margins of a classifier when each query attends to n sampled keys.
 
     Parameters
     ----------
-    data : labelled documents (`live.labelled.read_labelled`), of which `test` are asked and `train` of the others, all
-        of them when left out, are learned; a model that was saved as a classifier is asked as it is.
-    keys, way : as in `limitlens.depth`; a document of no more tokens than keys is read whole.
-    window : tokens of a document that are read; the model's positions, at most 512, when left out.
+    data : labelled documents (`interventions.labelled.read_labelled`): `test` of them are held out, and `train` of the
+        others, all by default, train the head. A model that was saved as a classifier needs no training.
+    keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full.
+    window : tokens of a document that are read, by default the model's positions, at most 512.
 
     >>> made = ll.downstream(model, data, [4, 16], test=12)
     >>> len(made.table)
     8
     """
-    loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), labels=True)
+    parse_sizes(keys)
+    if key_sharing not in KEY_SHARING:
+        raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
+    order = np.random.default_rng(check_seed(seed))
+    rows = read_labelled(data)
+    loaded = open_model(model, device, labels=True)
     length = window or loaded.window(WINDOW)
-    sizes = numbers_of_keys(keys, length, loaded.causal)
-    rows, own = read_labelled(data), type(loaded.model).__name__.endswith(OWN)
-    names = _names(loaded, {label for _, label in rows}) if own else sorted({label for _, label in rows})
-    order = np.random.default_rng(check_seed(seed)).permutation(len(rows))
-    asked, learned = order[:test], order[test:][: 0 if own else train]
-    if way not in WAYS or test < 6 or (not own and len({rows[i][1] for i in learned}) < len(names)):
-        raise InputError(
-            f"{test} of {len(rows)} documents are to be asked and {len(learned)} learned, way {way!r}; expected 6 or "
-            f"more asked, every label among those learned, and a way of {', '.join(WAYS)}"
-        )
+    sizes = check_keys(keys, length, loaded.causal)
+    labels = {label for _, label in rows}
+    has_head = type(loaded.model).__name__.endswith("ForSequenceClassification")
+    names = _label_names(loaded, labels) if has_head else sorted(labels)
+    shuffled = order.permutation(len(rows))
+    held_out = shuffled[:test]
+    training = shuffled[test:][: 0 if has_head else train]
+    if test < 6 or (not has_head and len({rows[i][1] for i in training}) < len(names)):
+        given = f"{test} of {len(rows)} documents are held out and {len(training)} train the head"
+        raise InputError(f"{given}; expected 6 or more held out, and every label among the training documents")
     places = {label: place for place, label in enumerate(names)}
 
-    def read(index: int) -> Array:
-        """The label scores of the model's own head, or the mean of its last hidden states."""
-        given = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
+    def features_of(index: int) -> Array:
+        """Label scores of the model's own head, or the mean of its last hidden states."""
+        ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
         with torch.inference_mode():
-            found: Any = loaded.model(input_ids=torch.tensor([given], device=loaded.model.device))
-        return np.asarray((found.logits[0] if own else found.last_hidden_state[0].mean(0)).double().cpu())
+            output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
+        return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
 
-    features = np.zeros((len(learned), 0 if own else len(read(asked[0]))))
-    for done, index in enumerate(learned):
-        features[done] = read(index)
-        progress(done + 1, len(learned) + len(asked))
+    features = np.zeros((len(training), 0 if has_head else len(features_of(held_out[0]))))
+    for done, index in enumerate(training):
+        features[done] = features_of(index)
+        progress(done + 1, len(training) + len(held_out))
     centre, spread = (features.mean(0), features.std(0) + 1e-12) if len(features) else (0.0, 1.0)
-    truth = np.array([places[rows[index][1]] for index in learned])
-    weights, penalty = (None, float("nan")) if own else fit_head((features - centre) / spread, truth, seed)
-
-    def margin(found: Array, label: int) -> tuple[float, int]:
-        said = found if weights is None else scores(weights, (found - centre) / spread)
-        return float(said[label] - np.delete(said, label).max()), int(said.argmax())
+    truth = np.array([places[rows[index][1]] for index in training])
+    weights, penalty = (None, float("nan")) if has_head else train_head((features - centre) / spread, truth, seed)
 
     def document(place: int) -> dict[str, Any]:
-        index, reaches = asked[place], list[float]()
-        label, generator = places[rows[index][1]], generator_for(seed, place)
-        with capture(loaded.model, lambda call: reaches.extend(_reach(call))):
-            whole, best = margin(read(index), label)
-        outcomes = np.zeros((len(sizes), 7))
-        for at, size in enumerate(sizes):
-            with intervene(loaded.model, keys=Draws(size, generator, own=way == "own")):
-                cut, said = margin(read(index), label)
-            outcomes[at] = said == label, said == best, cut, (cut - whole) ** 2, best == label, whole, whole**2
-        return {"outcomes": outcomes, "horizon": np.mean(reaches)}
+        index = held_out[place]
+        label = places[rows[index][1]]
+        generator = generator_for(seed, place)
+        horizons: list[float] = []
+
+        def read() -> Answer:
+            features = features_of(index)
+            scores = features if weights is None else label_scores(weights, (features - centre) / spread)
+            return float(scores[label] - np.delete(scores, label).max()), int(scores.argmax())
+
+        def outcome(whole: Answer, cut: Answer) -> Array:
+            change = (cut[0] - whole[0]) ** 2
+            return np.array(
+                [cut[1] == label, cut[1] == whole[1], cut[0], change, whole[1] == label, whole[0], whole[0] ** 2], float
+            )
+
+        with capture(loaded.model, lambda call: horizons.extend(_horizons(call))):
+            whole = read()
+        samplers = (SampledKeys(size, generator, per_query=key_sharing == "own") for size in sizes)
+        variants = (intervene(loaded.model, keys=sampler) for sampler in samplers)
+        return {"outcomes": np.array(compare_variants(read, variants, outcome, whole)), "horizon": np.mean(horizons)}
 
     def report(done: float, total: float) -> None:
-        progress(len(learned) + done, len(learned) + total)
+        progress(len(training) + done, len(training) + total)
 
     job = {"job": "downstream", "weights": loaded.digest, "data": digest(*(f"{label} {text}" for text, label in rows))}
-    job |= {"asked": repr((sizes, way, length, seed, test, train))}
-    found = (checkpoint or Checkpoint()).each(job, len(asked), document, tokens=length, fewest=6, progress=report)
+    job |= {"asked": repr((sizes, key_sharing, length, seed, test, train))}
+    found = (checkpoint or Checkpoint()).each(job, len(held_out), document, tokens=length, fewest=6, progress=report)
     done = len(found["horizon"])
-    about = loaded.name, data, tuple(names), length, len(learned), penalty, done, sizes, way, seed
-    return Downstream(*about, **found, interrupted=done < len(asked))
+    about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
+    return Downstream(*about, **found, interrupted=done < len(held_out))
 
 
-def _reach(call: Captured) -> list[float]:
+def _horizons(call: Captured) -> list[float]:
     """scale · √λ_max(Cov(q) Cov(k)) of each head over the tokens of a document: its two-sided horizon there."""
     query, key = (part[0] - part[0].mean(1, keepdim=True) for part in (call.query.double(), call.key.double()))
     key = key.repeat_interleave(len(query) // len(key), 0)
@@ -166,12 +220,12 @@ def _reach(call: Captured) -> list[float]:
     return [call.scale * float(one) ** 0.5 for one in torch.linalg.eigvals(product).abs().amax(-1)]
 
 
-def _names(loaded: LoadedModel, labels: set[str]) -> list[str]:
-    """The labels in the order of a classifier's own, by their names or their numbers."""
+def _label_names(loaded: LoadedModel, labels: set[str]) -> list[str]:
+    """The labels in the classifier's order, where the data names them by the classifier's names or numbers."""
     known: Any = loaded.model.config.id2label
-    own = [str(known[place]) for place in range(len(known))]
-    for names in (own, [str(place) for place in range(len(known))]):
-        if labels <= set(names):
-            return names
-    given = f"the data is labelled {', '.join(sorted(labels)[:5])} and {loaded.name} says {', '.join(own[:5])}"
+    names = [str(known[place]) for place in range(len(known))]
+    for spelling in (names, [str(place) for place in range(len(known))]):
+        if labels <= set(spelling):
+            return spelling
+    given = f"the data is labelled {', '.join(sorted(labels)[:5])} and {loaded.name} predicts {', '.join(names[:5])}"
     raise InputError(f"{given}; expected the labels of the classifier, or their numbers")

@@ -1,4 +1,4 @@
-"""A language model as a reader: how many nats each token of a long text costs, with memory bounded throughout."""
+"""A language model as a reader: nats of each token of a long text, with bounded memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,17 +11,18 @@ from limitlens.models import LoadedModel, intervene
 from limitlens.models.exponents import Factor
 
 ROWS = 2048  # tokens whose logits are held at once
-STRIDE = 8  # a truncated context is moved by this part of the window at a time
+STRIDE = 8  # a truncated context moves by 1/8 of the window at a time
 
 
 class Reader:
-    """The layers and the head of a decoder; with `half` products are in bfloat16, softmax, norms and losses not."""
+    """Layers and head of a decoder; `half` computes products in bfloat16, but not softmax, norms and losses."""
 
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
         model: Any = loaded.model
         if not loaded.causal or model.get_output_embeddings() is None:
-            raise InputError(f"{loaded.name} is no decoder with its language-model head; expected one that predicts")
-        self.loaded, self.half = loaded, half
+            raise InputError(f"{loaded.name} is no decoder with its language-model head; expected a causal language model")
+        self.loaded = loaded
+        self.half = half
         self.stack: Any = model.base_model
         self.project: Any = model.get_output_embeddings()
         config = model.config.get_text_config()
@@ -32,29 +33,30 @@ class Reader:
         self._check()
 
     def nll(self, ids: Tensor) -> Tensor:
-        """Nats of tokens 1 .. n − 1 of a text (n,), each given all before it."""
+        """Nats of tokens 1 .. n − 1 of a text (n,), each given all tokens before it."""
         with torch.no_grad(), self.precision():
             return self.cost(self.hidden(ids), ids)
 
     def truncated(self, ids: Tensor, window: int) -> Tensor:
-        """The same where only the last tokens are read, 7/8 to all of `window`: a window that is moved by an eighth."""
-        step, found = max(window // STRIDE, 1), [self.nll(ids[:window])]
+        """Nats given only the last 7/8 to all of `window` tokens: a window that moves by an eighth."""
+        step = max(window // STRIDE, 1)
+        nats = [self.nll(ids[:window])]
         for start in range(window, len(ids), step):
             stop = min(start + step, len(ids))
-            found.append(self.nll(ids[stop - window : stop])[start - stop :])
-        return torch.cat(found)
+            nats.append(self.nll(ids[stop - window : stop])[start - stop :])
+        return torch.cat(nats)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The last hidden states (n, d)."""
-        found: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
-        return found
+        states: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """What hidden states (n, d) predict, (n, vocabulary) in float32."""
+        """Logits (n, vocabulary) in float32 of hidden states (n, d)."""
         return capped(self.project(states).float(), self.softcap)
 
     def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
-        """Nats of tokens start .. n − 1 from the hidden states before them; logits are computed again for gradients."""
+        """Nats of tokens start .. n − 1 from the hidden states before them; gradients recompute the logits."""
         from torch.utils.checkpoint import checkpoint
 
         targets = ids.to(self.device)
@@ -70,12 +72,12 @@ class Reader:
         return torch.cat(found)
 
     def precision(self) -> Any:
-        """The precision of everything that runs within the block."""
+        """Context in which products have the precision of this reader."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     @contextmanager
     def acting(self, factor: Factor | None) -> Iterator[None]:
-        """Scores times a factor within the block; nothing of size n × n is held."""
+        """Multiply the scores by a factor within the block; no matrix of size n × n is held."""
         with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, score_scale=factor):
             yield
 

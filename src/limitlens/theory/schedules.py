@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from limitlens.errors import InputError
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError
 from limitlens.theory.scaling import control
 from limitlens.theory.scaling.laws import GapLaw, Law
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
@@ -34,14 +36,19 @@ class ScheduleStep:
     regime: control.Regime
 
 
-def log_factor(log_n: Any, log_trained: float) -> Any:
-    """Factor ln n / ln n₀ of the log schedule, from logarithms: numbers, arrays or tensors."""
-    return log_n / log_trained
+def log_scale(n: ArrayLike, first: float) -> Array:
+    """Factor ln n / ln n₀ on the scores: keeps the entropy of equal scores (Chiang and Cholak, arXiv 2202.12172)."""
+    return np.asarray(np.log(n) / math.log(first))
 
 
-def yarn_factor(log_stretch: Any) -> Any:
-    """Factor (0.1 ln s + 1)² of YaRN (arXiv 2309.00071) for a stretch s = n/n₀, from ln s: number, array or tensor."""
-    return (0.1 * log_stretch + 1) ** 2
+def yarn_scale(n: ArrayLike, first: float) -> Array:
+    """Factor (0.1 ln(n/n₀) + 1)² on the scores, as fitted for YaRN (arXiv 2309.00071)."""
+    return np.asarray((0.1 * np.log(np.asarray(n) / first) + 1) ** 2)
+
+
+def entropy_scale(n: ArrayLike, first: float, dim: int) -> Array:
+    """Factor √((1 − n^{−2/d}) / (1 − n₀^{−2/d})) of entropy invariance, d the head dimension (arXiv 2501.08570)."""
+    return np.asarray(np.sqrt((1 - np.asarray(n, float) ** (-2 / dim)) / (1 - first ** (-2 / dim))))
 
 
 def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], float]]:
@@ -49,8 +56,8 @@ def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], fl
     theta = control.theta(first, beta, law)
     return {
         "constant": lambda n: beta,
-        "log": lambda n: beta * log_factor(math.log(n), math.log(first)),
-        "yarn": lambda n: beta * yarn_factor(math.log(n / first)),
+        "log": lambda n: beta * float(log_scale(n, first)),
+        "yarn": lambda n: beta * float(yarn_scale(n, first)),
         "critical": lambda n: control.critical_beta(n, law, theta),
     }
 

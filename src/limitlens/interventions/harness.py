@@ -1,0 +1,112 @@
+"""What every experiment on a live model shares: reading documents under interventions, and paired results.
+
+An experiment reads each document as the model is (the baseline) and once under every variant of an intervention. The
+numbers of a document stay together, so differences are paired by document, and every standard error comes from the
+scatter between documents (`limitlens.statistics.documents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from limitlens.arrays import Tensor, pd
+from limitlens.attention.device import choose_device
+from limitlens.errors import Array, InputError
+from limitlens.estimate import Estimate
+from limitlens.models import LoadedModel, Windows, load, open_corpus
+from limitlens.record import to_json
+from limitlens.report.view import Series, Table, look, points
+from limitlens.results import Result
+from limitlens.statistics.documents import Statistic, over_documents
+
+WINDOW = 512  # default number of tokens of a document, where the model has that many positions
+T = TypeVar("T")
+
+
+def open_model(model: str | LoadedModel, device: str, **kind: bool) -> LoadedModel:
+    """The model, loaded on the device unless it is loaded already; `kind` is `head` or `labels` of `load`."""
+    return model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), **kind)
+
+
+def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, least: int) -> list[Tensor]:
+    """Up to `most` documents of `length` tokens each from the beginning of a corpus, or an error below `least`."""
+    windows = Windows(loaded, open_corpus(corpus), length=length, tokens=most * length, fewer=True)
+    if len(windows) < least:
+        given = f"the text {corpus!r} holds {len(windows)} documents of {length:,} tokens"
+        raise InputError(f"{given}; expected at least {least}: give a longer text or a shorter context")
+    return [ids for batch in windows.batches(1) for ids in batch]
+
+
+def compare_variants(
+    read: Callable[[], T],
+    variants: Iterable[AbstractContextManager[Any]],
+    compare: Callable[[T, T], Array],
+    baseline: T | None = None,
+) -> list[Array]:
+    """Read one document as it is and within each variant; `compare(baseline, changed)` of every variant."""
+    whole = read() if baseline is None else baseline
+    rows = []
+    for variant in variants:
+        with variant:
+            changed = read()
+        rows.append(compare(whole, changed))
+    return rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DocumentResult(Result):
+    """A result whose arrays have the documents on their first axis."""
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON: its parameters and the rows of its tables."""
+        rows = {name: table.to_dict("records") for name, table in self.tables().items()}
+        return super().document() | to_json(rows)  # type: ignore[no-any-return]
+
+
+def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:
+    """One row for each combination of the axes, each number with its standard error; no rows without numbers."""
+    if not numbers:
+        return pd.DataFrame()
+    columns: dict[str, Array] = {}
+    for name, (statistic, values) in numbers.items():
+        value, stderr = over_documents(statistic, values)
+        columns |= {name: value.ravel(), f"{name}_stderr": stderr.ravel()}
+    index: Any = pd.MultiIndex.from_product([list(axis) for axis in axes.values()], names=list(axes))
+    return pd.DataFrame(columns, index=index).reset_index()
+
+
+def curves(table: pd.DataFrame, x: str, y: str, *by: str, unit: str = "") -> list[Series]:
+    """Column `y` over column `x` with 95% bars, one series for each group of `by`."""
+    series = []
+    for place, (group, rows) in enumerate(table.groupby(list(by), sort=False)):
+        label = ", ".join(map(str, group)) + unit
+        series.append(points(label, rows[x], rows[y], look(place)[0], rows[f"{y}_stderr"], joined=True, positive=False))
+    return series
+
+
+def shown_table(title: str, headings: Mapping[str, str], table: pd.DataFrame, most: int = 24) -> Table:
+    """A table for people: numbers with their standard errors in one cell, columns under their headings."""
+    names = [str(name) for name in table if not str(name).endswith("_stderr")]
+    rows = [
+        [Estimate(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]
+        for row in table.to_dict("records")
+    ]
+    return Table(title, [headings.get(name, name) for name in names], rows, shown=most)
+
+
+def some_of(option: str, given: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The known names that were given, in their own order; "none" stands for none of them."""
+    names = (given.split(",") if given != "none" else []) if isinstance(given, str) else list(given)
+    if not set(names) <= set(known):
+        raise InputError(f"{option} is {', '.join(names)}; expected some of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def identity_statistic(mean: Array) -> Array:
+    """The mean itself, as a statistic of `estimate_table`."""
+    return np.asarray(mean)

@@ -1,0 +1,31 @@
+"""Means over documents, paired differences, and their standard errors from the scatter between documents."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from limitlens.errors import Array
+from limitlens.estimate import Estimate
+
+Statistic = Callable[[Array], Array]  # a function of means over documents
+
+
+def paired_mean(values: Array, baseline: Array | None = None) -> Estimate:
+    """Mean over documents (n,), or mean of the paired differences to a baseline; one document has no standard error."""
+    difference = values if baseline is None else values - baseline
+    stderr = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else float("nan")
+    return Estimate(float(difference.mean()), stderr)
+
+
+def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:
+    """A function of the means of values (documents, ...) and its jackknife standard error."""
+    count = len(values)
+    total = values.sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0, an error relative to nothing, is NaN
+        without_each = np.stack([statistic((total - one) / (count - 1)) for one in values])
+        return statistic(total / count), jackknife(without_each, 0)
+
+
+def jackknife(without_each: Array, axis: int) -> Array:
+    """Standard error of a number from its n values that each leave out one document: √((n − 1) · their variance)."""
+    return np.asarray(np.sqrt((without_each.shape[axis] - 1) * without_each.var(axis)))
