@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from limitlens.interventions.depth import depth
-from limitlens.interventions.draws import Draws
+from limitlens.interventions.sampled_keys import SampledKeys
 from limitlens.models import Captured, Windows, capture, load, open_corpus
 from limitlens.models.intervene import attend
 from limitlens.probing.probe import probe
@@ -53,7 +53,7 @@ def beside(way: str, documents: int) -> dict[str, Any]:
         began = clocks()
 
     depth(
-        loaded, TEXT, KEYS, ways=[way], beside=[], replicates=REPLICATES, documents=documents,
+        loaded, TEXT, KEYS, key_sharing=[way], include=[], replicates=REPLICATES, documents=documents,
         window=WINDOW, progress=turn,
     )  # fmt: skip
     found = {name: statistics.median(each[1:]) for name, each in ratios.items()}  # the first warms up
@@ -75,7 +75,7 @@ def beside_probe(windows_pooled: int = 24, draws: int = 64) -> dict[str, Any]:
         pooled = replace(call, query=query[:, :, ::48], key=key, value=value)
         full = attend(pooled)
         for size in sizes:
-            errors = [attend(Draws(size, generator)(pooled)) - full for _ in range(draws)]
+            errors = [attend(SampledKeys(size, generator)(pooled)) - full for _ in range(draws)]
             squares = torch.stack([one.square().sum(-1).mean((0, 2)) for one in errors])
             squares = squares / full.square().sum(-1).mean((0, 2)) / (1 - size / key.shape[2])
             mine, spread = squares.mean(0).sqrt(), squares.std(0) / draws**0.5 / (2 * squares.mean(0).sqrt())

@@ -20,9 +20,9 @@ import torch
 import limitlens as ll
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.random_trial import Measured
-from limitlens.interventions.axes import mean
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.record import json_text, to_json
+from limitlens.statistics.documents import paired_mean
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
 SHARES = (1 / 8, 1 / 4, 1 / 2)
@@ -38,7 +38,7 @@ def embeddings(loaded: LoadedModel, windows: Windows) -> torch.Tensor:
 
 def measured(values: np.ndarray) -> Measured:
     """A mean over documents and its standard error."""
-    found = mean(values)
+    found = paired_mean(values)
     return Measured(found.value, found.stderr)
 
 

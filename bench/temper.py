@@ -21,20 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.interventions.axes import material, mean, read
+from limitlens.interventions.axes import plant_all, read_axes
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.schedules import schedules
-from limitlens.interventions.temper import Fit, temper
-from limitlens.interventions.temper_result import AXES, RULES, Temper, label
+from limitlens.interventions.temper import FitOptions, temper
+from limitlens.interventions.temper_result import AXES, YARN, Temper, label
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.rope_scaling import rope_scaled
 from limitlens.record import from_json, json_text
+from limitlens.statistics.documents import paired_mean
+from limitlens.theory.schedules import yarn_scale
 
 HERE = Path(__file__).parent
 # the most wanted first, for what there is no time for is left out
 FITS = [
-    Fit("model"), Fit("head"), Fit("head", 0.2), Fit("head", 0.5), Fit("head", 0.1), Fit("model", 0.5),
-    Fit("head", 0.2, constant=True), Fit("layer", 0.2),
+    FitOptions("model"), FitOptions("head"), FitOptions("head", 0.2), FitOptions("head", 0.5), FitOptions("head", 0.1),
+    FitOptions("model", 0.5), FitOptions("head", 0.2, constant=True), FitOptions("layer", 0.2),
 ]  # fmt: skip
 STARTED = time.perf_counter()
 
@@ -68,12 +69,12 @@ def main() -> None:
             options.to,
             options.text,
             options.other,
-            stretch=options.stretch,
+            rope_scaling=options.rope_scaling,
             fits=FITS,
             documents=options.documents,
             steps=options.steps,
             rate=options.rate,
-            told=say,
+            log=say,
             keep=write,
             seconds=options.seconds - (time.perf_counter() - STARTED),
         )
@@ -94,10 +95,11 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
     found = {}
     for half in (True, False):
         reader = Reader(loaded, half=half)
-        document = material([ids for batch in windows.batches(1) for ids in batch], reader, trained)[0]
-        factor = schedules(trained, to, reader.dim)["yarn"]
-        with rope_scaled(reader.stack, options.stretch, to / trained, trained), reader.acting(factor):
-            found[half] = read(reader, document, trained)
+        document = plant_all([ids for batch in windows.batches(1) for ids in batch], reader, trained)[0]
+        scale = torch.as_tensor(yarn_scale(np.maximum(np.arange(1, to + 1), trained), trained), device=reader.device)
+        acting = reader.acting(lambda layer, position, scale=scale: scale[position])
+        with rope_scaled(reader.stack, options.rope_scaling, to / trained, trained), acting:
+            found[half] = read_axes(reader, document, trained)
     apart = {
         name: float(np.abs(getattr(found[True], name) - getattr(found[False], name)).max())
         for name in ("plain", "again", "fact")
@@ -120,7 +122,7 @@ def show(found: Temper) -> None:
     print("\nDifferences on the same documents: ln perplexity, far passages, far facts")
     for text in found.by_document:
         for name in (*found.fits, "truncated"):
-            for rule in RULES:
+            for rule in YARN:
                 each = [found.estimate(text, name, axis, rule) for axis in AXES]
                 told = "  ".join(f"{one.value:+.4f} ± {one.stderr:.4f}" for one in each)
                 won = " both beyond 95%" if found.beats(name, rule, text) else ""
@@ -129,7 +131,7 @@ def show(found: Temper) -> None:
     for text, axes in found.by_document.items():
         for name in ("truncated", "per_head", *found.winners):
             for part, x in (("plain", found.edges[1:]), ("again", axes["yarn"].distance.mean(0))):
-                apart = [mean(column) for column in (getattr(axes[name], part) - getattr(axes["yarn"], part)).T]
+                apart = [paired_mean(column) for column in (getattr(axes[name], part) - getattr(axes["yarn"], part)).T]
                 told = ", ".join(
                     f"{at:,.0f}: {one.value:+.3f} ± {one.stderr:.3f}" for at, one in zip(x, apart, strict=True)
                 )
@@ -241,7 +243,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", default="stdlib-docs", help="the text that exponents are fitted and tried on")
     parser.add_argument("--other", default="stdlib-code", help="a text that is never fitted")
     parser.add_argument("--to", type=int, default=32768)
-    parser.add_argument("--stretch", default="yarn")
+    parser.add_argument("--rope-scaling", default="yarn")
     parser.add_argument("--documents", type=int, default=6, help="documents of each text that are read, at most")
     parser.add_argument("--steps", type=int, default=24, help="of each fit")
     parser.add_argument("--rate", type=float, default=0.05)

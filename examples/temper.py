@@ -1,7 +1,7 @@
 """Fitted exponents in plain transformers, without limitlens: code to copy.
 
 `install(model, "runs/temper/per_head_constant_far_0.2.json")` takes a file of `limitlens temper ... --out runs/temper`:
-the rotary positions are stretched as they were for the fit, and the scores of a query at position p (counted from 1) of
+the rotary positions are scaled as they were for the fit, and the scores of a query at position p (counted from 1) of
 head h are multiplied by e^{c_h} max(p/n0, 1)^{gamma_h}. For llama-like decoders, one text at a time, without padding.
 """
 
@@ -16,11 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def install(model, file):
-    """Make the model attend with the exponents and the stretch of a file."""
+    """Make the model attend with the exponents and the rope scaling of a file."""
     told = json.loads(Path(file).read_text())
     gamma = torch.tensor(told["exponents"])
     constant = torch.zeros_like(gamma) if told["constants"] is None else torch.tensor(told["constants"])
-    stretch(model, told["stretch"], told["to"] / told["trained"], told["trained"])
+    scale_rope(model, told["rope_scaling"], told["to"] / told["trained"], told["trained"])
 
     def attention(module, query, key, value, mask, **kwargs):
         stop, layer = key.shape[2], module.layer_idx
@@ -35,7 +35,7 @@ def install(model, file):
     return model
 
 
-def stretch(model, how, factor, trained):
+def scale_rope(model, how, factor, trained):
     """Other frequencies for the rotary positions; YaRN's own factor on the scores is left out."""
     rotary = model.base_model.rotary_emb
     theta = rotary.inv_freq

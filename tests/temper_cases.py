@@ -63,4 +63,4 @@ def text(seed: int = 5) -> str:
 @cache
 def tempered() -> Temper:
     """Two fits per head, and all schedules on two documents of each text."""
-    return temper(decoder(), TO, text(), text(6), far=(0.0, 0.5), documents=2, steps=4, rate=0.1)
+    return temper(decoder(), TO, text(), text(6), retrieval_weight=(0.0, 0.5), documents=2, steps=4, rate=0.1)

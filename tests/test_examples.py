@@ -81,7 +81,7 @@ def test_plain_transformers_are_tempered(how: str, tmp_path: Path) -> None:
     from temper_cases import TO, decoder, tempered, texts
 
     made = tempered().exponents("per_head_far_0.5")
-    replace(made, stretch=how, constants=made.exponents / 2).write(tmp_path / "file.json")
+    replace(made, rope_scaling=how, constants=made.exponents / 2).write(tmp_path / "file.json")
     ids, model = texts(1, TO, 20), deepcopy(decoder().model)
     with ll.intervene(model, score_scale=tmp_path / "file.json"):
         expected = model(input_ids=ids).logits

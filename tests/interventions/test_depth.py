@@ -16,13 +16,13 @@ import limitlens as ll
 from cache_cases import language_model, text
 from capture_cases import LENGTH, captures, run, token_ids
 from command_line import run as command
-from limitlens.interventions.by_document import over_documents
 from limitlens.interventions.depth_result import DepthRun
-from limitlens.interventions.draws import Draws
-from limitlens.interventions.together import add_up, projected
+from limitlens.interventions.head_sums import output_projections, sum_head_errors
+from limitlens.interventions.sampled_keys import SampledKeys
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.intervene import attend
 from limitlens.sampling.streams import generator_for
+from limitlens.statistics.documents import over_documents
 from tiny_models import LAYERS, TINY, dense_outputs, letters, tiny_tokenizer
 
 
@@ -30,7 +30,7 @@ def drawn(model: str, count: int, draws: int, **options: Any) -> tuple[Captured,
     """The first layer of a tiny model on one text, and what queries see of it in some draws."""
     (first, *_), _ = captures(TINY[model].model(), token_ids()[:1])
     generator = torch.Generator().manual_seed(0)
-    return first, [Draws(count, generator, **options)(first) for _ in range(draws)]
+    return first, [SampledKeys(count, generator, **options)(first) for _ in range(draws)]
 
 
 def test_queries_of_an_encoder_see_so_many_keys_each_as_likely() -> None:
@@ -39,7 +39,7 @@ def test_queries_of_an_encoder_see_so_many_keys_each_as_likely() -> None:
     places = [(one.key[0, 0, :, None] == first.key[0, 0]).all(-1).float().argmax(-1) for one in shared]
     often = torch.bincount(torch.cat(places), minlength=LENGTH) / 800
     assert (often - 5 / LENGTH).abs().max() < 5 * np.sqrt(5 / LENGTH / 800)
-    _, own = drawn("bert", 5, 100, own=True)
+    _, own = drawn("bert", 5, 100, per_query=True)
     masks = torch.cat([one.mask for one in own])
     assert (masks.sum(-1) == 5).all()
     assert (masks.float().mean((0, 1, 2)) - 5 / LENGTH).abs().max() < 5 * np.sqrt(5 / LENGTH / 100 / LENGTH)
@@ -48,7 +48,7 @@ def test_queries_of_an_encoder_see_so_many_keys_each_as_likely() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_queries_of_a_decoder_keep_themselves_and_the_first_and_weigh_the_others(own: bool) -> None:
-    _, found = drawn("llama", 5, 400, own=own)
+    _, found = drawn("llama", 5, 400, per_query=own)
     masks = torch.stack([one.mask[0, 0] for one in found])
     place = torch.arange(LENGTH)
     assert (masks.sum(-1) == (place + 1).clamp_max(5)).all()
@@ -67,14 +67,18 @@ def test_as_many_keys_as_there_are_give_the_model_itself(name: str) -> None:
     model, ids = TINY[name].model(), token_ids()
     before = run(model, ids)
     for own in (False, True):
-        with ll.intervene(model, keys=Draws(LENGTH, torch.Generator().manual_seed(0), own=own)):
+        with ll.intervene(model, keys=SampledKeys(LENGTH, torch.Generator().manual_seed(0), per_query=own)):
             torch.testing.assert_close(run(model, ids), before, rtol=2e-5, atol=2e-5)
 
 
 def test_heads_and_layers_share_their_keys_only_where_told() -> None:
     (first, second, _), _ = captures(TINY["bert"].model(), token_ids())
-    for options, heads, layers in (({}, True, False), ({"fixed": True}, True, True), ({"apart": True}, False, False)):
-        draws = Draws(4, torch.Generator().manual_seed(0), own=True, **options)
+    for options, heads, layers in (
+        ({}, True, False),
+        ({"fixed": True}, True, True),
+        ({"per_head": True}, False, False),
+    ):
+        draws = SampledKeys(4, torch.Generator().manual_seed(0), per_query=True, **options)
         one, two = draws(first).mask, draws(second).mask
         assert one.shape[1] == 1 or not torch.equal(one[:, 0], one[:, 1])
         assert (one.shape[1] == 1) == heads
@@ -83,7 +87,7 @@ def test_heads_and_layers_share_their_keys_only_where_told() -> None:
 
 @cache
 def decoder() -> DepthRun:
-    return ll.depth(language_model(), text(), [4, 12, 64], ways=["shared", "own"], documents=4, window=64)
+    return ll.depth(language_model(), text(), [4, 12, 64], key_sharing=["shared", "own"], documents=4, window=64)
 
 
 def test_layers_before_the_one_that_is_sampled_are_as_they_were() -> None:
@@ -101,7 +105,7 @@ def test_errors_are_those_of_a_run_by_hand() -> None:
     windows = Windows(loaded, open_corpus(text()), length=64, tokens=64 * 4)
     (ids,) = windows.batches(1, [0])
     full = loaded.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    with ll.intervene(loaded.model, keys=Draws(4, generator_for(0, 0))):
+    with ll.intervene(loaded.model, keys=SampledKeys(4, generator_for(0, 0))):
         cut = loaded.model(input_ids=ids, output_hidden_states=True, use_cache=False)
     states, others = full.hidden_states[-1][0, 1:].double(), cut.hidden_states[-1][0, 1:].double()
     spread = np.cov(states.numpy().T, bias=True)
@@ -125,7 +129,7 @@ def test_layers_that_neither_amplify_nor_interfere_add_in_squares() -> None:
     added = generator.gamma(4.0, size=(6, 1, LAYERS, 3))  # what each layer adds, squared, in each of six documents
     alone = np.triu(np.ones((LAYERS, LAYERS)))[None, None, :, None] * added[..., None]
     squares = np.concatenate([alone.sum(2, keepdims=True), alone], 2)[..., None].repeat(3, -1)
-    made = replace(decoder(), ways=("shared",), beside=("single",), squares=squares, documents=6)
+    made = replace(decoder(), key_sharing=("shared",), include=("single",), squares=squares, documents=6)
     first = made.table[made.table["run"] == "resampled"]
     assert first["over_sum"].to_numpy() == pytest.approx(1)
     assert first["over_sum_stderr"].to_numpy() == pytest.approx(0, abs=1e-12)
@@ -148,7 +152,7 @@ def test_the_output_projection_is_found_whatever_its_name(name: str) -> None:
     model, seen, written = TINY[name].model(), [], []
     ends = [module for path, module in model.named_modules() if path.endswith(TINY[name].output)]
     hooks = [module.register_forward_hook(lambda _, args, out: written.append(out)) for module in ends]
-    with projected(model, lambda call, output, matrix: seen.append((output, matrix))):
+    with output_projections(model, lambda call, output, matrix: seen.append((output, matrix))):
         run(model, token_ids())
     for hook in hooks:
         hook.remove()
@@ -168,7 +172,7 @@ def test_equal_heads_err_as_one_where_they_share_keys_and_apart_where_not() -> N
         dense = layer.attention.output.dense
         dense.weight.copy_(dense.weight[:, :8].repeat(1, 4))
     with torch.inference_mode():
-        found = add_up(model, token_ids()[:1], [8], 60, torch.Generator().manual_seed(0))
+        found = sum_head_errors(model, token_ids()[:1], [8], 60, torch.Generator().manual_seed(0))
     ratio = found[..., -1] / found[..., :-1].sum(-1)
     assert ratio[0] == pytest.approx(4, rel=1e-3)
     assert ratio[1] == pytest.approx(1, abs=0.35)
@@ -187,7 +191,7 @@ def test_keys_from_the_whole_text_give_the_curves_of_a_probe(tmp_path: Path) -> 
         pooled = replace(call, key=key, value=value, query=query[:, :, ::20])
         full = dense_outputs(pooled).float()
         for size in sizes:
-            found = [attend(Draws(size, generator)(pooled)) - full for _ in range(96)]
+            found = [attend(SampledKeys(size, generator)(pooled)) - full for _ in range(96)]
             squares = torch.stack([one.square().sum(-1).mean((0, 2)) for one in found])
             squares = squares / full.square().sum(-1).mean((0, 2)) / (1 - size / key.shape[2])
             errors, spread = squares.mean(0).sqrt(), squares.std(0) / 96**0.5 / (2 * squares.mean(0).sqrt())
@@ -209,7 +213,7 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
     folder = tmp_path / "model"
     language_model().model.save_pretrained(folder)
     language_model().tokenizer.save_pretrained(folder)
-    small = ("depth", folder, "--corpus", text(), "--window", 64, "--documents", 2, "--beside", "none")
+    small = ("depth", folder, "--corpus", text(), "--window", 64, "--documents", 2, "--include", "none")
     code, out, _ = command(capsys, *small, "--keys", "4,16", "--json", "--out", tmp_path / "run")
     told = json.loads(out)
     assert (code, told["documents"], len(told["layers"])) == (0, 2, 2 * LAYERS)
@@ -217,8 +221,8 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
     for mistake, words in (
         (("--keys", "4,65"), "4, 65 for documents of 64 tokens; expected numbers from 3 to 64"),
         (("--keys", "2,16"), "expected numbers from 3"),
-        (("--ways", "alone"), "expected some of shared, own"),
-        (("--beside", "everything"), "expected some of fixed, single, heads"),
+        (("--key-sharing", "alone"), "expected some of shared, own"),
+        (("--include", "everything"), "expected some of fixed, single, heads"),
     ):
         code, out, err = command(capsys, *small, *mistake)
         assert (code, out) == (2, "")

@@ -16,7 +16,7 @@ from command_line import run as command
 from downstream_cases import classifier, data, documents, encoder
 from limitlens.errors import InputError
 from limitlens.interventions.downstream import Downstream
-from limitlens.interventions.labelled import fit_head, read_labelled, scores
+from limitlens.interventions.labelled import label_scores, read_labelled, train_head
 from limitlens.models import Captured, capture, load
 
 
@@ -50,14 +50,14 @@ def test_the_head_is_the_minimum_of_its_loss() -> None:
     truth = np.array([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
     x = generator.normal(size=(3000, 2))
     noise = generator.gumbel(size=(3000, 3))
-    y = (scores(truth, x) + noise).argmax(1)
-    weights, penalty = fit_head(x, y, 0)
+    y = (label_scores(truth, x) + noise).argmax(1)
+    weights, penalty = train_head(x, y, 0)
     inner, given, wanted = torch.tensor(weights, requires_grad=True), torch.tensor(x), torch.tensor(y)
     loss = torch.nn.functional.cross_entropy(given @ inner[:-1] + inner[-1], wanted)
     (loss + penalty / 2 * inner[:-1].square().sum()).backward()
     assert inner.grad is not None
     assert inner.grad.abs().max() < 1e-4
-    best = torch.nn.functional.cross_entropy(torch.tensor(scores(truth, x)), wanted)
+    best = torch.nn.functional.cross_entropy(torch.tensor(label_scores(truth, x)), wanted)
     assert loss.item() == pytest.approx(best.item(), abs=0.02)
 
 
@@ -123,11 +123,11 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
         ((tmp_path / "broken.zip",), "cannot be read"),
         ((tmp_path / "nowhere",), "No such file"),
         ((tmp_path / "other.csv", "--keys", "4"), "labelled x, y and"),
-        ((data(), "--keys", "4", "--way", "alone"), "a way of shared, own"),
+        ((data(), "--keys", "4", "--key-sharing", "alone"), "expected one of shared, own"),
     ):
         code, out, err = command(capsys, *small, "--data", *given)
         assert (code, out) == (2, "")
         assert words in err
         assert err.count("\n") == 1
-    with pytest.raises(InputError, match="0 learned"):
+    with pytest.raises(InputError, match="0 train the head"):
         ll.downstream(encoder(), data(), [4], test=90, window=42)

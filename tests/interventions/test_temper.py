@@ -1,4 +1,4 @@
-"""Factors on the scores beyond the trained window: stretches, schedules, reading, planting, fitting, the result."""
+"""Factors on the scores beyond the trained window: rope scaling, schedules, reading, planting, fitting, the result."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import limitlens as ll
 from command_line import run
-from limitlens.interventions.axes import Axes, mean
+from limitlens.interventions.axes import Axes
 from limitlens.interventions.planting import plant, repeat
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.schedules import schedules, yarn_exponent
-from limitlens.interventions.temper import Fit, temper
-from limitlens.interventions.temper_fit import fit
+from limitlens.interventions.temper import FitOptions, temper
+from limitlens.interventions.temper_fit import fit_exponents, yarn_exponent
 from limitlens.models import LoadedModel
 from limitlens.models.exponents import powers
 from limitlens.models.rope_scaling import rope_scaled, scaled_frequencies
+from limitlens.statistics.documents import paired_mean
 from limitlens.statistics.gap_counting import critical_inverse_temperature
+from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 from temper_cases import TO, TRAINED, decoder, tempered, text, texts
 from tiny_models import TINY, tiny_tokenizer
 
 
 @pytest.mark.parametrize(("how", "name"), [("linear", "linear"), ("yarn", "yarn"), ("ntk", "dynamic")])
-def test_stretches_are_those_of_transformers(how: str, name: str) -> None:
+def test_rope_scalings_are_those_of_transformers(how: str, name: str) -> None:
     scaling = {"rope_type": name, "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": TRAINED}
     config = transformers.LlamaConfig(head_dim=64, max_position_embeddings=TRAINED, rope_parameters=scaling)
     told, _ = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **({"seq_len": TO} if name == "dynamic" else {}))
@@ -43,7 +44,7 @@ def test_stretches_are_those_of_transformers(how: str, name: str) -> None:
         torch.testing.assert_close(scaled_frequencies(theta, how, 4.0, TRAINED).float(), told, rtol=1e-5, atol=0)
 
 
-def test_a_stretch_is_put_back_after_an_error() -> None:
+def test_rope_scaling_is_put_back_after_an_error() -> None:
     model = decoder().model
     before = model.model.rotary_emb.inv_freq.clone()
     with rope_scaled(model, "yarn", 4.0, TRAINED):
@@ -55,19 +56,10 @@ def test_a_stretch_is_put_back_after_an_error() -> None:
 
 def test_schedules_begin_at_one_and_reach_what_they_say() -> None:
     place = torch.tensor([10, TRAINED - 1, TO - 1])
-    for name, factor in schedules(TRAINED, TO, 8).items():
-        found = factor(0, place).expand(3).tolist()
-        if name != "yarn_all":
-            assert found[:2] == pytest.approx([1.0, 1.0]), name
-        assert found[2] == pytest.approx(
-            {
-                "constant": 1.0,
-                "log": math.log(512) / math.log(128),
-                "yarn": (0.1 * math.log(4) + 1) ** 2,
-                "yarn_all": (0.1 * math.log(4) + 1) ** 2,
-                "entropy": math.sqrt((1 - 512**-0.25) / (1 - 128**-0.25)),
-            }[name]
-        ), name
+    n = np.array([TRAINED, TO])
+    assert log_scale(n, TRAINED) == pytest.approx([1, math.log(512) / math.log(128)])
+    assert yarn_scale(n, TRAINED) == pytest.approx([1, (0.1 * math.log(4) + 1) ** 2])
+    assert entropy_scale(n, TRAINED, 8) == pytest.approx([1, math.sqrt((1 - 512**-0.25) / (1 - 128**-0.25))])
     gamma = torch.full((1, 1), yarn_exponent(TRAINED, TO))
     assert powers(gamma, None, TRAINED)(0, place)[0, 2].item() == pytest.approx((0.1 * math.log(4) + 1) ** 2)
     assert powers(gamma, torch.full((1, 1), 0.5), TRAINED)(0, place)[0, 0].item() == pytest.approx(math.exp(0.5))
@@ -119,7 +111,7 @@ def test_planted_passages_come_again_and_facts_are_asked_for() -> None:
 
 def test_what_a_fit_feels_is_the_derivative_of_its_loss() -> None:
     reader, (ids, check) = Reader(decoder()), texts(2, TO, 9)
-    found = fit(reader, [ids], check, trained=TRAINED, level="model", steps=1, rate=1e-4)
+    found = fit_exponents(reader, [ids], check, trained=TRAINED, level="model", steps=1, rate=1e-4)
     begin, values = yarn_exponent(TRAINED, TO), []
     for shift in (-0.01, 0.01):
         with reader.acting(powers(torch.full((2, 4), begin + shift), None, TRAINED)):
@@ -130,7 +122,9 @@ def test_what_a_fit_feels_is_the_derivative_of_its_loss() -> None:
 
 def test_exponents_lower_the_loss_on_a_document_no_step_has_read() -> None:
     for one in tempered().fits.values():
-        start, *later = [(1 - one.far) * step.plain + one.far * (step.far or 0.0) for step in one.checks]
+        start, *later = [
+            (1 - one.retrieval_weight) * step.plain + one.retrieval_weight * (step.far or 0.0) for step in one.checks
+        ]
         assert min(later) < start - 0.01
 
 
@@ -169,7 +163,7 @@ def test_a_gain_needs_both_axes_beyond_their_errors(plain: float, far: float, wo
     told = found.view().verdict
     assert ("Per head beats YaRN's factor" in told[1]) is won
     assert ("per_head.json" in told[2]) is won
-    assert "far 0.5" in told[2]
+    assert "retrieval weight 0.5" in told[2]
 
 
 def test_a_point_that_truncation_beats_on_both_axes_is_no_gain() -> None:
@@ -181,10 +175,10 @@ def test_a_point_that_truncation_beats_on_both_axes_is_no_gain() -> None:
 
 def test_estimates_are_means_over_documents_of_differences() -> None:
     one, other = np.array([1.0, 2.0, 6.0]), np.array([0.5, 1.5, 5.5])
-    assert mean(one).value == pytest.approx(3)
-    assert mean(one).stderr == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
-    assert (mean(one, other).value, mean(one, other).stderr) == (pytest.approx(0.5), pytest.approx(0))
-    assert math.isnan(mean(one[:1]).stderr)
+    assert paired_mean(one).value == pytest.approx(3)
+    assert paired_mean(one).stderr == pytest.approx(np.std([1, 2, 6], ddof=1) / math.sqrt(3))
+    assert (paired_mean(one, other).value, paired_mean(one, other).stderr) == (pytest.approx(0.5), pytest.approx(0))
+    assert math.isnan(paired_mean(one[:1]).stderr)
 
 
 def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
@@ -201,7 +195,12 @@ def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
         torch.testing.assert_close(reader.nll(ids), expected, rtol=1e-4, atol=1e-4)
     assert (reader.nll(ids) - expected).abs().max() > 0.01
     about = json.loads((folder / "per_head_far_0.5.json").read_text())
-    assert (about["trained"], about["to"], about["stretch"], about["far"]) == (TRAINED, TO, "yarn", 0.5)
+    assert (about["trained"], about["to"], about["rope_scaling"], about["retrieval_weight"]) == (
+        TRAINED,
+        TO,
+        "yarn",
+        0.5,
+    )
     assert about["text"] == text()
 
 
@@ -235,12 +234,12 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
         if line.startswith("per_head step 1"):
             signal.raise_signal(signal.SIGINT)
 
-    found = temper(decoder(), TO, text(), far=(0.0,), documents=2, steps=3, told=interrupting)
+    found = temper(decoder(), TO, text(), retrieval_weight=(0.0,), documents=2, steps=3, log=interrupting)
     assert found.interrupted
     assert len(found.fits["per_head"].steps) == 1
     assert found.by_document == {}
     assert "nothing is known" in found.view().verdict[1]
-    assert "cut short" in found.warnings[0]
+    assert "interrupted" in found.warnings[0]
 
 
 def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
@@ -250,7 +249,7 @@ def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
     try:
-        found = temper(decoder(), TO, text(), text(6), far=(), documents=2, steps=1, progress=interrupting)
+        found = temper(decoder(), TO, text(), text(6), retrieval_weight=(), documents=2, steps=1, progress=interrupting)
     finally:
         signal.signal(signal.SIGINT, before)
     assert found.interrupted
@@ -267,11 +266,11 @@ def test_bad_inputs_are_one_sentence() -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (decoder(), {"to": TRAINED}, "128 tokens was asked for, copier was trained for 128; expected a longer one"),
         (decoder(), {"to": 100_000}, "holds 0 documents of 100,000 tokens; expected at least 4: give a longer text"),
-        (decoder(), {"stretch": "spring"}, "the stretch is 'spring'; expected one of none, linear, ntk, yarn"),
+        (decoder(), {"rope_scaling": "spring"}, "rope_scaling is 'spring'; expected one of none, linear, ntk, yarn"),
         (decoder(), {"per": "neuron"}, "an exponent per 'neuron' was asked for; expected one of head, layer, model"),
-        (decoder(), {"far": (2.0,)}, "the weight of far use is 2; expected at least 0 and at most 1"),
+        (decoder(), {"retrieval_weight": (2.0,)}, "retrieval_weight is 2; expected at least 0 and at most 1"),
         (encoder, {}, "encoder is no decoder with its language-model head"),
-        (gpt, {"trained": 32}, "has no rotary positions that could be stretched; expected stretch none"),
+        (gpt, {"trained": 32}, "has no rotary positions to scale; expected rope_scaling none"),
     ]
     for model, options, said in cases:
         with pytest.raises(ll.InputError, match=said):
@@ -279,13 +278,25 @@ def test_bad_inputs_are_one_sentence() -> None:
 
 
 def test_names_of_fits() -> None:
-    names = [Fit().name, Fit("model", 0.5).name, Fit("head", 0.2, constant=True).name, Fit("layer", 0.2).name]
+    names = [
+        FitOptions().name,
+        FitOptions("model", 0.5).name,
+        FitOptions("head", 0.2, constant=True).name,
+        FitOptions("layer", 0.2).name,
+    ]
     assert names == ["per_head", "single_far_0.5", "per_head_constant_far_0.2", "per_layer_far_0.2"]
 
 
 def test_constants_are_fitted_and_kept(tmp_path: Path) -> None:
     found = temper(
-        decoder(), TO, text(), fits=[Fit("layer", 0.5, constant=True)], stretch="none", documents=2, steps=2, rate=0.1
+        decoder(),
+        TO,
+        text(),
+        fits=[FitOptions("layer", 0.5, constant=True)],
+        rope_scaling="none",
+        documents=2,
+        steps=2,
+        rate=0.1,
     )
     (name, own), *_ = found.fits.items()
     assert own.constants is not None
@@ -304,7 +315,9 @@ def test_the_command_line_saves_a_run(capsys: Any, tmp_path: Path) -> None:
     decoder().tokenizer.save_pretrained(tmp_path / "model")
     capsys.readouterr()
     given = ["temper", tmp_path / "model", "--to", TO, "--text", text(), "--documents", 2, "--steps", 1]
-    code, out, err = run(capsys, *given, "--far", 0.5, "--per", "layer", "--out", tmp_path / "run", "--json")
+    code, out, err = run(
+        capsys, *given, "--retrieval-weight", 0.5, "--per", "layer", "--out", tmp_path / "run", "--json"
+    )
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert {"truncated", "constant", "yarn", "single", "per_layer_far_0.5"} <= set(document["perplexity"]["fitted"])

@@ -25,7 +25,6 @@ from limitlens.attention.policies import POLICIES, Selection
 from limitlens.cache.cache_plan import BEST, CachePlan, cut_windows, order_of
 from limitlens.cache.random_trial import Measured
 from limitlens.errors import Array, InputError, Progress
-from limitlens.interventions.axes import mean
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
 from limitlens.models.policy_hook import PolicyHook
 from limitlens.record import json_text, read_run
@@ -33,6 +32,7 @@ from limitlens.report.view import Colour, Table, View, points
 from limitlens.report.words import read_words, worded_figure, worded_view
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
+from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
@@ -233,5 +233,5 @@ def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], PolicyHook], Calla
 
 def _over_documents(found: Array) -> Measured:
     """A mean over documents and its standard error, from one number for each."""
-    own = mean(found)
+    own = paired_mean(found)
     return Measured(own.value, own.stderr)

@@ -1,4 +1,4 @@
-"""`limitlens designs`: sparse designs in every head of a live model."""
+"""`limitlens designs`: sparse attention designs in every head of a model."""
 
 from typing import Annotated
 
@@ -11,14 +11,16 @@ from limitlens.cli.common import Corpus, Model, Special, command
 def designs(
     model: Model,
     corpus: Corpus = "stdlib-docs",
-    keys: Annotated[str, typer.Option(metavar="LO:HI:K", help="Numbers of keys.")] = "16:512:6",
-    designs: Annotated[str | None, typer.Option("--only", metavar="A,B,...", help="All when left out.")] = None,
-    context: Annotated[int, typer.Option(help="Tokens a document.")] = 512,
-    documents: Annotated[int, typer.Option(help="Documents that are read.")] = 32,
-    queries: Annotated[int, typer.Option(help="Places of a document whose queries are asked.")] = 4,
+    keys: Annotated[str, typer.Option(metavar="LO:HI:K", help="Numbers of keys per query.")] = "16:512:6",
+    designs: Annotated[
+        str | None, typer.Option("--only", metavar="A,B,...", help="Designs to compare; all by default.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens of a document.")] = 512,
+    documents: Annotated[int, typer.Option(help="Number of documents.")] = 32,
+    queries: Annotated[int, typer.Option(help="Queries per document.")] = 4,
     special: Special = "auto",
 ) -> None:
-    """Windows, strides, blocks, random keys, projections: error, bias floor and rate at equal number of keys.
+    """Compare sparse designs (windows, strides, blocks, random keys, projections) at equal numbers of keys.
 
-    Example: limitlens designs minilm --keys 16:512:6 --out runs/designs
+    Prints error, bias floor and rate of every design. Example: limitlens designs minilm --keys 16:512:6 --out runs/d
     """

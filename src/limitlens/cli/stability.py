@@ -1,4 +1,4 @@
-"""`limitlens stability`: which heads attend to the same keys behind another text."""
+"""`limitlens stability`: heads whose top keys stay the same behind other texts."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ from limitlens.cli.common import Corpus, Model, command
 def stability(
     model: Model,
     corpus: Corpus = "stdlib-docs",
-    keys: Annotated[int, typer.Option(help="Tokens of context that are replaced.")] = 256,
-    top: Annotated[int, typer.Option(help="Keys of largest weight that should stay.")] = 5,
-    contexts: Annotated[int, typer.Option(help="Texts that stand before each document.")] = 8,
+    keys: Annotated[int, typer.Option(help="Tokens of the context that is exchanged.")] = 256,
+    top: Annotated[int, typer.Option(help="Number of keys of largest weight to compare.")] = 5,
+    contexts: Annotated[int, typer.Option(help="Other texts before each document.")] = 8,
     documents: Annotated[int, typer.Option(help="Documents whose last tokens stay.")] = 8,
-    trust: Annotated[float, typer.Option(help="Share of the top keys that must stay for a head to be trusted.")] = 0.8,
+    trust: Annotated[float, typer.Option(help="Share of the top keys that a trusted head keeps.")] = 0.8,
 ) -> None:
-    """How the top keys of every head change when the text before them is another one.
+    """Measure whether the top keys of every head stay the same when the text before them changes.
 
     Example: limitlens stability minilm --keys 256 --out runs/stability
     """

@@ -138,7 +138,7 @@ def _kept(
 
 
 def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries (Hkv, G · N, k) at a position, the keys and values (N, Hkv, n, ·) they see, their position among these."""
+    """Queries (Hkv, G · N, k) at a position, the keys and values (N, Hkv, n, ·) they see, their index among these."""
     keys = captured.key.shape[2]
     near = captured.sliding_window or keys
     begin = max(0, place - near + 1)

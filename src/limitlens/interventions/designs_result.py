@@ -100,7 +100,7 @@ class Designs(Result):
 
     @cached_property
     def winners(self) -> list[dict[str, Any]]:
-        """For each number of keys: the best design over all heads, whether it is significant, and heads by best design."""
+        """Best design over all heads at each number of keys, whether that is significant, and heads by best design."""
         every = self.relative["error"]
         first, sure = self.best(every.mean(0))
         of_heads, heads_sure = self.best(every)

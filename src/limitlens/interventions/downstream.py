@@ -18,7 +18,13 @@ import torch
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.interventions.harness import (
-    WINDOW, DocumentResult, compare_variants, curves, estimate_table, open_model, shown_table,
+    WINDOW,
+    DocumentResult,
+    compare_variants,
+    curves,
+    estimate_table,
+    open_model,
+    shown_table,
 )  # fmt: skip
 from limitlens.interventions.labelled import label_scores, read_labelled, train_head
 from limitlens.interventions.sampled_keys import KEY_SHARING, SampledKeys, check_keys

@@ -28,9 +28,11 @@ WINDOW = 512  # default number of tokens of a document, where the model has that
 T = TypeVar("T")
 
 
-def open_model(model: str | LoadedModel, device: str, **kind: bool) -> LoadedModel:
-    """The model, loaded on the device unless it is loaded already; `kind` is `head` or `labels` of `load`."""
-    return model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), **kind)
+def open_model(model: str | LoadedModel, device: str, *, head: bool = False, labels: bool = False) -> LoadedModel:
+    """The model, loaded on the device unless it is loaded already; `head` and `labels` are those of `load`."""
+    if isinstance(model, LoadedModel):
+        return model
+    return load(model, device=choose_device(device), head=head, labels=labels)
 
 
 def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, least: int) -> list[Tensor]:

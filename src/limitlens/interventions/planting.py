@@ -40,7 +40,7 @@ def passage_length(n: int) -> int:
 
 
 def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -> Planted:
-    """Plant passages of another document at four depths of a document (n,), repeat them at its end, and ask for facts."""
+    """Plant passages of another document and facts at four depths of a document (n,), and repeat them at its end."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n = len(ids)
     length = passage_length(n)

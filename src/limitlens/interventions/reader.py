@@ -20,7 +20,7 @@ class Reader:
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
         model: Any = loaded.model
         if not loaded.causal or model.get_output_embeddings() is None:
-            raise InputError(f"{loaded.name} is no decoder with its language-model head; expected a causal language model")
+            raise InputError(f"{loaded.name} is no decoder with its language-model head; expected a causal model")
         self.loaded = loaded
         self.half = half
         self.stack: Any = model.base_model

@@ -59,7 +59,8 @@ class Stability(Result):
         numbers = {name: (identity_statistic, self.found[..., at]) for at, name in enumerate(MEASURES)}
         rows = pd.DataFrame(self.places, columns=["layer", "head"])
         rows = rows.join(estimate_table(numbers, place=range(len(self.places))).drop(columns="place"))
-        low = rows["overlap"] - special.stdtrit(len(self.found) - 1, 0.975) * rows["overlap_stderr"]
+        width = float(special.stdtrit(len(self.found) - 1, 0.975))
+        low = rows["overlap"] - width * rows["overlap_stderr"]
         return rows.assign(trusted=low >= self.trust)
 
     def view(self) -> View:
@@ -81,9 +82,7 @@ class Stability(Result):
             "Means over documents ± standard errors, over pairs of contexts: share of the top keys that are the same, "
             "how often the first key is, rank correlation of the weights, relative variation of the largest weight."
         )
-        picture = head_map(
-            "Share of the top keys that stay", "overlap", self.places, self.table["overlap"].tolist()
-        )
+        picture = head_map("Share of the top keys that stay", "overlap", self.places, self.table["overlap"].tolist())
         trust = (
             "a head is trusted where the lower end of the 95% interval of its overlap over documents is at least the "
             "threshold",

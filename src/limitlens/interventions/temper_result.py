@@ -17,7 +17,6 @@ from limitlens.estimate import Estimate
 from limitlens.interventions.axes import Axes
 from limitlens.interventions.temper_fit import FittedExponents
 from limitlens.models.exponents import Exponents
-from limitlens.record import to_json
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, head_map, look, points
 from limitlens.report.words import join, sentence
 from limitlens.results import Result
@@ -34,8 +33,8 @@ COLUMNS = ("schedule", "perplexity", "ln, minus YaRN's", "far, nats", "far, minu
 HEAD_COLUMNS = ("layer", "head", "γ, least retrieval weight", "γ, most retrieval weight", "difference", "derivative")
 HEADS_SHOWN = 12  # in the table of heads that retrieval changes most
 AXES_LEAD = (
-    "Perplexity of plain text at the end of the context; nats per token of passages repeated from further away than the "
-    "trained window (far), and of answers about facts planted as far away; lower is better. Means over documents ± "
+    "Perplexity of plain text at the end of the context; nats per token of passages repeated from further away than "
+    "the trained window (far), and of answers about facts planted as far away; lower is better. Means over documents ± "
     "standard errors; differences to YaRN's factor are paired by document."
 )
 EXPONENTS_LEAD = (
@@ -110,7 +109,7 @@ class Temper(Result):
 
     @cached_property
     def copying(self) -> pd.DataFrame:
-        """Heads by the change of γ with the retrieval weight, times the derivative of the loss; empty without two fits."""
+        """Heads by change of γ with the retrieval weight, times the derivative of the loss; empty without two fits."""
         pair = self._pair()
         names = ["layer", "head", "plain", "far", "difference", "felt"]
         if pair is None:
@@ -207,8 +206,9 @@ class Temper(Result):
         better = Guide("left: better prediction", x=0), Guide("below: better retrieval", y=0)
         figures = [drawn("Frontier", labels, across, ends["far"], *better)]
         shown = [name for name in axes if name in (*YARN, "constant", "truncated", *self.fits)]
+        middles = np.convolve(self.edges, [0.5, 0.5], "valid")
         for part, title, x_label, x in (
-            ("plain", "Plain text by position", "position, middle of a part", np.convolve(self.edges, [0.5, 0.5], "valid")),
+            ("plain", "Plain text by position", "position, middle of a part", middles),
             ("again", "Repeated passages by distance", "tokens to the first time", axes["yarn"].distance.mean(0)),
         ):
             order = np.argsort(x)
@@ -224,7 +224,10 @@ class Temper(Result):
         return axes.last() if axis == "perplexity" else axes.beyond(self.trained, "again" if axis == "far" else "fact")
 
     def _entry(self, text: str, name: str, axis: str) -> dict[str, Any]:
-        own, against = (to_json(self.estimate(text, name, axis, base)) for base in (None, "yarn"))
+        own, against = (
+            to_json({"value": one.value, "stderr": one.stderr})
+            for one in (self.estimate(text, name, axis, base) for base in (None, "yarn"))
+        )
         if axis != "perplexity":
             return {**own, "against_yarn": against}
         log = {"log": own["value"], "log_stderr": own["stderr"], "log_against_yarn": against}
@@ -265,8 +268,8 @@ class Temper(Result):
         cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES[:2])
         gain = (
             f"{label(best)} beats YaRN's factor significantly on both axes on {where}; on {self._where(text)} by "
-            f"{plain.value:+.4f} ± {plain.stderr:.4f} in ln perplexity and {far.value:+.3f} ± {far.stderr:.3f} nats per "
-            "token of far passages."
+            f"{plain.value:+.4f} ± {plain.stderr:.4f} in ln perplexity and {far.value:+.3f} ± {far.stderr:.3f} nats "
+            "per token of far passages."
         )
         comparison = "still lower" if cut < 0 else "higher"
         return (
@@ -278,7 +281,8 @@ class Temper(Result):
         """What to do with the fits."""
         advice = "Keep YaRN's factor, or truncate where nothing far away is needed."
         if self.winners:
-            advice = f"Apply it with limitlens.intervene(model, score_scale='{self.winners[0]}.json'), rope scaling included."
+            file = f"{self.winners[0]}.json"
+            advice = f"Apply it, rope scaling included, with limitlens.intervene(model, score_scale='{file}')."
         if self.beaten:
             names = join([label(name) for name in self.beaten])
             advice += f" Do not use {names}: truncation or YaRN's factor has the better mean on both axes."

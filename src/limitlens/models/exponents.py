@@ -1,7 +1,7 @@
-"""Exponents of a model's heads as a file: the factors e^{c_h} s^{γ_h} on the scores of queries at positions p > n₀.
+"""File of exponents of a model's heads: factors e^{c_h} s^{γ_h} on the scores of queries at positions p > n₀.
 
-s = p/n₀ with n₀ the trained window; below it s is 1. The file is JSON: γ and c by layer and head, n₀, the stretch of
-the positions that they were fitted with, what they were fitted on, and which model they belong to.
+Here s = p/n₀ with n₀ the trained window, and s = 1 within it. The JSON file holds γ and c by layer and head, n₀, the
+rope scaling and the text of the fit, and the identity of the model.
 """
 
 import json
@@ -16,26 +16,26 @@ from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import Array, InputError
 from limitlens.record import from_json, json_text, text_writer, write_files
 
-Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # of the layer and of queries' positions: (heads, queries)
+Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # (layer, positions of the queries) -> (heads, queries)
 
 
 @dataclass(frozen=True, eq=False)
 class Exponents:
-    """What a file of exponents says."""
+    """The content of a file of exponents."""
 
-    model: str  # what it was called when they were fitted
-    identity: Mapping[str, Any]  # what it is, by `identity`
+    model: str  # name of the model when the exponents were fitted
+    identity: Mapping[str, Any]  # of the function `identity`
     trained: int  # n₀
-    to: int  # tokens that they were fitted for
-    stretch: str  # of `rope_scaling.ROPE_SCALINGS`
-    text: str  # that they were fitted on
-    level: str  # who has an exponent of its own: a head, a layer, the model
-    far: float  # the weight of far use in the fit
+    to: int  # context length of the fit
+    rope_scaling: str  # of `rope_scaling.ROPE_SCALINGS`
+    text: str  # text of the fit
+    level: str  # what has an exponent of its own: head, layer or model
+    retrieval_weight: float  # weight of retrieval in the loss of the fit
     exponents: Array  # (layers, heads)
     constants: Array | None  # (layers, heads): logarithms of constant factors
 
     def factor(self) -> Factor:
-        """The factors, as `intervene` takes them."""
+        """The factors in the form that `intervene` accepts."""
         constants = None if self.constants is None else torch.as_tensor(self.constants)
         return powers(torch.as_tensor(self.exponents), constants, self.trained)
 
@@ -45,25 +45,25 @@ class Exponents:
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
-    """e^{c_h} s^{γ_h} with exponents and constants (layers, heads), through which gradients flow."""
+    """e^{c_h} s^{γ_h} with exponents and constants (layers, heads); differentiable in both."""
 
     def factor(layer: int, position: Tensor) -> Tensor:
         log = ((position.float() + 1) / trained).clamp(min=1).log()
-        found = exponents[layer].to(log)[:, None] * log
-        return (found if constants is None else found + constants[layer].to(log)[:, None]).exp()
+        exponent = exponents[layer].to(log)[:, None] * log
+        return (exponent if constants is None else exponent + constants[layer].to(log)[:, None]).exp()
 
     return factor
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """What tells models apart to which exponents may belong; a fine-tuned model has the identity of its base."""
+    """Properties of a model that its exponents must match; a fine-tuned model has the identity of its base."""
     config = model.config.get_text_config()
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
     return {"model_type": config.model_type, **{name: getattr(config, name, None) for name in names}}
 
 
 def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
-    """The exponents in a file, which must belong to `model`."""
+    """Read exponents from a file and check that they belong to `model`."""
     try:
         found: Exponents = from_json(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
         shape = found.identity["num_hidden_layers"], found.identity["num_attention_heads"]
@@ -77,7 +77,7 @@ def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
     own = identity(model)
     if dict(found.identity) != own:
         other = {name: (found.identity.get(name), own[name]) for name in own if found.identity.get(name) != own[name]}
-        told = ", ".join(f"{name} {theirs} and here {here}" for name, (theirs, here) in other.items())
-        given = f"the exponents in {str(path)!r} belong to another model ({told})"
+        listed = ", ".join(f"{name} {theirs} and here {here}" for name, (theirs, here) in other.items())
+        given = f"the exponents in {str(path)!r} belong to another model ({listed})"
         raise InputError(f"{given}; expected those of this one, which limitlens temper fits")
     return found

@@ -69,7 +69,7 @@ def intervene(
     if isinstance(score_scale, str | Path):
         found = read_exponents(score_scale, stack)
         score_scale = found.factor()
-        positions = rope_scaled(stack, found.stretch, found.to / found.trained, found.trained)
+        positions = rope_scaled(stack, found.rope_scaling, found.to / found.trained, found.trained)
     if callable(score_scale) or np.ndim(score_scale) or score_scale != 1:
         changes.append(_scaling(score_scale, config.num_hidden_layers, width))
     if callable(keys):
