@@ -29,7 +29,6 @@ EDGES: dict[str, set[str]] = {
         "arrays",
         "attention",
         "errors",
-        "interventions",
         "models",
         "probing",
         "record",
@@ -98,6 +97,7 @@ EDGES: dict[str, set[str]] = {
         "results",
         "sampling",
         "statistics",
+        "theory",
     },
     "loading": {
         "cache",
@@ -150,7 +150,18 @@ EDGES: dict[str, set[str]] = {
     "report": {"estimate"},
     "results": {"record", "report"},
     "sampling": {"arrays", "attention", "errors", "measures", "record"},
-    "statistics": {"arrays", "attention", "errors", "measures", "outcome", "record", "report", "results", "theory"},
+    "statistics": {
+        "arrays",
+        "attention",
+        "errors",
+        "estimate",
+        "measures",
+        "outcome",
+        "record",
+        "report",
+        "results",
+        "theory",
+    },
     "theory": {"errors", "measures", "outcome"},
 }
 
@@ -171,7 +182,6 @@ KNOWN_SIZES = {
     "module comparison": 440,
     "module experiments.study": 440,
     "function experiments.study:study": 120,
-    "function interventions.temper:temper": 100,
     "function probing.stream:stream": 90,
 }
 

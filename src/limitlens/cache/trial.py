@@ -36,7 +36,7 @@ from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
-WORDS = read_words("interventions/words.json")["trial"]
+WORDS = read_words("cache/trial_words.json")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from limitlens.arrays import pd
-from limitlens.errors import Array, InputError, Progress, check_seed
+from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.interventions.harness import (
     WINDOW,
     DocumentResult,
@@ -153,7 +153,8 @@ def downstream(
     parse_sizes(keys)
     if key_sharing not in KEY_SHARING:
         raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
-    order = np.random.default_rng(check_seed(seed))
+    check_seed(seed)
+    check_number("test", test, "at least 6 documents to hold out", low=6)
     rows = read_labelled(data)
     loaded = open_model(model, device, labels=True)
     length = window or loaded.window(WINDOW)
@@ -161,12 +162,12 @@ def downstream(
     labels = {label for _, label in rows}
     has_head = type(loaded.model).__name__.endswith("ForSequenceClassification")
     names = _label_names(loaded, labels) if has_head else sorted(labels)
-    shuffled = order.permutation(len(rows))
+    shuffled = np.random.default_rng(seed).permutation(len(rows))
     held_out = shuffled[:test]
     training = shuffled[test:][: 0 if has_head else train]
-    if test < 6 or (not has_head and len({rows[i][1] for i in training}) < len(names)):
+    if not has_head and len({rows[i][1] for i in training}) < len(names):
         given = f"{test} of {len(rows)} documents are held out and {len(training)} train the head"
-        raise InputError(f"{given}; expected 6 or more held out, and every label among the training documents")
+        raise InputError(f"{given}; expected every label among the training documents")
     places = {label: place for place, label in enumerate(names)}
 
     def features_of(index: int) -> Array:
@@ -196,10 +197,9 @@ def downstream(
             return float(scores[label] - np.delete(scores, label).max()), int(scores.argmax())
 
         def outcome(whole: Answer, cut: Answer) -> Array:
-            change = (cut[0] - whole[0]) ** 2
-            return np.array(
-                [cut[1] == label, cut[1] == whole[1], cut[0], change, whole[1] == label, whole[0], whole[0] ** 2], float
-            )
+            (margin, predicted), (full_margin, full_predicted) = cut, whole
+            changed = [predicted == label, predicted == full_predicted, margin, (margin - full_margin) ** 2]
+            return np.array([*changed, full_predicted == label, full_margin, full_margin**2], float)
 
         with capture(loaded.model, lambda call: horizons.extend(_horizons(call))):
             whole = read()
@@ -207,12 +207,11 @@ def downstream(
         variants = (intervene(loaded.model, keys=sampler) for sampler in samplers)
         return {"outcomes": np.array(compare_variants(read, variants, outcome, whole)), "horizon": np.mean(horizons)}
 
-    def report(done: float, total: float) -> None:
-        progress(len(training) + done, len(training) + total)
-
     job = {"job": "downstream", "weights": loaded.digest, "data": digest(*(f"{label} {text}" for text, label in rows))}
     job |= {"asked": repr((sizes, key_sharing, length, seed, test, train))}
-    found = (checkpoint or Checkpoint()).each(job, len(held_out), document, tokens=length, fewest=6, progress=report)
+    options: dict[str, Any] = {"tokens": length, "fewest": 6}
+    options["progress"] = lambda done, total: progress(len(training) + done, len(training) + total)
+    found = (checkpoint or Checkpoint()).each(job, len(held_out), document, **options)
     done = len(found["horizon"])
     about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
     return Downstream(*about, **found, interrupted=done < len(held_out))
