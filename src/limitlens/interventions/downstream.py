@@ -159,9 +159,8 @@ def downstream(
     loaded = open_model(model, device, labels=True)
     length = window or loaded.window(WINDOW)
     sizes = check_keys(keys, length, loaded.causal)
-    labels = {label for _, label in rows}
     has_head = type(loaded.model).__name__.endswith("ForSequenceClassification")
-    names = _label_names(loaded, labels) if has_head else sorted(labels)
+    names = _label_names(loaded, {label for _, label in rows}, has_head)
     shuffled = np.random.default_rng(seed).permutation(len(rows))
     held_out = shuffled[:test]
     training = shuffled[test:][: 0 if has_head else train]
@@ -177,10 +176,11 @@ def downstream(
             output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
         return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
 
-    features = np.zeros((len(training), 0 if has_head else len(features_of(held_out[0]))))
+    learned = []
     for done, index in enumerate(training):
-        features[done] = features_of(index)
+        learned.append(features_of(index))
         progress(done + 1, len(training) + len(held_out))
+    features = np.array(learned)
     centre, spread = (features.mean(0), features.std(0) + 1e-12) if len(features) else (0.0, 1.0)
     truth = np.array([places[rows[index][1]] for index in training])
     weights, penalty = (None, float("nan")) if has_head else train_head((features - centre) / spread, truth, seed)
@@ -188,7 +188,6 @@ def downstream(
     def document(place: int) -> dict[str, Any]:
         index = held_out[place]
         label = places[rows[index][1]]
-        generator = generator_for(seed, place)
         horizons: list[float] = []
 
         def read() -> Answer:
@@ -203,15 +202,16 @@ def downstream(
 
         with capture(loaded.model, lambda call: horizons.extend(_horizons(call))):
             whole = read()
+        generator = generator_for(seed, place)
         samplers = (SampledKeys(size, generator, per_query=key_sharing == "own") for size in sizes)
         variants = (intervene(loaded.model, keys=sampler) for sampler in samplers)
         return {"outcomes": np.array(compare_variants(read, variants, outcome, whole)), "horizon": np.mean(horizons)}
 
-    job = {"job": "downstream", "weights": loaded.digest, "data": digest(*(f"{label} {text}" for text, label in rows))}
-    job |= {"asked": repr((sizes, key_sharing, length, seed, test, train))}
-    options: dict[str, Any] = {"tokens": length, "fewest": 6}
-    options["progress"] = lambda done, total: progress(len(training) + done, len(training) + total)
-    found = (checkpoint or Checkpoint()).each(job, len(held_out), document, **options)
+    content = digest(*(f"{label} {text}" for text, label in rows))
+    asked = repr((sizes, key_sharing, length, seed, test, train))
+    job = {"job": "downstream", "weights": loaded.digest, "data": content, "asked": asked}
+    report = lambda done, total: progress(len(training) + done, len(training) + total)  # noqa: E731
+    found = (checkpoint or Checkpoint()).each(job, len(held_out), document, tokens=length, fewest=6, progress=report)
     done = len(found["horizon"])
     about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
     return Downstream(*about, **found, interrupted=done < len(held_out))
@@ -225,8 +225,10 @@ def _horizons(call: Captured) -> list[float]:
     return [call.scale * float(one) ** 0.5 for one in torch.linalg.eigvals(product).abs().amax(-1)]
 
 
-def _label_names(loaded: LoadedModel, labels: set[str]) -> list[str]:
-    """The labels in the classifier's order, where the data names them by the classifier's names or numbers."""
+def _label_names(loaded: LoadedModel, labels: set[str], has_head: bool) -> list[str]:
+    """The labels in order: the classifier's, where the data uses its names or numbers, else the alphabet's."""
+    if not has_head:
+        return sorted(labels)
     known: Any = loaded.model.config.id2label
     names = [str(known[place]) for place in range(len(known))]
     for spelling in (names, [str(place) for place in range(len(known))]):

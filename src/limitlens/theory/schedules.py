@@ -5,13 +5,8 @@
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-<<<<<<< HEAD
 `compare_schedules` gives θ, the effective number of keys 1/EΣw² and the entropy along each of them. They are exact at
 every n for a known law of the keys, and those of the scaling limit if only the local power law is known.
-=======
-`compare_schedules` gives θ, the effective number of keys 1/EΣw² and the entropy along each: exact at every n for
-a known law of the keys, from the scaling limit if only the local power law is known, as for the head of a model.
->>>>>>> dd29fd6 (Keep the functions of interventions short, and list their dependencies)
 """
 
 import math
