@@ -1,1 +1,1 @@
-"""What a sample tells of its law: the local exponent of keys around a query, and how heavy its tails are."""
+"""Statistics of samples: bootstrap, error curves and their rates, crossings, tail tests and local exponents."""

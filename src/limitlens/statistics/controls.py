@@ -1,14 +1,14 @@
-"""What is known of a sample is not left to chance: controls move with its errors and have expectation zero, exactly.
+"""Control variates for Gaussian tokens: functions of a sample that correlate with its errors and have mean zero.
 
-At short reach the errors of a sample of n Gaussian tokens are those of its own mean x̄ and covariance S. With Σ the
+At a small horizon the errors of a sample of n Gaussian tokens come from its mean x̄ and covariance S. With Σ the
 covariance of the law, g = VΣA the slope of the limit and Δ = S − Σ, the first order in (x̄, Δ) is
 
     mean of the outputs:        V (I + ΣA) (x̄ − E x),
     their covariance:           T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ,    M = AΣgᵀ.
 
-The expected squares of both are exact at every n and every reach, so each, less its expectation, is a control variate
-[P]. How much scatter it takes away is another matter, and is measured: nearly all of the mean's at short reach, nothing
-far beyond H = 1.
+The expected squares of both are known exactly for every n and every horizon, so each square minus its expectation is a
+control variate [P]. They remove nearly all of the variance of the mean's error at a small horizon, and nothing far
+beyond H = 1 (measured).
 """
 
 import numpy as np
@@ -20,11 +20,11 @@ from limitlens.errors import Array
 from limitlens.measures import Gaussian
 from limitlens.statistics.estimators import TokenSums
 
-FEWEST_REPLICATES = 30  # for each number that is fitted to them; with fewer, one far control can spoil the scatter
+FEWEST_REPLICATES = 30  # for each fitted coefficient; with fewer, one outlying control can increase the variance
 
 
 class GaussianControls:
-    """The controls of a head over Gaussian tokens."""
+    """Control variates of a head over Gaussian tokens."""
 
     def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
         known = (measure.covariance, head.A, head.V, measure.mean)
@@ -43,7 +43,7 @@ class GaussianControls:
         return (L @ (sigma * torch.sum(C * sigma) + sigma @ C.T @ sigma) * left).sum()
 
     def of(self, sums: TokenSums) -> Tensor:
-        """Controls (r, 2) of samples whose own tokens were summed; 0 where there is nothing to know."""
+        """Control variates (r, 2) of samples, from the sums over their tokens; 0 where the expected square is 0."""
         n, average = sums.count, sums.first / sums.count
         found = average.new_zeros(len(average), 2)
         if self.pull_square > 0:
@@ -57,11 +57,11 @@ class GaussianControls:
 
 
 def controlled(rows: Array, controls: Array) -> Array:
-    """Rows (replicates, sizes) with what controls (replicates, sizes, F) explain taken out.
+    """Rows (replicates, sizes) with the part explained by control variates (replicates, sizes, F) subtracted.
 
-    A least-squares line per size; each row is adjusted by the line through all others, b₋ᵣ = b − (XᵀX)⁻¹xᵣ eᵣ/(1 − hᵣ).
-    A row's own controls, of expectation zero, are then independent of its coefficients, so that adjusted rows have the
-    expectation of the rows exactly [P]. With fewer than 30 replicates for each number fitted, rows stay as they are.
+    A least-squares fit per size; each row is adjusted by the fit to all others, b₋ᵣ = b − (XᵀX)⁻¹xᵣ eᵣ/(1 − hᵣ). The
+    controls of a row, of mean zero, are then independent of its coefficients, so adjusted rows have exactly the
+    expectation of the rows [P]. With fewer than 30 replicates per fitted coefficient, rows are returned unchanged.
     """
     count, sizes, known = controls.shape
     if not known or count < FEWEST_REPLICATES * (known + 1):

@@ -1,7 +1,7 @@
-"""Where an error curve comes down to a wanted error.
+"""Solve for the size n at which an error curve falls to a target error.
 
-Between measured sizes e is a power law; outside them it is the power law of the three nearest, up to ten times the
-largest size. Keeping n of the C tokens of a finite context has the error e(n) √(1 − n/C).
+Between neighbouring sizes e is a power law; outside them it is the power law through the three nearest sizes, up to ten
+times the largest size. A sample of n of the C tokens of a finite context has the error e(n) √(1 − n/C).
 """
 
 import math
@@ -10,21 +10,21 @@ import numpy as np
 
 from limitlens.errors import Array
 
-BEYOND = 10  # no number is given past this many times the largest size measured
-LINE_SIZES = 3  # sizes behind the power law that extends a curve
-_STEPS = 60  # of Newton's method at most: it converges in about six
+BEYOND = 10  # a curve is extrapolated up to this many times the largest measured size
+LINE_SIZES = 3  # sizes used for the power law that extends a curve
+_STEPS = 60  # at most of Newton's method, which converges in about six
 
 
 def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: float = BEYOND) -> Array:
-    """Where each curve last comes down to the goal: n (rows,), infinite beyond ten times the largest size.
+    """Size n at which each curve falls to the goal for the last time: (rows,), infinite beyond `reach` · largest size.
 
-    `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the wanted error and of the context C.
+    `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the target error and of the context C.
     """
     rows = np.arange(len(y))
-    above = (y + log_unseen(x, end) > goal) & (x < end)
-    last = np.where(above.any(1), len(x) - 1 - above[:, ::-1].argmax(1), -1)  # −1: the first size already does
-    # Each curve comes down within one stretch, on which log e is a straight line: before the first size, between two
-    # of them, or after the last.
+    above = (y + log_correction(x, end) > goal) & (x < end)
+    last = np.where(above.any(1), len(x) - 1 - above[:, ::-1].argmax(1), -1)  # −1: the first size is already below
+    # Each curve falls to the goal within one segment on which log e is linear in log n: before the first size, between
+    # two sizes, or after the last.
     first, after = last < 0, last == len(x) - 1
     i = np.clip(last, 0, len(x) - 2)
     slope = np.diff(y, axis=1)[rows, i] / np.diff(x)[i]
@@ -33,17 +33,17 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: floa
         slope[which], level[which] = power_law(x, y[which], part)
     low = np.where(first, 0.0, x[np.maximum(last, 0)])
     high = np.minimum(np.where(first, x[0], np.where(after, x[-1] + math.log(reach), x[i + 1])), end)
-    never = level + slope * high + log_unseen(high, end) > goal
+    never = level + slope * high + log_correction(high, end) > goal
     found = _root(level - goal, slope, low, high, end)
-    # A line through three sizes may disagree with the size at its end; the measured size decides then.
+    # A line through three sizes may disagree with the measured size at its end; then the measured size decides.
     return np.where(never, np.where(first, np.exp(x[0]), np.inf), np.exp(found))
 
 
 def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Array:
-    """Where level + slope x + log √(1 − e^{x − end}) comes down to 0 between low and high: (rows,).
+    """Root of level + slope x + log √(1 − e^{x − end}) between low and high: (rows,).
 
-    The function is concave, so Newton's method converges from the right without turning back, from any point where it
-    is not above 0: the end of the stretch, the root of a falling line alone, or that of the other term over the line's
+    The function is concave, so Newton's method converges monotonically from the right, from any point where it is not
+    positive: the end of the segment, the root of the falling line alone, or the root of the other term plus the line's
     largest value.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -65,26 +65,26 @@ def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Ar
 
 
 def between(x: Array, y: Array, at: Array) -> Array:
-    """Curves y (rows, J) at places (K,) within x (J,), straight between neighbours: (rows, K)."""
+    """Linear interpolation of curves y (rows, J) given at x (J,) to points `at` (K,) within x: (rows, K)."""
     place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
     part = (at - x[place]) / (x[place + 1] - x[place])
     return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
 
 
 def whole(n: float, context: float = math.inf) -> int | None:
-    """n as a number of tokens, at most the context; None where neither is finite."""
+    """n rounded up to a number of tokens, at most the context; None where neither is finite."""
     bounded = min(n, context)
-    return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 and a rounding error
+    return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 plus a rounding error
 
 
-def log_unseen(x: Array, end: float) -> Array:
-    """log √(1 − n/C) at x = log n; −inf from the context on."""
+def log_correction(x: Array, end: float) -> Array:
+    """Finite-population correction log √(1 − n/C) at x = log n; −inf from n = C on."""
     with np.errstate(divide="ignore"):
         return np.asarray(0.5 * np.log1p(-np.exp(np.minimum(x - end, 0.0))))
 
 
 def power_law(x: Array, y: Array, part: slice) -> tuple[Array, Array]:
-    """Slope and level (rows,) of the power laws through a part of the curves, flat where a curve rises there."""
+    """Slope and level (rows,) of power laws fitted to a part of the curves; the slope is 0 where a curve rises."""
     centre, mean = x[part].mean(), y[:, part].mean(1)
     offset = x[part] - centre
     slope = np.minimum((y[:, part] @ offset) / (offset @ offset), 0.0)

@@ -1,10 +1,10 @@
-"""Errors of one size from few queries, without upward bias.
+"""Estimators of the error at one size from few queries, without upward bias.
 
-Queries are the first q ≤ n tokens of a sample of n; Y = Γ_n and G = Γ there. The limit is the control variate: the mean
-of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) + cov_n(G), so
-that only the small difference is left to the queries. Noise remains, and makes every norm too large. In a squared norm
-it is the variance of one query's term over their number (what halving them in all ways gives), and is subtracted. The
-norm itself is measured with all queries, halves and quarters of them, and followed to where there is no noise.
+Queries are the first q ≤ n tokens of a sample of n; Y = Γ_n and G = Γ at the queries. The limit is a control variate:
+the mean of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) +
+cov_n(G), so that only the small difference is estimated from the queries. The remaining noise biases every norm
+upwards. In a squared norm the bias is the variance of one query's term over their number, and is subtracted. The norm
+itself is computed with all queries, with halves and with quarters of them, and extrapolated to zero noise.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from limitlens.errors import Array
 
-LEAST_KEPT = 0.02  # of a squared error when its noise is taken out: beyond, there is nothing to see
+LEAST_KEPT = 0.02  # share of a squared error that remains at least after its noise is subtracted
 _SQUARINGS = 20
-PARTS = (1, 2, 4)  # into which queries are divided to see what fewer of them do
+PARTS = (1, 2, 4)  # the queries are divided into so many parts, to extrapolate in their number
 
 
 @dataclass(frozen=True)
 class TokenSums:
-    """Sums over the tokens seen so far of vectors z, their limits or themselves: n, Σ z (r, f) and Σ zzᵀ (r, f, f)."""
+    """Sums over tokens of vectors z (the tokens or the limits at them): n, Σ z (r, f) and Σ zzᵀ (r, f, f)."""
 
     count: int
     first: Tensor
@@ -35,17 +35,17 @@ class TokenSums:
 
     @classmethod
     def zero(cls, replicates: int, like: Tensor) -> TokenSums:
-        """The sums over no tokens, of vectors like these (..., f)."""
+        """Sums over no tokens, for vectors like these (..., f)."""
         dim = like.shape[-1]
         return cls(0, like.new_zeros(replicates, dim), like.new_zeros(replicates, dim, dim))
 
     def add(self, vectors: Tensor) -> TokenSums:
-        """The sums after a block of these (r, b, f)."""
+        """Sums after adding a block of vectors (r, b, f)."""
         first, second = vectors.sum(1), _products(vectors)
         return TokenSums(self.count + vectors.shape[1], self.first + first, self.second + second)
 
     def mapped(self, slope: Tensor, offset: Tensor) -> TokenSums:
-        """The sums of slope z + offset."""
+        """Sums of the vectors slope z + offset."""
         moved = self.first @ slope.T
         cross = moved[:, :, None] * offset
         second = slope @ self.second @ slope.T + cross + cross.mT + self.count * torch.outer(offset, offset)
@@ -53,7 +53,7 @@ class TokenSums:
 
 
 def _products(vectors: Tensor) -> Tensor:
-    """Σ zzᵀ of vectors (r, b, f). On a GPU a long sum is cut into parts, without which few of its cores would work."""
+    """Σ zzᵀ of vectors (r, b, f); on a GPU the sum is split into parts, to keep all its cores busy."""
     parts = math.gcd(vectors.shape[1], 1 if vectors.device.type == "cpu" else 32)
     pieces = vectors.reshape(len(vectors), parts, -1, vectors.shape[-1])
     return (pieces.mT @ pieces).sum(1) if parts > 1 else vectors.mT @ vectors
@@ -61,19 +61,19 @@ def _products(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class QuerySums:
-    """Sums of vectors (r, q, v) about their mean over quarters of the queries, each of them every fourth.
+    """Sums over quarters of the queries (every fourth query) of vectors (r, q, v) minus their mean.
 
-    Halves and the whole follow from quarters, so vectors are multiplied once.
+    Sums over halves and over all queries follow from those over quarters, so products are computed once.
     """
 
-    counts: tuple[int, ...]  # of queries in each quarter
-    centre: Tensor  # (r, v): the mean
+    counts: tuple[int, ...]  # queries in each quarter
+    centre: Tensor  # (r, v): the mean of the vectors
     first: Tensor  # (r, 4, v) and (r, 4, v, v)
     second: Tensor
 
     @classmethod
     def of(cls, vectors: Tensor) -> QuerySums:
-        """The sums of these."""
+        """Sums of vectors (r, q, v)."""
         centre = vectors.mean(1)
         centred = vectors - centre[:, None]
         parts = [centred[:, k :: PARTS[-1]] for k in range(PARTS[-1])]
@@ -81,7 +81,7 @@ class QuerySums:
         return cls(tuple(part.shape[1] for part in parts), centre, *(torch.stack(of, 1) for of in sums))
 
     def part(self, k: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Mean (r, v) and covariance (r, v, v) of the k-th of so many parts."""
+        """Mean (r, v) and covariance (r, v, v) over the k-th of `parts` parts of the queries."""
         count, first = sum(self.counts[k::parts]), self.first[:, k::parts].sum(1)
         scatter = self.second[:, k::parts].sum(1) - first[:, :, None] * first[:, None, :] / count
         return self.centre + first / count, scatter / max(count - 1, 1)
@@ -90,36 +90,37 @@ class QuerySums:
 def moment_errors(
     Y: tuple[Tensor, Tensor], G: tuple[Tensor, Tensor], sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Errors (r, v) and (r, v, v) of the outputs' mean and covariance over all tokens, from both at the queries.
+    """Errors (r, v) and (r, v, v) of the mean and covariance of the outputs over all tokens.
 
-    Sums are of the limits at all tokens.
+    `Y` and `G` are mean and covariance of outputs and of limits at the queries; `sums` are of the limits at all tokens.
     """
     n = sums.count
     limit_mean = sums.first / n
     limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
-    # Normalised to be unbiased for the covariance of all n tokens, and equal to it when the queries are all of them.
+    # Normalised to be unbiased for the covariance over all n tokens, and equal to it if all tokens are queries.
     spread = (Y[1] - G[1]) * ((n - 1) / n) + limit_spread
     return Y[0] - G[0] + limit_mean - mean, spread - covariance
 
 
 def _operator_norm(symmetric: Tensor) -> Tensor:
-    """Largest singular value of symmetric matrices (r, v, v), which is their largest |eigenvalue|: (r,)."""
-    if symmetric.device.type != "cpu":  # small eigenproblems leave a GPU idle
+    """Operator norm of symmetric matrices (r, v, v), their largest |eigenvalue|: (r,)."""
+    if symmetric.device.type != "cpu":  # a GPU is slow at small eigenvalue problems
         return norm_by_squaring(symmetric)
     values: Tensor = torch.linalg.eigvalsh(symmetric)
     return values[:, (0, -1)].abs().amax(-1)
 
 
 def norm_by_squaring(symmetric: Tensor) -> Tensor:
-    """The same by products alone; also of a product of two that are positive, whose eigenvalues are.
+    """Operator norm of symmetric matrices (r, v, v) by repeated squaring: (r,).
 
-    The longest column x of a high power of M lies in the leading space of M², and |M x| / |x| errs by the square of
-    what is left of the others: by √v^(1/2²⁰) − 1 < 4e-6 at worst, for v = 64.
+    Also valid for a product of two positive matrices, whose eigenvalues are positive. The longest column x of a high
+    power of M lies in the leading eigenspace of M², and |M x| / |x| has the relative error √v^(1/2²⁰) − 1 < 4e-6 at
+    worst, for v = 64.
     """
     power = symmetric
     for _ in range(_SQUARINGS // 4):
         power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
-        for _ in range(4):  # of a matrix of norm 1, whose largest eigenvalue is at least 1/√v: nothing vanishes
+        for _ in range(4):  # of norm 1 and largest eigenvalue at least 1/√v: no underflow
             power = power @ power
     longest = power.norm(dim=-2).argmax(-1)
     column = power.gather(-1, longest[:, None, None].expand(-1, power.shape[-2], 1))
@@ -130,18 +131,18 @@ def norm_by_squaring(symmetric: Tensor) -> Tensor:
 def replicate_errors(
     Y: Tensor, G: Tensor, limits: QuerySums, sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Error norms of each replicate by name, the noise in their squares, and the norms that fewer queries give.
+    """Error norms of each replicate by name, the noise in their squares, and the norms from fewer queries.
 
-    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, root mean square over
-    the queries. The noise, subtracted from the square of `mean` or `covariance`, takes its bias away; it is 0 when the
-    queries are all the tokens. The norms of fewer queries (r, 2) are averages over their halves and over their quarters
-    (of the operator norm one half and one quarter, since eigenvalues of large matrices cost as much as attention);
-    those of the mean, whose noise is known exactly, come with their squares (r, 4). `limits` are the sums of G.
+    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, the root mean square
+    over the queries. Subtracting the noise from the square of `mean` or `covariance` removes its bias; it is 0 if all
+    tokens are queries. The norms from fewer queries (r, 2) are averages over halves and over quarters (for the operator
+    norm one half and one quarter, since eigenvalues of large matrices cost as much as attention); those of the mean,
+    whose noise is known exactly, come with their squares (r, 4). `limits` are the sums of G.
     """
     q, outputs = Y.shape[1], QuerySums.of(Y)
     found = []
     for parts in PARTS:
-        split = parts if q >= 2 * parts else 1  # a covariance takes two queries
+        split = parts if q >= 2 * parts else 1  # a covariance needs two queries
         both = ((outputs.part(k, split), limits.part(k, split)) for k in range(split))
         found.append(_norms([moment_errors(*part, sums, mean, covariance) for part in both]))
     errors = found[0][0]
@@ -149,14 +150,14 @@ def replicate_errors(
         name: torch.stack([of[name] for kind in zip(*found[1:], strict=True) for of in kind if name in of], -1)
         for name in errors
     }
-    left_out = 1 - q / sums.count  # queries are drawn without replacement from the n tokens
-    noise = {name: part * left_out for name, part in _noise(Y - G, G).items()}
+    correction = 1 - q / sums.count  # queries are drawn without replacement from the n tokens
+    noise = {name: part * correction for name, part in _noise(Y - G, G).items()}
     errors["output"] = (Y - G).square().sum(-1).mean(-1).sqrt()
     return errors, noise, fewer
 
 
 def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, and squares, averaged over the parts they come from."""
+    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, and squares, averaged over the parts of the queries."""
     centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
     frobenius, operator = torch.linalg.matrix_norm(spread).mean(0), _operator_norm(spread[0])
     norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": frobenius, "covariance_operator": operator}
@@ -166,7 +167,7 @@ def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], 
 def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
     """Variance (r,) of the mean over queries of D, and of YYᵀ − GGᵀ for Y = G + D, both centred; all (r, q, v).
 
-    |YYᵀ − GGᵀ|² = 2|G|²|D|² + 2<G,D>² + 4<G,D>|D|² + |D|⁴, in which nothing cancels when D is small.
+    |YYᵀ − GGᵀ|² = 2|G|²|D|² + 2<G,D>² + 4<G,D>|D|² + |D|⁴, without cancellation for small D.
     """
     q = D.shape[1]
     D, G = (part - part.mean(1, keepdim=True) for part in (D, G))
@@ -181,17 +182,17 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
 
 
 def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
-    """Rows (replicates, sizes) whose mean is the mean norm freed of query noise [V].
+    """Rows (replicates, sizes) whose mean is the mean error norm without query noise [V].
 
     The noise of q of n tokens has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
-    whose norm hardly scatters, (E|error|)² is a straight line in u; otherwise it bends a little. So the parabola
-    through its values with all queries, with halves and with quarters of them, `fewer` (replicates, sizes, 2), is
-    followed to u = 0. Where the `noise` in the squares is unbiased (replicates, sizes), and `fewer` has the squares
-    too (4), E|error|² is known at u = 0 without one, and the parabola is left with (E|error|)²/E|error|², which hardly
-    moves: the same, of less scatter (of the variance of a slope a quarter less at half noise). Each row also carries
-    what it did to that, to first order, so that the scatter of rows is that of the corrected error. Held against every
-    token as a query, d = 4, H = 0.4, n = 100 to 800, 32 queries: the error of the covariance is 4% to 8% too large
-    before, and 0.2% to 0.7% (± 0.4%) after.
+    whose norm varies little, (E|error|)² is linear in u; otherwise it is slightly curved. So the parabola through its
+    values with all queries, with halves and with quarters of them, `fewer` (replicates, sizes, 2), is extrapolated to
+    u = 0. If the `noise` in the squares (replicates, sizes) is known and `fewer` also has the squares (4), E|error|² at
+    u = 0 needs no extrapolation, and the parabola is used only for (E|error|)²/E|error|², which depends little on u:
+    the same estimate with less variance (a quarter less for a slope at half noise). Each row carries its influence on
+    the extrapolation to first order, so that the variance of the rows is that of the corrected error. Compared with
+    every token as a query (d = 4, H = 0.4, n = 100 to 800, 32 queries), the error of the covariance is 4% to 8% too
+    large before and 0.2% to 0.7% (± 0.4%) after.
     """
     norms, weights = np.concatenate((errors[..., None], fewer[..., :2]), -1), _at_no_noise(queries, sizes)
     means, tiny = norms.mean(0), np.finfo(float).tiny
@@ -209,7 +210,7 @@ def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, siz
 
 
 def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:
-    """Lagrange's weights (sizes, 3) of values with all queries, halves and quarters of them in that of u = 0."""
+    """Lagrange weights (sizes, 3) that extrapolate values from all, half and a quarter of the queries to u = 0."""
     n = np.asarray(sizes, dtype=float)
     q = np.minimum(queries, n)
     u = np.stack([parts / q - 1 / n for parts in PARTS], -1)

@@ -1,7 +1,7 @@
-"""Tails that decide whether a bound or an interval applies: Pareto shape, Hill index, log-moment curves.
+"""Tests of tails, which decide whether a bound applies: Pareto shape, Hill index and log-moment curves.
 
-A generalised Pareto law with shape k has moments below 1/k only: weights with k̂ < 1/2 look like a law of finite
-variance. It describes the tail that was seen; what an interval rests on is judged by `theory.observed_validity`.
+A generalised Pareto law with shape k has finite moments only below the order 1/k, so weights with k̂ < 1/2 look like a
+law of finite variance. k̂ describes the observed tail; `theory.observed_validity` judges intervals.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from limitlens.arrays import array_like, library, native, pd, to_numpy
 from limitlens.errors import Array, InputError, as_array
 from limitlens.outcome import Outcome
 from limitlens.record import Run
-from limitlens.report.view import SHADES, Cell, Table, View, cells, points
-from limitlens.report.words import read_words, sentence, worded_figure, worded_view
+from limitlens.report.text import sentence
+from limitlens.report.view import SHADES, Axis, Cell, Figure, Guide, Section, Table, View, cells, points
 from limitlens.results import Result
 
-WORDS = read_words("statistics/words.json")
-_IN_CACHE = 1 << 14  # numbers of a table that are made at a time on a CPU
-FALSE_ALARM = 1e-3  # chance that a Gaussian sample exceeds its own curve somewhere, were excesses normal
+_IN_CACHE = 1 << 14  # numbers of a table computed at a time on a CPU
+FALSE_ALARM = 1e-3  # probability that a Gaussian sample exceeds the threshold anywhere, for normal excesses
 
 
 def tail_length(n: int) -> int:
-    """Number of largest values a Pareto fit uses: min(n/5, 3√n), as in Pareto smoothed importance sampling."""
+    """Number of largest values that a Pareto fit uses: min(n/5, 3√n), as in Pareto smoothed importance sampling."""
     return int(np.ceil(min(0.2 * n, 3.0 * np.sqrt(n))))
 
 
 def sorted_shape(scores: Any) -> Any:
     """Pareto shape k̂ of attention weights from the largest scores of each query, (..., m + 1) to (...), m at least 5.
 
-    The weights e^{score} above the smallest score given are fitted by a generalised Pareto law, so pass the
-    `tail_length(n)` + 1 largest scores of n, in increasing order: an array, or a tensor on any device. A shift of all
+    `scores` are the `tail_length(n)` + 1 largest of n scores in increasing order, an array or a tensor on any device.
+    The generalised Pareto law is fitted to the weights e^{score} above that of the smallest score; a shift of all
     scores changes nothing. The shape is shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
     """
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
@@ -50,8 +49,7 @@ def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
     """Shape k and scale σ of a generalised Pareto law by the posterior mean of Zhang and Stephens (2009).
 
     The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, (..., m) to (...) twice. The
-    profile likelihood in θ = -k/σ is averaged over a grid placed by the first quartile, which needs no iteration and
-    has no failure case.
+    profile likelihood in θ = -k/σ is averaged over a grid placed by the first quartile, without iteration.
     """
     x = np.sort(as_array("exceedances", exceedances), axis=-1)
     if x.ndim == 0 or x.shape[-1] < 5:
@@ -63,7 +61,7 @@ def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
 
 
 def _posterior_mean(x: Any) -> tuple[Any, Any]:
-    """Shape and scale of exceedances in increasing order, (..., m) to (...) twice."""
+    """Pareto shape and scale of exceedances in increasing order, (..., m) to (...) twice."""
     lib, m = library(x), x.shape[-1]
     flat = x[..., -1:] <= 0.0
     x = lib.where(flat, 1.0, x)  # a tail of equal values has shape 0 by convention, set below
@@ -73,7 +71,7 @@ def _posterior_mean(x: Any) -> tuple[Any, Any]:
     grid = array_like(x, 1.0 - np.sqrt(count / (np.arange(1, count + 1) - 0.5)))
     theta = 1.0 / largest + grid / (3.0 * quartile)
     theta = lib.where(theta == 0.0, 1e-12 / largest, theta)  # σ = -k/θ is continuous there, its formula is not
-    # A few grid points at a time on a CPU: the whole table is (queries, grid, tail).
+    # On a CPU a few grid points at a time, to stay in the cache: the whole table is (queries, grid, tail).
     step = count if lib is not np else max(1, _IN_CACHE // x.size)
     parts = (-theta[..., start : start + step, None] for start in range(0, count, step))
     shapes = lib.concatenate([lib.log1p(part * x[..., None, :]).mean(-1) for part in parts], -1)
@@ -85,32 +83,31 @@ def _posterior_mean(x: Any) -> tuple[Any, Any]:
 
 
 def hill(values: ArrayLike, tail: int) -> Array:
-    """Hill's γ̂ = 1/α of a power tail, the mean of ln(x_(i)/x_(tail+1)) over the `tail` largest: (..., n) to (...).
+    """Hill estimator γ̂ = 1/α of a power tail: mean of ln(x_(i)/x_(tail+1)) over the `tail` largest, (..., n) to (...).
 
-    It stays positive and falls only slowly for lighter tails, so read it beside `fit_generalised_pareto`.
+    γ̂ is positive for every law and small only for very light tails, so use it together with `fit_generalised_pareto`.
     """
     x = np.sort(as_array("values", values), axis=-1)
     if x.ndim == 0 or not 1 <= tail < x.shape[-1]:
         raise InputError(f"tail is {tail} for values of shape {x.shape}; expected between 1 and n - 1")
     threshold = x[..., -tail - 1, None]
     if (threshold <= 0).any():
-        told = "expected positive values, so take a smaller tail or absolute values"
-        raise InputError(f"the tail reaches zero or below; {told}")
+        raise InputError("the tail has values of 0 or below; expected positive ones, so use a smaller tail or |values|")
     return np.asarray(np.mean(np.log(x[..., -tail:] / threshold), axis=-1))
 
 
 class Verdict(Outcome):
-    """What the tails of a set of tokens allow; the value is the word shown to a reader."""
+    """Verdict on the tails of a set of tokens."""
 
     SUB_GAUSSIAN = (
         "sub-Gaussian",
-        "nothing exceeds the Gaussian curve, and a direction with the tail of a Laplace law would have been found "
-        "nine times in ten; a sample cannot prove that the covariance is a variance proxy",
+        "nothing exceeds the Gaussian curve, and the test detects one direction with a Laplace tail nine times in ten; "
+        "a sample cannot prove that the covariance is a variance proxy",
     )
     CANNOT_TELL = (
         "cannot tell",
-        "nothing exceeds the Gaussian curve, but in this dimension so few tokens would not show a direction with the "
-        "tail of a Laplace law",
+        "nothing exceeds the Gaussian curve, but in this dimension there are too few tokens to detect one direction "
+        "with a Laplace tail",
         "use as many tokens as the report asks for, or fewer dimensions",
     )
     ABOVE_GAUSSIAN = (
@@ -129,27 +126,29 @@ class Verdict(Outcome):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TailReport(Result):
-    """Are these tokens sub-Gaussian? Their log-moment curve K̂ along whitened directions, and the tail of norms."""
+    """Test whether tokens are sub-Gaussian: log-moment curves K̂ along whitened directions, and the tail of norms."""
 
     kind, file = "tail verdict", "tails"
     verdict: Verdict
-    tilts: Array  # (points,): lengths s of the whitened tilts
-    excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, above 0 where tokens exceed the Gaussian curve
-    stderr: Array  # its standard error (delta method, whitening included)
-    variance_proxy: float  # the largest K̂(s u)/(s²/2), at least 1: times Σ a variance proxy as far as the sample sees
+    tilts: Array  # (points,): lengths s of the tilts in whitened coordinates
+    excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, positive where tokens exceed the Gaussian curve
+    stderr: Array  # (directions, points): standard error of the excess (delta method, whitening included)
+    variance_proxy: float  # the largest K̂(s u)/(s²/2), at least 1: times Σ, the variance proxy seen in the sample
     hill_norm: float  # Hill γ̂ of the norms of the whitened tokens
     pareto_norm: float  # generalised Pareto shape k̂ of the same norms and its standard error (1 + k̂)/√m
     pareto_norm_stderr: float
     kurtosis: float  # Mardia's E|y|⁴ - d(d+2) of whitened tokens y in standard errors of a Gaussian sample
-    needed: int  # tokens from which on one Laplace direction among as many would be found nine times in ten
+    needed: int  # tokens needed to detect one Laplace direction in this dimension nine times in ten
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON-ready mapping."""
-        told = {"verdict": self.verdict.value, "meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
-        told |= {name: getattr(self, name) for name in ("variance_proxy", "hill_norm", "kurtosis", "needed")}
-        curves = {name: getattr(self, name) for name in ("tilts", "excess", "stderr")}
-        norm = {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr}
-        return {**told, "pareto_norm": norm, "log_moment": curves}
+        names = ("variance_proxy", "hill_norm", "kurtosis", "needed")
+        return {
+            **{"verdict": self.verdict.value, "meaning": self.verdict.meaning, "remedy": self.verdict.remedy},
+            **{name: getattr(self, name) for name in names},
+            "pareto_norm": {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr},
+            "log_moment": {name: getattr(self, name) for name in ("tilts", "excess", "stderr")},
+        }
 
     @classmethod
     def load(cls, run: Run) -> Self:
@@ -166,17 +165,30 @@ class TailReport(Result):
         return pd.DataFrame({name: column.ravel() for name, column in zip(names, columns, strict=True)})
 
     def view(self) -> View:
-        """The verdict, then the log-moment curves, the farthest above the Gaussian one first."""
-        verdict, order = self.verdict, self.excess.max(axis=1).argsort()[::-1].tolist()
+        """The verdict, then the log-moment curves, the largest excess over the Gaussian curve first."""
+        order = self.excess.max(axis=1).argsort()[::-1].tolist()
         rows: list[list[Cell]] = [[i, *cells(self.excess[i], self.stderr[i])] for i in order]
-        columns = ["direction", *(f"s = {s:.2f}" for s in self.tilts)]
         series = [
             points(f"direction {i}", self.tilts, self.excess[i], shade, self.stderr[i], joined=True, positive=False)
             for i, shade in zip(order, SHADES, strict=False)
         ]
-        figure, table = worded_figure(WORDS["figure"], series), Table(WORDS["table"], columns, rows, shown=5)
-        known = {"directions": len(rows), "longest": self.tilts[-1], "remedy": sentence(verdict.remedy)}
-        return worded_view(WORDS, [figure, table], of=self, verdict=verdict, **known)
+        axes = (Axis("length s of the whitened tilt"), Axis("K(s u)/(s²/2) − 1"))
+        figure = Figure("Excess over the Gaussian curve", *axes, series, [Guide("Gaussian", y=0.0)])
+        title = "K(s u)/(s²/2) − 1 along whitened directions u: positive where it exceeds the Gaussian curve"
+        table = Table(title, ["direction", *(f"s = {s:.2f}" for s in self.tilts)], rows, shown=5)
+        measured = (
+            f"The log-moment curves of the tokens along {len(rows)} whitened directions and their kurtosis were "
+            "compared with those of a Gaussian law, and a Pareto tail was fitted to their norms."
+        )
+        found = (
+            f"The verdict is {self.verdict.value}: variance proxy {self.variance_proxy:.3g}, kurtosis "
+            f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape {self.pareto_norm:.2f} "
+            f"± {self.pareto_norm_stderr:.2f} and Hill index {self.hill_norm:.2f}; {self.verdict.meaning}."
+        )
+        advice = f"{sentence(self.verdict.remedy)} The test detects one heavy direction from {self.needed} tokens on."
+        subtitle = f"{len(rows)} directions · lengths s up to {self.tilts[-1]:.2f}"
+        sections = [Section("Log-moment curves", "With 95% bars.", [figure, table])]
+        return View(f"Tails: {self.verdict.value}", subtitle, (measured, found, advice), sections)
 
     def __repr__(self) -> str:
         return (
@@ -189,15 +201,16 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
     """Compare the log-moment curve of tokens (n, d) with ½ tᵀΣt along directions, and fit the tail of their norms.
 
     At least 100 tokens are centred and whitened with their own covariance; `directions` (directions, d) are in whitened
-    coordinates, both signs of the principal axes and of the tokens' own coordinates when absent. The curve has `points`
-    lengths up to s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess counts when it is four
-    standard errors above zero (in one dimension; more where there are more directions to err in).
+    coordinates, by default both signs of the principal axes and of the coordinate axes. The curve has `points` lengths
+    up to s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess is significant from four standard
+    errors on (in one dimension; more with more directions).
 
-    So does Mardia's kurtosis E|y|⁴, which needs no direction: strictly sub-Gaussian laws have at most d(d+2), as the
-    Gaussian one, since κ₃ = 0 and κ₄ t⁴/24 is what their K has beyond ½ t². It decides what can be told: one direction
-    of Laplace's excess 3 is found nine times in ten from `tokens_needed(d)` on [V]. A power tail needs a k̂ of the norms
-    three standard errors above zero (Gaussian norms have a slightly negative k̂, exponential ones zero), one standard
-    error in the upper quarter of the tail, and values that differ: a law on few points has no power tail.
+    Mardia's kurtosis E|y|⁴ is tested the same way, and needs no direction: strictly sub-Gaussian laws have at most the
+    d(d+2) of the Gaussian one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². It sets the power of the
+    test: one direction with the excess 3 of Laplace is detected nine times in ten from `tokens_needed(d)` on [V]. A
+    power tail needs a k̂ of the norms three standard errors above zero (Gaussian norms have a slightly negative k̂,
+    exponential ones zero), one standard error in the upper quarter of the tail, and mostly distinct values: a law on
+    few points has no power tail.
     """
     x = as_array("tokens", tokens, ndim=2)
     if len(x) < 100 or x.shape[1] < 1:
@@ -206,13 +219,13 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
 
 
 def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
-    """What `check_tails` says of enough tokens (n, d): an array, or a tensor on any device."""
+    """`check_tails` for tokens (n, d) that need no check: an array, or a tensor on any device."""
     n, centred = len(x), x - x.mean(0)
     covariance = centred.T @ centred / n
     as_array("the covariance of the tokens", *to_numpy(covariance))
-    to_white, own = _whitener(*to_numpy(*library(x).linalg.eigh(covariance)))
+    to_white, coordinates = _whitener(*to_numpy(*library(x).linalg.eigh(covariance)))
     white, rank = centred @ array_like(x, to_white), to_white.shape[1]
-    axes = np.concatenate((np.eye(rank), own))
+    axes = np.concatenate((np.eye(rank), coordinates))
     units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
     lengths = np.linalg.norm(units, axis=1, keepdims=True)
     if units.shape[1] != rank or not (lengths > 0).all():
@@ -227,7 +240,7 @@ def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> Ta
     norms, tail = np.sort(np.sqrt(squares)), tail_length(n)
     (shape, shape_stderr), (upper, upper_stderr) = (_tail_shape(norms, m) for m in (tail, max(tail // 4, 5)))
     verdict, needed = Verdict.SUB_GAUSSIAN, tokens_needed(rank)
-    differ = np.mean(np.diff(norms[-tail:]) > 1e-9 * norms[-1]) > 0.5  # most, as those of a law with a density do
+    differ = np.mean(np.diff(norms[-tail:]) > 1e-9 * norms[-1]) > 0.5  # most values differ, as under a density
     if shape > 3 * shape_stderr and upper > upper_stderr and differ:
         verdict = Verdict.POWER
     elif kurtosis > 4 or (excess > ndtri(1 - FALSE_ALARM / excess.size) * stderr).any():
@@ -240,9 +253,9 @@ def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> Ta
 
 
 def tokens_needed(dim: int) -> int:
-    """n from which Mardia's kurtosis finds one Laplace direction among `dim` Gaussian ones nine times in ten [V].
+    """n from which Mardia's kurtosis detects one Laplace direction among `dim` Gaussian ones nine times in ten [V].
 
-    Its excess 3 must be 4 + 1.3 standard errors √(8d(d+2)/n); 300 more for the noise of the direction itself.
+    The excess 3 must be 4 + 1.3 standard errors √(8d(d+2)/n); 300 more for the noise of the direction itself.
     """
     return 28 * dim * (dim + 2) + 300
 
@@ -254,24 +267,26 @@ def _tail_shape(norms: Array, tail: int) -> tuple[float, float]:
 
 
 def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
-    """What centred tokens, whose covariance has these eigenvalues (d,) and axes (d, d), are multiplied by to be in them
-    with unit variance, those without variance dropped, (d, rank), and their own coordinates as whitened directions,
-    (at most d, rank)."""
+    """Whitening matrix (d, rank) from the eigenvalues (d,) and axes (d, d) of a covariance, and coordinate directions.
+
+    Axes without variance are dropped. The second array (at most d, rank) holds the original coordinates as directions
+    in whitened space.
+    """
     kept = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 0.0)
     if not kept.any():
         raise InputError("all tokens are equal; expected tokens with some spread")
     root, vectors = np.sqrt(eigenvalues[kept]), vectors[:, kept]
-    # Whoever found them, the largest entry of an axis is positive.
+    # Fix the sign of each axis, which depends on the library: its largest entry is positive.
     vectors = vectors * np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], 0))
-    own = vectors * root  # <own row, white> is the coordinate itself
-    varies = np.linalg.norm(own, axis=1) > 1e-5 * root[-1]
-    return np.asarray(vectors / root), own[varies] if own.shape[1] > 1 else own[:0]
+    coordinates = vectors * root  # <row, white> is the coordinate itself
+    varies = np.linalg.norm(coordinates, axis=1) > 1e-5 * root[-1]
+    return np.asarray(vectors / root), coordinates[varies] if coordinates.shape[1] > 1 else coordinates[:0]
 
 
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """K̂(s)/(s²/2) - 1 and its standard error for projections (directions, n) at lengths s: (directions, points).
 
-    Lengths are multiples 1, 2, 3, ... of the first, so that weights are powers of those there.
+    Lengths must be multiples 1, 2, 3, ... of the first: the weights are powers of those at the first length.
     """
     lib, (directions, n) = library(projections), projections.shape
     length, excess, stderr = array_like(projections, s), [], []
@@ -287,8 +302,8 @@ def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
         first, square, cube, fourth = (lib.einsum("dn,dn->d", powers[i], powers[j])[:, None] / n for i, j in pairs)
         slope, second = slope / mass, second / mass  # the first is K̂'(s)
         spread = lib.einsum("dpn,dpn->dp", weights, weights) / (n * mass * mass)
-        # Whitening with the sample's own mean and variance takes out their noise: the influence left is
-        # w − s x − b x², b = s K̂'(s)/2, of which this is the variance.
+        # Whitening with the sample mean and variance removes their noise: the remaining influence is
+        # w − s x − b x², b = s K̂'(s)/2, and this is its variance.
         b = length / 2 * slope
         variance = spread + length**2 * square + b * b * fourth + 2 * (length * (b * cube - slope) - b * second)
         variance = variance - (1 - length * first - b * square) ** 2
