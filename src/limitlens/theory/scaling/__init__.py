@@ -1,6 +1,6 @@
-"""Scaling limits of attention from one query: where it averages, selects or collapses, and what it does to a density.
+"""Scaling limits of attention from one query over keys on a sphere: averaging, selection and collapse.
 
-`laws`: how keys lie around the query; `control`: the scale of θ; `points`, `weights`, `top_weight`: expectations of the
-ordered weights and of the output; `regimes`: the two sides of the critical scale; `heat`: the flow of a density through
-layers. `limitlens.theory` offers all their functions; `limitlens.critical` measures the same quantities.
+`laws`: distribution of the keys around the query; `control`: the parameter θ; `points`, `weights`, `top_weight`:
+expectations of the ordered weights and of the output; `regimes`: the limits θ → ∞ and θ → 0; `heat`: evolution of a
+density through layers. `limitlens.experiments.scaling_limits` measures the same quantities.
 """

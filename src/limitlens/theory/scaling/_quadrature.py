@@ -1,7 +1,7 @@
-"""Quadrature that does not mind a power singularity at either end of the interval.
+"""Quadrature rules: tanh-sinh for integrands with power singularities at the ends, and Gauss-Legendre panels.
 
-The tanh-sinh rule: v = 1 / (1 + exp(−π sinh t)) crowds its nodes towards both ends of (0, 1), so that the trapezoidal
-rule in t converges at a near-exponential speed for analytic integrands times v^p, p > −1.
+The tanh-sinh rule substitutes v = 1 / (1 + exp(−π sinh t)), which puts nodes close to both ends of (0, 1). The
+trapezoidal rule in t then converges almost exponentially for analytic integrands times v^p, p > −1.
 """
 
 from functools import lru_cache
@@ -21,7 +21,7 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
     node, complement = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
     weight = np.pi * np.cosh(t) * node * complement * (t[1] - t[0])
     for array in (node, complement, weight):
-        array.setflags(write=False)  # the cache hands out the same arrays to everyone
+        array.setflags(write=False)  # all callers share the cached arrays
     return node, complement, weight
 
 

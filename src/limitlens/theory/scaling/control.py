@@ -1,14 +1,14 @@
-"""The control parameter θ, the effective number of keys, and the inverse problems around θ = 1.
+"""The control parameter θ (an effective number of keys), the critical scale θ = 1, and regimes of attention.
 
     θ = n E e^{−βD} = n e^{K(β)−β}            exact, for any law of the keys,
     θ ~ n c Γ(a+1) β^{−a}                     as β grows, when P(D ≤ s) ~ c s^a.
 
-θ → ∞: attention averages (subcritical). θ of order one: a handful of keys share the mass (critical). θ → 0: it
-collapses onto the nearest key (supercritical). The critical scale is θ = 1, that is β ~ (n c Γ(a+1))^{1/a}, 1/a = 2/α.
+For θ → ∞ attention averages over many keys (subcritical), for θ of order one a few keys share the weight (critical),
+for θ → 0 it collapses onto the nearest key (supercritical). At θ = 1, β ~ (n c Γ(a+1))^{1/a} with 1/a = 2/α.
 
-How many keys share the mass at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
-about 2^{−a} beyond. So a regime is named by the expected participation. That of a measured head
-(`limitlens.probing.regimes`) also asks how its effective tokens grow with n.
+How many keys share the weight at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
+about 2^{−a} in higher ones. `regime` therefore uses the expected participation E Σw². The regime of a measured head
+(`limitlens.probing.regimes`) also uses the growth of its effective tokens with n.
 """
 
 import math
@@ -22,18 +22,18 @@ from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower
 
 Regime = Literal["averaging", "selective", "frozen"]
 
-AVERAGING_FROM = 20.0  # keys that share the mass, 1/EΣw²: in dimension 3 this is θ = 10
+AVERAGING_FROM = 20.0  # effective number of keys 1/EΣw²: in dimension 3 this is θ = 10
 FROZEN_FROM = 0.9  # EΣw²: in dimension 3 this is θ = 0.1
-_SMALLEST_LOG = -690.0  # of θ
+_SMALLEST_LOG = -690.0  # smallest log θ
 
-# Each hands back the number it was given, or raises an `InputError`.
+# Each returns its number, or raises an `InputError`.
 check_keys = partial(check_number, "n", expected="a number of keys of at least 2", low=2)
 check_beta = partial(check_number, "beta", expected="a positive inverse temperature", closed=False)
 check_theta = partial(check_number, "theta", expected="a positive effective number of keys", closed=False)
 
 
 def theta(n: float, beta: float, law: Law) -> float:
-    """θ = n E e^{−βD}: exact for a known law, asymptotic for a local one.
+    """Control parameter θ = n E e^{−βD}: exact for a `GapLaw`, asymptotic for a `LocalPower`.
 
     >>> law = theory.uniform(5)
     >>> round(theory.theta(10_000, 122.0, law), 4), round(theory.theta(10_000, 122.0, law.local), 4)
@@ -49,7 +49,7 @@ def theta(n: float, beta: float, law: Law) -> float:
 
 
 def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
-    """The β at which n keys have the effective number θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a local law.
+    """The β at which n keys have θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a local law.
 
     >>> law = theory.uniform(5)
     >>> round(theory.critical_beta(10_000, law), 2), round(theory.critical_beta(10_000, law.local), 2)
@@ -80,7 +80,7 @@ def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
 
 
 def regime(participation: float) -> Regime:
-    """What attention does when E Σw² = `participation`: averages, selects among a few keys, or has frozen onto one.
+    """Regime of attention with E Σw² = `participation`: averaging, selective (few keys) or frozen (one key).
 
     >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
     ['averaging', 'selective', 'frozen']

@@ -1,13 +1,13 @@
-"""What averaging attention does to a density: the heat equation run backwards.
+"""Evolution of a token density through layers of attention: the heat equation run backwards.
 
-With values equal to keys, weights exp(−β|x−y|²/2) move a token at x to T(x) = x + (1/β) ∇log(f ∗ N(0, I/β)): up the
-density. To first order in 1/β the density then changes by −Δf/β, so that layers play the part of time:
+With values equal to keys, weights exp(−β|x−y|²/2) move a token at x to T(x) = x + (1/β) ∇log(f ∗ N(0, I/β)), up the
+density. To first order in 1/β one layer changes the density by −Δf/β, so layers are time steps of
 
     f_t = −Δf,    t = (number of layers) / β.
 
 On the sphere S^{d−1} (the circle is d = 2) the output is projected back onto it, and a density that depends on the
 polar angle alone is a sum Σ c_l G_l(cos θ) of Legendre polynomials in dimension d, normalised to G_l(1) = 1 (cos lθ on
-the circle). There everything is exact: by Funk and Hecke the kernel e^{β<x,y>} multiplies the mode l by
+the circle). By the Funk-Hecke formula the kernel e^{β<x,y>} multiplies the mode l exactly by
 
     λ_l(β)/λ_0(β) = I_{d/2−1+l}(β)/I_{d/2−1}(β) = Π_{j<l} A_{d+2j}(β),
 
@@ -30,7 +30,7 @@ from limitlens.theory.scaling.regimes import averaging
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """The rate l(l+d−2) at which a mode grows under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}.
+    """Growth rate l(l+d−2) of a mode under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}.
 
     >>> theory.heat_growth(2, dim=3)
     6.0
@@ -39,7 +39,7 @@ def heat_growth(degree: int, dim: int) -> float:
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """The factor by which one layer multiplies a small mode: 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0.
+    """Growth factor of a small mode in one layer, 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0.
 
     >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
     1.0005
@@ -51,10 +51,10 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 
 @dataclass(frozen=True)
 class ZonalFlow:
-    """The exact map of densities Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by one layer of attention at β.
+    """Exact map of densities Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by one layer of attention at β.
 
     Modes above `degree` are dropped after each layer: the backward heat equation amplifies the mode l by e^{l²t},
-    rounding errors included, so only a band-limited problem has an answer.
+    rounding errors included, so only the band-limited problem is well posed.
     """
 
     dim: int
@@ -78,13 +78,13 @@ class ZonalFlow:
                 path[layer] = self._push(path[layer - 1])
             lowest = self._density(path[layer]).min()
             if lowest < 0:
-                why = f"has blown up by layer {layer}: keep fewer modes than {self.degree} or fewer layers"
-                remedy = f"for the heat equation run backwards {why}" if layer else "so lower the modes"
+                grown = f"but the backward heat equation has diverged by layer {layer}; use fewer modes than "
+                remedy = f"{grown}{self.degree} or fewer layers" if layer else "so use smaller coefficients"
                 raise InputError(f"the density falls to {lowest:.3g}; expected 1 + Σ c_l G_l ≥ 0, {remedy}")
         return path
 
     def displacement(self, coefficients: Array, t: Array) -> Array:
-        """How far one layer moves tokens at t = cos θ along the polar angle: (points,) to angles (points,)."""
+        """Change of the polar angle θ of tokens at t = cos θ in one layer: (points,) to angles (points,)."""
         modes, slopes = _legendre(t, self.dim, self.degree)
         multiplier, derivative = self._kernel
         full = np.concatenate([[1.0], coefficients])
@@ -92,10 +92,11 @@ class ZonalFlow:
         return np.asarray(np.arctan2(tangential, (full * derivative) @ modes))
 
     def _push(self, coefficients: Array) -> Array:
-        """c_l' = N_l ∫ G_l(T x) f(x) dσ(x): the push-forward seen by each mode, no inverse of T needed."""
+        """The modes of the push-forward by T, c_l' = N_l ∫ G_l(T x) f(x) dσ(x)."""
         t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
-        images, degrees = _legendre(moved, self.dim, self.degree)[0], np.arange(1.0, self.degree + 1)
+        images = _legendre(moved, self.dim, self.degree)[0]
+        degrees = np.arange(1.0, self.degree + 1)
         # N_l, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle
         many = (2 * degrees + self.dim - 2) / degrees * special.binom(degrees + self.dim - 3, degrees - 1)
         return np.asarray(many * (images[1:] @ (weight * self._density(coefficients))))
@@ -111,13 +112,15 @@ class ZonalFlow:
 
     @cached_property
     def _nodes(self) -> tuple[Array, Array, Array]:
-        """Nodes t, enough for products of kernel and modes, their weights, and the modes there."""
+        """Quadrature nodes t, their weights, and the modes at the nodes."""
         t, weight = _sphere_nodes(self.dim, 4 * self.degree + 64)
         return t, weight, _legendre(t, self.dim, self.degree)[0]
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
-    """N(0, Σ) after 0, 1, … layers, (layers + 1, d, d), exact: Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}; heat says Σ − 2tI.
+    """Exact covariance of N(0, Σ) after 0, 1, … layers: (layers + 1, d, d).
+
+    A layer maps Σ to MΣM, M = Σ(Σ + I/β)^{−1}; the backward heat equation gives Σ − 2tI.
 
     >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
     [1.0, 0.9803, 0.9606]
@@ -132,23 +135,23 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of the density f = 1 + ε cos θ; on the circle √(1 − √(1 − ε²))."""
+    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ; √(1 − √(1 − ε²)) on the circle."""
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
 
 def token_noise(n: float, beta: float, dim: int) -> float:
-    """Standard deviation, along one direction, of where a layer sends a token that attends to n keys: √(1/(2β n_eff)).
+    """Standard deviation, along one direction, of a token's position after a layer with n keys.
 
-    In full √(tangential variance)/A_d(β), for keys and tokens of any density f: the noise at x is that of n f(x) keys,
-    and 1/f averages to one over f.
+    It is √(tangential variance)/A_d(β), about √(1/(2β n_eff)), averaged over tokens of any density f: the noise at x is
+    that of n f(x) keys, and 1/f averages to one over f.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Root mean square over tokens of a layer's move over its noise, density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}.
+    """Root mean square displacement in a layer over its noise, for density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}.
 
     >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
     1.225
@@ -159,7 +162,7 @@ def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
 
 
 def visible_until(n: float, dim: int, amplitude: float) -> float:
-    """The β where drift equals noise for n large: (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`.
+    """The β at which drift equals noise for large n, (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`.
 
     >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
     131.7

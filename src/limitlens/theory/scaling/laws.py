@@ -1,6 +1,6 @@
-"""Laws of the keys as the query sees them: the law of the gap D = 1 − <q, k> between a unit query and a unit key.
+"""Laws of the gap D = 1 − <q, k> between a unit query and a random unit key.
 
-At large β only the smallest gaps matter:
+At large β only the smallest gaps matter, where
 
     P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
 """
@@ -22,13 +22,13 @@ from limitlens.theory.scaling._quadrature import tanh_sinh
 
 _NODES = 401
 _SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
-_LARGEST_EXPONENT = 1000  # beyond, constants of the sphere are no numbers in float64
+_LARGEST_EXPONENT = 1000  # of α: above it constants of the sphere overflow float64
 _NEGLIGIBLE = 1e-18
 
 
 @dataclass(frozen=True)
 class LocalPower:
-    """P(D ≤ s) ~ c s^a alone: what the scaling limit keeps of a law, or what the nearest keys of a real head tell.
+    """The local power law P(D ≤ s) ~ c s^a, which determines the scaling limit and can be fitted to a model's keys.
 
     >>> round(theory.critical_beta(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
     141.42
@@ -45,24 +45,24 @@ class LocalPower:
 class GapLaw(ABC):
     """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
 
-    name: str  # what people call it
+    name: str
     a: float  # half the local exponent α
     log_c: float
-    tangent_dim: int | None  # the dimension of the directions around the query when keys are uniform over them
+    tangent_dim: int | None  # number of directions around the query; None if keys are not uniform over them
 
     @property
     def local(self) -> LocalPower:
-        """What the scaling limit keeps of it."""
+        """Its power law near zero."""
         return LocalPower(self.a, self.log_c)
 
     @property
     def parameters(self) -> dict[str, float]:
-        """What the law was made of, by name."""
+        """Its constructor arguments by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     @abstractmethod
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """The logarithm of the density of D at `gap`, with `to_antipode` = 2 − gap given apart for its accuracy."""
+        """Log-density of D at `gap`; `to_antipode` = 2 − gap is passed separately to keep its relative accuracy."""
 
     @property
     def exponent(self) -> float:
@@ -75,7 +75,7 @@ class GapLaw(ABC):
         return math.exp(self.log_c)
 
     def cdf(self, gap: ArrayLike) -> Array:
-        """P(D ≤ s), relative accuracy kept for tiny s: gaps (...) to probabilities (...)."""
+        """P(D ≤ s), relatively accurate for tiny s too: gaps (...) to probabilities (...)."""
         s = np.clip(as_array("gap", gap), 0, 2)
         node, complement, weight = tanh_sinh(_NODES)
         span = s[..., None]
@@ -97,7 +97,10 @@ class GapLaw(ABC):
         return self.tilted(beta)[0]
 
     def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """The same, and mean and variance of D under the law tilted by e^{−βD}: 1 − A_d(β), A_d'(β) if uniform."""
+        """log E e^{−βD}, and mean and variance of D under the law tilted by e^{−βD}: each of the shape of β.
+
+        For uniform keys mean and variance are 1 − A_d(β) and A_d'(β).
+        """
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
@@ -114,7 +117,7 @@ class GapLaw(ABC):
 
     @cached_property
     def _quantile_table(self) -> tuple[float, CubicHermiteSpline]:
-        # below the first gap the leading term is exact to the size of the gap, or u is below 1e-270
+        # Below the first gap the relative error of the leading term is the gap itself, or u is below 1e-270.
         first = max(1e-12, math.exp((-620 - self.log_c) / self.a))
         linear = np.linspace(max(first, 0.1), 1.9, 4000)
         gap = np.concatenate([np.geomspace(first, linear[0], 500)[:-1], linear, 2 - np.geomspace(0.1, 1e-9, 500)[1:]])
@@ -131,7 +134,7 @@ Law: TypeAlias = GapLaw | LocalPower
 
 
 def negligible_beyond(a: float) -> float:
-    """The x beyond which x^{a−1} e^{−x} holds a share 1e-18 of its mass."""
+    """The x beyond which lies a fraction 1e-18 of the mass of x^{a−1} e^{−x}."""
     return float(special.gammainccinv(a, _NEGLIGIBLE))
 
 
@@ -139,8 +142,8 @@ def negligible_beyond(a: float) -> float:
 class PowerGap(GapLaw):
     """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(a + γ/2, a) with a = (d−1)/2.
 
-    γ = 0 is the uniform law; the density vanishes at the query for γ > 0 and blows up there for γ < 0. The local
-    exponent is α = d − 1 + γ. A subsphere through the query is the uniform law in its own dimension.
+    γ = 0 is the uniform law; the density vanishes at the query for γ > 0 and diverges there for γ < 0. The local
+    exponent is α = d − 1 + γ. A subsphere through the query has the uniform law of its own dimension.
 
     >>> theory.PowerGap(5, power=1.0).exponent
     5.0
@@ -156,7 +159,9 @@ class PowerGap(GapLaw):
                 f"power is {self.power:g} in dimension {self.dim}; expected an exponent d − 1 + power from "
                 f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT:g}: power {_SMALLEST_EXPONENT + 1 - self.dim:g} or more"
             )
-        name, tangent_dim, a = "power" if self.power else "uniform", self.dim - 1, (self.dim - 1 + self.power) / 2
+        name = "power" if self.power else "uniform"
+        tangent_dim = self.dim - 1
+        a = (tangent_dim + self.power) / 2
         # c = 1/(a B(a, b) 2^a): for γ = 0 that is 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))
         log_c = -float(special.betaln(a, tangent_dim / 2)) - a * math.log(2) - math.log(a)
         vars(self).update(name=name, a=a, log_c=log_c, tangent_dim=tangent_dim)  # follow from the frozen fields
@@ -174,7 +179,7 @@ class PowerGap(GapLaw):
 
 @dataclass(frozen=True)
 class VonMisesFisherGap(GapLaw):
-    """Keys of the von Mises-Fisher law exp(κ<μ, k>) on S^{d−1}, seen from a query with <μ, q> = cosine.
+    """Keys of the von Mises-Fisher law exp(κ<μ, k>) on S^{d−1}, for a query with <μ, q> = cosine = cos φ.
 
     At the gap s the directions around the query follow a von Mises-Fisher law of concentration κ sinφ √(s(2−s)) on
     S^{d−2}, so the density of D is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), and
@@ -194,7 +199,8 @@ class VonMisesFisherGap(GapLaw):
         check_number("concentration", self.concentration, "a concentration of at least 0")
         if not -1 <= self.cosine <= 1:
             raise InputError(f"cosine is {self.cosine:g}; expected <mean direction, query> between -1 and 1")
-        even, on_axis = PowerGap(self.dim), abs(self.cosine) == 1 or self.concentration == 0
+        even = PowerGap(self.dim)
+        on_axis = abs(self.cosine) == 1 or self.concentration == 0
         log_c = even.log_c + self.concentration * self.cosine - float(radial_K(self.concentration, self.dim))
         vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
@@ -208,7 +214,7 @@ class VonMisesFisherGap(GapLaw):
 
 
 def uniform(dim: int) -> PowerGap:
-    """Keys uniform on S^{d−1}: a = (d−1)/2.
+    """Law of keys that are uniform on S^{d−1}: a = (d−1)/2.
 
     >>> law = theory.uniform(5)
     >>> law.a, law.exponent
@@ -218,7 +224,7 @@ def uniform(dim: int) -> PowerGap:
 
 
 def subsphere(dim: int, sub: int) -> PowerGap:
-    """Keys uniform on a subsphere S^{m−1} of S^{d−1} that holds the query: the local exponent is α = m − 1.
+    """Law of keys that are uniform on a subsphere S^{m−1} of S^{d−1} through the query: α = m − 1.
 
     >>> theory.subsphere(9, sub=3).exponent
     2.0
@@ -232,7 +238,7 @@ def subsphere(dim: int, sub: int) -> PowerGap:
 def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
-    """The law of a name, as the command line spells it: uniform, vmf, subsphere or power.
+    """The gap law with a name of the command line: uniform, vmf, subsphere or power.
 
     >>> theory.named_law('vmf', 5, concentration=10.0).exponent
     4.0

@@ -1,6 +1,6 @@
-"""The rescaled gaps x = βD of the keys as a point process, and expectations of what softmax does with them.
+"""The rescaled gaps x = βD of the keys as a point process, and expectations over their softmax weights.
 
-Weights are w_j = e^{−x_j} / Σ_i e^{−x_i}. Two point processes matter, with the same interface:
+Weights are w_j = e^{−x_j} / Σ_i e^{−x_i}. Two point processes have the same interface:
 
 - `PoissonPoints`: the scaling limit, a Poisson process on (0, ∞) of intensity dΛ = θ x^{a−1}/Γ(a) dx;
 - `KeyPoints`: n independent keys of a given law at a given β, with dΛ = n dF(x/β) on (0, 2β): exact at finite n.
@@ -9,7 +9,7 @@ Writing 1/S^p = ∫ s^{p−1} e^{−sS} ds / Γ(p) for the sum S = Σ e^{−x_i}
 
     E Σ_j φ(x_j) w_j^p = 1/Γ(p) ∫ dy V(Φ(y)) ∫ φ(x) e^{pz − e^z} dΛ(x),     Φ(y) = ∫ (1 − e^{−e^z}) dΛ(x),
 
-where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n keys. Nothing is asymptotic in it.
+where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n keys. Both are exact.
 """
 
 import math
@@ -29,8 +29,8 @@ from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
 from limitlens.theory.scaling.laws import GapLaw, negligible_beyond
 
 _NODES = 401
-_SATURATED = 4.0  # e^{−e^4} = 2e-24: keys with z beyond it count fully
-_SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing to double precision
+_SATURATED = 4.0  # for z above it 1 − e^{−e^z} is 1 up to 2e-24
+_SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing in float64
 
 
 class Points(ABC):
@@ -43,26 +43,26 @@ class Points(ABC):
 
     @abstractmethod
     def reach(self, count: ArrayLike) -> Array:
-        """The x within which `count` keys lie on average, the inverse of `cumulative`: (...) to (...)."""
+        """The x with `count` keys in [0, x] on average, the inverse of `cumulative`: (...) to (...)."""
 
     @abstractmethod
     def cumulative(self, x: Array) -> Array:
-        """Λ([0, x]), the mean number of keys within x."""
+        """Λ([0, x]), the mean number of keys in [0, x]."""
 
     @abstractmethod
     def density(self, x: Array, to_edge: Array) -> Array:
-        """dΛ/dx, with `to_edge` = edge − x given apart for its accuracy (infinite when there is no edge)."""
+        """dΛ/dx; `to_edge` = edge − x, infinite without an edge, is passed separately to keep its accuracy."""
 
     @abstractmethod
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """The factor V(Φ) that the other keys leave when `chosen` of them are singled out."""
+        """The factor V(Φ) of all keys but `chosen` ones (1, or 2 for a pair)."""
 
     @abstractmethod
     def tangent_square(self, x: Array) -> Array:
-        """β times the squared distance of a key to the axis of the query."""
+        """β times the squared distance of a key from the axis of the query."""
 
     def mean_over(self, kernel: Callable[[Array, Array], Array], chosen: int = 1) -> float:
-        """∫ dy V(Φ(y)) [∫ kernel(x, z) dΛ(x)]^chosen, z = y − x: over keys, or over ordered pairs of different ones.
+        """∫ dy V(Φ(y)) [∫ kernel(x, z) dΛ(x)]^chosen, z = y − x: a sum over keys, or over ordered pairs of keys.
 
         `kernel` must decay like e^{z − e^z}.
         """
@@ -72,13 +72,13 @@ class Points(ABC):
 
     @cached_property
     def _grid(self) -> tuple[Array, Array, Array, Array, Array]:
-        """Weights (rows,) of the integral over y, then x, z and masses (rows, nodes) at each, and Φ(y) (rows,)."""
+        """Weights (rows,) of the integral over y; x, z and masses (rows, nodes) for each y; and Φ(y) (rows,)."""
         y, weight = panels(self._panel_edges())
         x, mass, expected = self._rows(y)
         return weight, x, y[:, None] - x, mass, expected
 
     def _rows(self, y: Array) -> tuple[Array, Array, Array]:
-        """Per y (rows): nodes x, their masses under Λ, both (rows, nodes), and Φ(y), (rows,)."""
+        """For each y (rows,): nodes x and their masses under Λ, both (rows, nodes), and Φ(y), (rows,)."""
         low = np.minimum(np.maximum(y - _SATURATED, 0), self.edge)
         high = np.minimum(np.maximum(y, 0) + negligible_beyond(self.a), self.edge)
         x, mass = self.between(low, high)
@@ -95,7 +95,7 @@ class Points(ABC):
         return x, self.density(x, to_edge) * (span * weight)
 
     def _panel_edges(self) -> Array:
-        """Edges in y of panels on which the integrands are smooth: Φ grows by at most e, the width is at most |y|/4."""
+        """Edges in y of panels with smooth integrands: Φ grows by a factor e at most, the width is at most |y|/4."""
         bottom = math.log(_SMALLEST) - self.log_theta - 1  # since Φ(y) ≤ θ e^y
         top = float(self.reach(_LARGEST)) + _SATURATED
         low, high = self._level(_SMALLEST, bottom, top), self._level(_LARGEST, bottom, top)
@@ -106,7 +106,7 @@ class Points(ABC):
         return np.asarray(np.interp(np.linspace(0, count[-1], math.ceil(count[-1]) + 1), count, y))
 
     def _level(self, goal: float, bottom: float, top: float) -> float:
-        """The y in [bottom, top] with Φ(y) = goal, or `top` when Φ stays below (fewer keys than the goal)."""
+        """The y in [bottom, top] with Φ(y) = goal, or `top` if Φ stays below it (fewer keys than the goal)."""
 
         def excess(y: float) -> float:
             return math.log(max(float(self._rows(np.array([y]))[2][0]), 1e-300) / goal)
@@ -142,7 +142,7 @@ class PoissonPoints(Points):
         return np.asarray(self.theta * np.exp(special.xlogy(self.a - 1, x) - math.lgamma(self.a)))
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """e^{−Φ}: the other keys of a Poisson process do not notice the chosen ones."""
+        """e^{−Φ}: the other keys of a Poisson process are independent of the chosen ones."""
         return np.asarray(np.exp(-expected))
 
     def tangent_square(self, x: Array) -> Array:
@@ -155,7 +155,7 @@ class KeyPoints(Points):
     """n independent keys of a law at inverse temperature β: exact at finite n.
 
     >>> keys = theory.KeyPoints(theory.uniform(5), 10_000, 122.0)
-    >>> round(1 / theory.participation(keys), 2)  # keys that share the mass
+    >>> round(1 / theory.participation(keys), 2)  # effective number of keys
     4.89
     """
 

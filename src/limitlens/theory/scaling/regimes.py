@@ -1,4 +1,4 @@
-"""The two sides of the critical scale: attention that averages (θ → ∞) and attention that collapses (θ → 0)."""
+"""The two sides of the critical scale: averaging over many keys (θ → ∞) and collapse onto one key (θ → 0)."""
 
 import math
 from dataclasses import dataclass
@@ -17,32 +17,34 @@ class Averaging:
     """The output Γ_n of attention in the subcritical regime, by the central limit theorem."""
 
     mean: float  # the limit of <q, Γ_n>: A_d(β) for uniform keys
-    shrinkage: float  # 1 − mean, to full relative accuracy: a/β − … for β large
+    shrinkage: float  # 1 − mean, to full relative accuracy: about a/β for large β
     bias: float  # E<q, Γ_n> − mean at order 1/n: −(A(2β) − A(β)) / n_eff
     radial_variance: float  # [Var_{2β}(D) + (A(2β) − A(β))²] / n_eff
-    # of one coordinate across the query: E_{2β}[D(2−D)] / (tangent_dim · n_eff); None unless keys are uniform around it
+    # variance of one coordinate across the query, E_{2β}[D(2−D)] / (tangent_dim · n_eff), for keys uniform around it
     tangential_variance: float | None
     effective_sample_size: float  # n_eff = n e^{2K(β) − K(2β)}, which tends to 2^a θ
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
-    """Mean, bias and variances of the output for θ large; good from θ of about 10, Gaussian in shape from about 100.
+    """Mean, bias and variances of the output for large θ: accurate for θ > 10, and the output is Gaussian for θ > 100.
 
-    >>> told = theory.averaging(10_000, 10.0, theory.uniform(5))
-    >>> round(told.mean, 4), round(told.effective_sample_size, 1)
+    >>> output = theory.averaging(10_000, 10.0, theory.uniform(5))
+    >>> round(output.mean, 4), round(output.effective_sample_size, 1)
     (0.8111, 511.6)
     """
     check_keys(n)
-    (log_single, log_double), (mean, sharper), (_, variance) = law.tilted(np.array([check_beta(beta), 2 * beta]))
-    spread = float(variance)
-    size = n * math.exp(2 * log_single - log_double)
-    across = None if law.tangent_dim is None else (2 * sharper - spread - sharper**2) / (law.tangent_dim * size)
-    bias, variance = float(sharper - mean) / size, (spread + float(mean - sharper) ** 2) / size
-    return Averaging(1 - float(mean), float(mean), bias, variance, None if across is None else float(across), size)
+    log_laplace, means, variances = law.tilted(np.array([check_beta(beta), 2 * beta]))
+    size = n * math.exp(2 * log_laplace[0] - log_laplace[1])
+    mean, mean_2, variance_2 = float(means[0]), float(means[1]), float(variances[1])  # of D, at β and 2β
+    variance = (variance_2 + (mean - mean_2) ** 2) / size
+    across = None
+    if law.tangent_dim is not None:
+        across = (2 * mean_2 - variance_2 - mean_2**2) / (law.tangent_dim * size)
+    return Averaging(1 - mean, mean, (mean_2 - mean) / size, variance, across, size)
 
 
 def shrinkage_expansion(beta: float, dim: int) -> float:
-    """1 − A_d(β) ≈ a/β − (d−1)(d−3)/(8β²), for β large: compare with `Averaging.shrinkage`, which is exact.
+    """Expansion a/β − (d−1)(d−3)/(8β²) of 1 − A_d(β) for large β; `Averaging.shrinkage` is exact.
 
     >>> round(theory.shrinkage_expansion(100.0, dim=5), 5)
     0.0199
@@ -51,9 +53,9 @@ def shrinkage_expansion(beta: float, dim: int) -> float:
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
-    """The number Λ([0, x]) of nearest keys that hold `share` of the mass, ∫_0^x e^{−u} dΛ = share · θ, when θ is large.
+    """The number Λ([0, x]) of nearest keys that hold a `share` of the weight for large θ: ∫_0^x e^{−u} dΛ = share · θ.
 
-    In the limit it is θ x^a/Γ(a+1), x being the `share` quantile of the Gamma(a) law.
+    In the scaling limit it is θ x^a/Γ(a+1), x the `share` quantile of the Gamma(a) law.
 
     >>> round(theory.keys_holding(theory.KeyPoints(theory.uniform(5), 10_000, 20.0)), 1)
     251.8
@@ -70,7 +72,7 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 
 
 def collapse_deficit(n: float, beta: float, local: Law) -> float:
-    """E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β for θ → 0 and a > 1/2: the mass that leaks to the second key.
+    """Weight off the nearest key as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, for a > 1/2.
 
     >>> round(theory.collapse_deficit(10_000, 10_000.0, theory.uniform(5)), 4)
     0.0106
@@ -82,7 +84,7 @@ def collapse_deficit(n: float, beta: float, local: Law) -> float:
 
 
 def nearest_distance(n: float, local: Law, rank: int = 1) -> float:
-    """E|q − k| for the key of the given rank: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}, for n large.
+    """Mean distance E|q − k| of the key of a given rank for large n: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}.
 
     >>> round(theory.nearest_distance(10_000, theory.uniform(5)), 4)
     0.1377

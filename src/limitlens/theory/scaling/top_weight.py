@@ -1,6 +1,6 @@
-"""The law of the largest weight w₁, for the scaling limit and for finite n.
+"""The law of the largest weight w₁, in the scaling limit and at finite n.
 
-Given that the nearest key sits at x, the others lie beyond it and 1/w₁ = 1 + Σ e^{x − x_i}. With V as in `points.py`,
+If the nearest key is at x, the others are beyond it and 1/w₁ = 1 + Σ e^{x − x_i}. With V as in `points.py`,
 
     E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u),
 
@@ -20,14 +20,14 @@ from limitlens.theory.scaling._quadrature import tanh_sinh
 from limitlens.theory.scaling.laws import negligible_beyond
 from limitlens.theory.scaling.points import Points, PoissonPoints
 
-_MOST_KEYS = 45.0  # the nearest key lies within reach(45) up to a probability e^{−45}
+_MOST_KEYS = 45.0  # the nearest key is within reach(45) up to a probability e^{−45}
 _NEAREST_NODES, _PATH_NODES = 151, 201
-_STEP = 0.3  # of log λ: the trapezoidal rule is exact to e^{−π²/0.3} = 5e-15
-_ORDER = 12  # of the Euler inversion: about 7 digits, the roundoff being 10^{4} times that of ψ
+_STEP = 0.3  # step of log λ: the trapezoidal rule is exact to e^{−π²/0.3} = 5e-15
+_ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times the rounding error of ψ
 
 
 def mean_inverse_top(points: Points) -> float:
-    """E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x).
+    """Expected inverse of the largest weight, E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x).
 
     >>> round(theory.mean_inverse_top(theory.PoissonPoints(1.0, 1.0)), 4)  # 1 + θ in dimension 3
     2.0
@@ -37,7 +37,7 @@ def mean_inverse_top(points: Points) -> float:
 
 
 def mean_top(points: Points) -> float:
-    """E w₁ = ∫ e^{−λ} ψ(λ) dλ, the integral taken over log λ.
+    """Expected largest weight, E w₁ = ∫ e^{−λ} ψ(λ) dλ, integrated over log λ.
 
     >>> round(theory.mean_top(theory.PoissonPoints(1.0, 2.0)), 4)
     0.3461
@@ -54,10 +54,10 @@ def mean_top(points: Points) -> float:
 
 
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
-    """P(w₁ ≤ t) in the limit, for weights t in (0, 1), by Euler inversion of P(1/w₁ − 1 ≤ v) at v = 1/t − 1.
+    """P(w₁ ≤ t) in the scaling limit for weights t in (0, 1), by inverting the Laplace transform of 1/w₁ − 1.
 
-    The inversion is that of Abate and Whitt (2006). Its absolute error is about 1e-7, and up to 5e-4 next to t = 1/2,
-    where the density has a kink.
+    The Euler inversion (Abate and Whitt, 2006) of P(1/w₁ − 1 ≤ v) at v = 1/t − 1 has an absolute error of about 1e-7,
+    and up to 5e-4 next to t = 1/2, where the density has a kink.
 
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
@@ -81,7 +81,7 @@ def _nearest(points: Points) -> tuple[Array, Array]:
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
     """dΛ and Λ([0, x]) at nodes x for the nearest key, (rows,), e^{x−u} and dΛ at nodes u beyond it, (rows, nodes).
 
-    They serve every |λ| up to `largest`: u ends where λ e^{x−u} has become negligible.
+    They hold for every |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
     """
     x, mass = _nearest(points)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
@@ -92,13 +92,14 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
     """ψ(λ) for one λ = |λ| e^{iφ} with positive real part.
 
-    exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand being analytic, the path climbs from x to x + iφ
-    instead and runs parallel to the axis from there, where λ e^{x−u} is real.
+    exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand is analytic, so the path goes from x to x + iφ and
+    then parallel to the real axis, where λ e^{x−u} is real.
     """
     x, mass = _nearest(points)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
     node, _, weight = tanh_sinh(_PATH_NODES)
-    climb, length = angle * node, math.log(max(1.0, size)) + negligible_beyond(points.a)
+    climb = angle * node
+    length = math.log(max(1.0, size)) + negligible_beyond(points.a)
     along = length * node
     rising = -np.expm1(-lam * np.exp(-1j * climb)) * (1j * angle * weight)
     level = -np.expm1(-size * np.exp(-along)) * (length * weight)

@@ -1,7 +1,7 @@
-"""Expected properties of the ordered weights and of the output, for the limit and for finite n alike.
+"""Expectations of the softmax weights and moments of the output, in the scaling limit or exact at finite n.
 
-Of `PoissonPoints(theta, a)` they are the scaling limit, of `KeyPoints(law, n, beta)` exact at finite n. The output is
-described by its gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
+`PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n. The output is given
+by its gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
 """
 
 import math
@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from limitlens.errors import Array, InputError, as_array
+from limitlens.theory._inputs import value_matrix
 from limitlens.theory.scaling.control import check_keys, critical_beta
 from limitlens.theory.scaling.laws import GapLaw
 from limitlens.theory.scaling.points import KeyPoints, Points
 
 
 def participation(points: Points) -> float:
-    """E Σ w²: one for a single key, 1/m for m equal ones. Kernel e^{2z − e^z}.
+    """Expected participation E Σ w²: 1 for a single key, 1/m for m equal ones. Its kernel is e^{2z − e^z}.
 
     >>> round(theory.participation(theory.PoissonPoints(1.0, 1.0)), 4)  # the scaling limit in dimension 3
     0.4385
@@ -28,7 +29,7 @@ def participation(points: Points) -> float:
 
 
 def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
-    """The β at which `keys` keys share the mass of n, 1/EΣw² = keys, exact: what a regime means in any dimension.
+    """The β at which n keys have the effective number 1/EΣw² = `keys`, exactly; comparable across dimensions.
 
     >>> round(theory.beta_sharing(10_000, theory.uniform(5), keys=5), 1)
     120.2
@@ -48,7 +49,7 @@ def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
 
 
 def entropy(points: Points) -> float:
-    """E[−Σ w log w] = −d/dp E Σ w^p at p = 1. Kernel −(z + γ) e^{z − e^z}, γ being Euler's constant.
+    """Expected entropy E[−Σ w log w] = −d/dp E Σ w^p at p = 1. Its kernel is −(z + γ) e^{z − e^z}, γ Euler's constant.
 
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
@@ -57,7 +58,7 @@ def entropy(points: Points) -> float:
 
 
 def gap_mean(points: Points) -> float:
-    """E Σ w x = β E(1 − <q, Γ>).
+    """Expected gap of the output along the query, E Σ w x = β E(1 − <q, Γ>).
 
     >>> round(theory.gap_mean(theory.PoissonPoints(1.0, 2.0)), 4)
     2.2773
@@ -66,7 +67,7 @@ def gap_mean(points: Points) -> float:
 
 
 def gap_variance(points: Points) -> float:
-    """Var Σ w x, the variance of the output along the query times β²: single keys plus pairs, about the mean.
+    """Variance of the output along the query times β², Var Σ w x: a sum over keys plus one over pairs of keys.
 
     >>> round(theory.gap_variance(theory.PoissonPoints(1.0, 2.0)), 4)
     0.4741
@@ -77,9 +78,9 @@ def gap_variance(points: Points) -> float:
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """β Var of a coordinate of the output across the query, keys uniform around it: E Σ w² ρ² / tangent_dim.
+    """Variance of one coordinate of the output across the query times β, E Σ w² ρ² / tangent_dim.
 
-    Directions average to zero, so single keys alone count; ρ is the distance to the axis.
+    Keys are uniform around the query, so pairs of keys average to zero; ρ is √β times a key's distance to the axis.
 
     >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
     0.1386
@@ -90,19 +91,21 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
 def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) -> tuple[Array, Array]:
     """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n at a unit query (d,), exact at n [V].
 
-    V (d_out, d) is the identity when absent. Keys uniform around the query have E Γ_n = (1 − E Σwx/β) q and
-    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and across it; values V k carry them to V · Vᵀ.
+    V (d_out, d) is the identity when absent. For keys uniform around the query, E Γ_n = (1 − E Σwx/β) q and
+    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and across it; values V k give V (Cov Γ_n) Vᵀ.
 
     >>> mean, covariance = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [0.0, 0.0, 1.0])
     >>> mean.round(4).tolist(), covariance.shape
     ([0.0, 0.0, 0.9495], (3, 3))
     """
-    q, around = as_array("query", query, ndim=1), points.law.tangent_dim
-    value = np.eye(len(q)) if V is None else as_array("V", V, ndim=2)
-    if around is None or len(q) != around + 1 or value.shape[1] != len(q) or abs(float(q @ q) - 1) > 1e-6:
-        told = f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}, V shape {value.shape}"
-        raise InputError(f"{told}; expected keys uniform around a unit query of their dimension, and V to match")
-    along, across = gap_variance(points) / points.beta**2, tangential_variance(points, around) / points.beta
+    q = as_array("query", query, ndim=1)
+    value = value_matrix(V, len(q))
+    around = points.law.tangent_dim
+    if around is None or len(q) != around + 1 or abs(float(q @ q) - 1) > 1e-6:
+        given = f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}"
+        raise InputError(f"{given}; expected a unit query of the dimension of the keys, and keys uniform around it")
+    along = gap_variance(points) / points.beta**2
+    across = tangential_variance(points, around) / points.beta
     spread = along * np.outer(q, q) + across * (np.eye(len(q)) - np.outer(q, q))
     return value @ q * (1 - gap_mean(points) / points.beta), np.asarray(value @ spread @ value.T)
 
