@@ -1,8 +1,8 @@
-"""What acting on a model costs, on the cores at hand: curves of choices of keys beside a probe, and a plan's trial.
+"""Cost of cache plans on this machine's cores: error curves of key policies against a probe, and a trial.
 
-Curves and probe are given the same windows, as many as a plan takes; the probe reserves a tenth of them, the curves
-read all. They take turns, and a ratio is one of neighbours. Seconds include everything but loading the model; beside
-them stand those of the processors in user mode, which tell more on a machine that others use.
+Curves and probe read the same windows, as many as a plan takes; the probe reserves a tenth of them. They alternate, and
+ratios are between neighbours. Seconds exclude loading the model; user time is given too, since wall time varies on a
+shared machine.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any
 
 import numpy as np
 
-from bench.cache import tell
+from bench.cache import planned, tell
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
-from limitlens.cache.cut import BEHIND, measure_cut
+from limitlens.cache.cut import BEHIND, cut_windows, measure_cut, window_order
+from limitlens.cache.plan import CHECKED, FITTED
 from limitlens.cache.trial import trial
 from limitlens.models import load
 from limitlens.probing.probe import probe
 
 CONTEXT = 1024
-SIX = ("random", "streaming", "knorm", "snapkv", "expected", "priority")  # the dearest: two of them sample, twice each
+SIX = ("random", "streaming", "knorm", "snapkv", "expected", "priority")  # the slowest: two of them sample, twice each
 WINDOWS, ROUNDS, DOCUMENTS = FITTED + CHECKED, 3, 10
 TEXT = "stdlib-docs"
 WANTED = {"curves_over_probe": 2.0, "trial_seconds": 300}
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What work gives, the seconds it takes, and those of the processors in user mode."""
+    """Result of some work, its wall time and its user time in seconds."""
     began, before = time.perf_counter(), os.times().user
     found = work()
     return found, {"wall": time.perf_counter() - began, "user": os.times().user - before}
 
 
 def beside_probe(model: str) -> dict[str, Any]:
-    """Curves of six choices and a probe of the same windows in turns, and the median ratio of neighbours."""
+    """Curves of six policies and a probe of the same windows alternately, and the median ratio of neighbours."""
     loaded, length = load(model), CONTEXT + BEHIND
     windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
     tokens, rows = WINDOWS * length, range(WINDOWS)  # a probe opens the text at its beginning
@@ -58,29 +58,29 @@ def beside_probe(model: str) -> dict[str, Any]:
         for kind in ("wall", "user")
     }
     print(
-        f"{model}: {WINDOWS} windows of {length:,} tokens; curves of {len(SIX)} choices take {ratio['wall']:.2f} of a "
+        f"{model}: {WINDOWS} windows of {length:,} tokens; curves of {len(SIX)} policies take {ratio['wall']:.2f} of a "
         f"probe ({ratio['user']:.2f} of its user time; wanted {WANTED['curves_over_probe']:g})",
         flush=True,
     )
-    return {"windows": WINDOWS, "length": length, "choices": SIX, "seconds": taken, "ratio": ratio}
+    return {"windows": WINDOWS, "length": length, "policies": SIX, "seconds": taken, "ratio": ratio}
 
 
 def whole_trial(model: str) -> dict[str, Any]:
-    """The trial of a plan for a quarter of the cache: every choice in every allocation.
+    """The trial of a plan for a quarter of the cache: every policy with every allocation.
 
-    What the plan says changes nothing of what its trial costs, so it comes from two windows, all heads alike.
+    The cost of a trial does not depend on the budgets, so these come from two windows with equal Fisher costs.
     """
     loaded = load(model, head=True)
     windows = cut_windows(loaded, TEXT, "auto", CONTEXT)
-    curves = measure_cut(loaded, windows, order_of(windows, 0)[:2], CONTEXT, tuple(POLICIES))
-    made = make_plan(loaded.name, TEXT, "auto", curves, np.ones(curves.full.shape[1:]), total=0.25, fitted=1)
+    curves = measure_cut(loaded, windows, window_order(windows, 0)[:2], CONTEXT, tuple(POLICIES))
+    made = planned(loaded, TEXT, curves, np.ones(curves.full.shape[1:]), share=0.25, fitted=1)
     tried, seconds = timed(lambda: trial(made, documents=DOCUMENTS, model=loaded, progress=tell))
     print(
-        f"{model}: {len(tried.settings)} settings on {tried.documents} documents of {CONTEXT:,} + {BEHIND} tokens: "
+        f"{model}: {len(tried.rows)} rows on {tried.documents} documents of {CONTEXT:,} + {BEHIND} tokens: "
         f"{seconds['wall']:.0f} s, {seconds['user']:.0f} s of user time (wanted {WANTED['trial_seconds']:g} s)",
         flush=True,
     )
-    return {"documents": tried.documents, "settings": len(tried.settings), "seconds": seconds}
+    return {"documents": tried.documents, "rows": len(tried.rows), "seconds": seconds}
 
 
 def run() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fewer keys in an encoder: how far its mean-pooled embeddings turn, for every choice of keys and number kept.
+"""Fewer keys in an encoder: how far its mean-pooled embeddings turn, for every key policy and number of keys.
 
 `python -m bench.encoder [MODEL [TEXT [DOCUMENTS [TOKENS]]]]`: windows of TOKENS tokens are the documents. An encoder
 keeps no cache: every query chooses again among all keys, so this is arithmetic that is saved, not memory. 1 − cos of a
@@ -19,7 +19,6 @@ import torch
 
 import limitlens as ll
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.random_trial import Measured
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.record import json_text, to_json
 from limitlens.statistics.documents import paired_mean
@@ -36,27 +35,21 @@ def embeddings(loaded: LoadedModel, windows: Windows) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.cat(pooled).double(), dim=-1)
 
 
-def measured(values: np.ndarray) -> Measured:
-    """A mean over documents and its standard error."""
-    found = paired_mean(values)
-    return Measured(found.value, found.stderr)
-
-
 def main(model: str = "minilm", text: str = "stdlib-docs", documents: int = 32, tokens: int = 256) -> None:
     loaded, began = load(model), time.perf_counter()
     windows = Windows(loaded, open_corpus(text), length=tokens, tokens=documents * tokens)
     whole = embeddings(loaded, windows)
     apart = 1 - (whole[0::2] * whole[1::2]).sum(-1)  # pairs that share no document
     found: dict[str, Any] = {"model": model, "text": Path(text).name, "documents": documents, "tokens": tokens,
-                             "neighbours": measured(apart.numpy()), "settings": []}  # fmt: skip
-    print(f"neighbouring documents: 1 − cos {found['neighbours'].measured:.4f} ± {found['neighbours'].stderr:.4f}")
+                             "neighbours": paired_mean(apart.numpy()), "settings": []}  # fmt: skip
+    print(f"neighbouring documents: 1 − cos {found['neighbours'].value:.4f} ± {found['neighbours'].stderr:.4f}")
     for choice in TRIED:
         for share in SHARES:
             with ll.intervene(loaded, keys=choice, count=round(share * tokens)):
                 turned = np.asarray(1 - (embeddings(loaded, windows) * whole).sum(-1))
-            tried = measured(turned)
+            tried = paired_mean(turned)
             found["settings"].append({"choice": choice, "share": share, "turned": tried})
-            print(f"{choice}, {share:.1%} of the keys: 1 − cos {tried.measured:.5f} ± {tried.stderr:.5f}", flush=True)
+            print(f"{choice}, {share:.1%} of the keys: 1 − cos {tried.value:.5f} ± {tried.stderr:.5f}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
     (RESULTS / "encoder.json").write_text(json_text(to_json(found)) + "\n", encoding="utf-8")
 

@@ -1,33 +1,64 @@
-"""Per-head budgets of a plan inside kvpress (0.5.5, which wants transformers below 5.3: an environment of its own).
+"""Budgets and key policies of a plan inside kvpress (0.5.5, which needs transformers < 5.3: a separate environment).
 
-`PerLayerCompressionPress` fails outside flash attention because layers differ in length; `masked_key_indices` does not.
+`PlanPress` masks the dropped keys (`masked_key_indices`) instead of removing them: heads keep different numbers.
 
-    press = Budgets(KnormPress(0.0), json.load(open("runs/plan/kv_budgets.json"))["budgets"])
+    press = PlanPress.from_file("runs/plan/kv_budgets.json")  # of `limitlens plan MODEL --out runs/plan`
     with press(model): model(input_ids, past_key_values=cache)
     ...
     for layer in model.model.layers: layer.self_attn.masked_key_indices = None  # before the next text
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from kvpress import ExpectedAttentionPress, KnormPress, SnapKVPress
 from kvpress.presses.base_press import BasePress
+
+SINKS = 4  # first tokens that the policy "streaming" keeps
+SCORERS = {"knorm": KnormPress(0.0), "snapkv": SnapKVPress(0.0), "expected": ExpectedAttentionPress(0.0)}
 
 
 @dataclass
-class Budgets(BasePress):
-    """Keep budgets[layer][kv_head] keys by the scores of another press; the first token, a sink, always."""
+class PlanPress(BasePress):
+    """Keep shares[layer][kv_head] of the keys by policies[layer][kv_head], and always the first token, a sink."""
 
-    press: BasePress
-    budgets: list[list[int]]
+    shares: list[list[float]]
+    policies: list[list[str]]
+
+    @classmethod
+    def from_file(cls, file):
+        """The press of a kv_budgets.json of format 3."""
+        plan = json.loads(Path(file).read_text())
+        if plan["format"] != 3:
+            raise ValueError(f"{file} has format {plan['format']}; expected 3, so plan again with this limitlens")
+        return cls(plan["shares"], plan["policies"])
 
     def compress(self, module, hidden_states, keys, values, attentions, kwargs):
-        """Mask what is dropped: all heads keep their length."""
-        scores = self.press.score(module, hidden_states, keys, values, attentions, kwargs)
-        scores[..., 0] = float("inf")
-        (batch, heads, length), own = scores.shape, self.budgets[module.layer_idx]
+        """Mask the keys of lowest score in each head."""
+        shares, policies = self.shares[module.layer_idx], self.policies[module.layer_idx]
+        batch, heads, length, _ = keys.shape
         assert batch == 1
-        drops = [torch.topk(-scores[0, head], length - min(length, own[head])).indices for head in range(heads)]
-        where = torch.cat([torch.full_like(drop, head) for head, drop in enumerate(drops)])
-        module.masked_key_indices = (torch.zeros_like(where), where, torch.cat(drops))
+        place = torch.arange(length, device=keys.device).float().expand(batch, heads, -1)
+        scores = {}
+        for policy in set(policies):
+            if policy in SCORERS:
+                scores[policy] = SCORERS[policy].score(module, hidden_states, keys, values, attentions, kwargs).float()
+            elif policy in ("recent", "streaming"):
+                scores[policy] = place.clone()
+                scores[policy][..., : SINKS if policy == "streaming" else 0] += length
+            elif policy == "random_eviction":
+                scores[policy] = torch.rand_like(place)
+            else:  # random and priority
+                raise ValueError(
+                    f"{policy!r} adds log-weights to scores, which kvpress cannot; plan with another policy"
+                )
+            scores[policy][..., 0] = float("inf")
+        dropped = [
+            scores[policies[head]][0, head].topk(length - round(shares[head] * length), largest=False).indices
+            for head in range(heads)
+        ]
+        where = torch.cat([torch.full_like(indices, head) for head, indices in enumerate(dropped)])
+        module.masked_key_indices = (torch.zeros_like(where), where, torch.cat(dropped))
         return keys, values

@@ -1,7 +1,8 @@
-"""A factor on the scores and per-head budgets in plain transformers, without limitlens: thirty lines to copy.
+"""Score scaling and per-head KV budgets in plain transformers, without limitlens: thirty lines to copy.
 
-`factors` is a list [layer][head]; `budgets` the one of kv_budgets.json (`limitlens plan RUN --keep sinks --context C
---out DIR`), [layer][kv_head]: how many of the first C keys a key/value head keeps, here its sinks and the nearest.
+`factors` [layer][head] multiply the scores. `budgets` [layer][kv_head] are those of kv_budgets.json, which
+`limitlens plan MODEL --policy streaming --context C --out DIR` writes: the number of the first C keys that a key/value
+head keeps, here by the policy "streaming" (the first tokens and the nearest).
 """
 
 import torch
@@ -12,17 +13,17 @@ SINKS = 4
 
 
 def install(model, factors=None, budgets=None, cut=None):
-    """Make the model attend with these factors, and to what is kept of the keys before position `cut`."""
+    """Make the model multiply its scores by the factors and attend to the kept keys before position `cut`."""
 
     def attention(module, query, key, value, mask, scaling=None, **kwargs):
         layer, groups = module.layer_idx, query.shape[1] // key.shape[1]
         if factors is not None:
             query = query * torch.as_tensor(factors[layer]).to(query)[None, :, None, None]
-        length, there = query.shape[2], key.shape[2]
-        place = torch.arange(there - length, there, device=query.device)[:, None]  # where the queries stand
-        keys = torch.arange(there, device=query.device)
+        length, total = query.shape[2], key.shape[2]
+        place = torch.arange(total - length, total, device=query.device)[:, None]  # positions of the queries
+        keys = torch.arange(total, device=query.device)
         seen = (keys <= place).expand(key.shape[1], -1, -1) if mask is None else mask[0].expand(key.shape[1], -1, -1)
-        if budgets is not None and there > cut:
+        if budgets is not None and total > cut:
             kept = torch.as_tensor(budgets[layer], device=query.device)[:, None, None]
             old = (keys < cut) & (place >= cut)
             near = (keys < SINKS) & (keys < kept) | (keys >= cut - (kept - SINKS).clamp(min=0))

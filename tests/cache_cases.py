@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 import transformers
 
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.cache_plan import CHECKED, FITTED, cut_windows, make_plan, order_of
-from limitlens.cache.cut import measure_cut
-from limitlens.cache.fisher import effects
+from limitlens.cache.cut import cut_windows, measure_cut, window_order
+from limitlens.cache.fisher import fisher_costs
+from limitlens.cache.plan import CHECKED, FITTED, make_plan
 from limitlens.models import LoadedModel
 from tiny_models import GROUPED, tiny_tokenizer
 
@@ -42,14 +43,16 @@ def text() -> str:
 
 @cache
 def measured() -> Any:
-    """What every plan is made of: curves and effects."""
+    """What every plan is made of: error curves and Fisher costs."""
     windows = cut_windows(language_model(), text(), "auto", CONTEXT)
-    order = order_of(windows, 0)[: FITTED + CHECKED]
+    order = window_order(windows, 0)[: FITTED + CHECKED]
     curves = measure_cut(language_model(), windows, order, CONTEXT, tuple(POLICIES))
-    return curves, effects(language_model(), windows, order[:FITTED], CONTEXT)
+    return curves, fisher_costs(language_model(), windows, order[:FITTED], CONTEXT)
 
 
 @cache
 def planned(**options: Any) -> Any:
     """A plan for half of the cache, or as asked for."""
-    return make_plan("letters", text(), "auto", *measured(), **({"total": 0.5} | options))
+    asked = {"share": None if "error" in options else 0.5, **options}
+    made = make_plan(*measured(), 3, **asked)
+    return replace(made, model="letters", corpus=text(), entry_bytes=64)

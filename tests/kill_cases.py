@@ -81,14 +81,11 @@ def hardmax(checkpoint: ll.Checkpoint | None) -> Any:
     return ll.hardmax([50, 5000], measure="sphere", dim=2, replicates=40, queries=64, checkpoint=checkpoint)
 
 
-@cache
-def probed() -> ll.ProbeRun:
-    own: dict[str, Any] = {"tokens": 2000, "window": 16, "sizes": [8, 16, 64], "replicates": 2, "queries": 16}
-    return ll.probe(model("GPT2", 3), text(), **own, batch=8)
-
-
 def plan(checkpoint: ll.Checkpoint | None) -> Any:
-    return ll.plan(probed(), 0.3, 64, model=model("GPT2", 3), checkpoint=checkpoint)
+    from cache_cases import language_model
+    from cache_cases import text as letters
+
+    return ll.plan(language_model(), letters(), total=0.5, context=64, checkpoint=checkpoint)
 
 
 def trial(checkpoint: ll.Checkpoint | None) -> Any:

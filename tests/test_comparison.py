@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cache_cases import planned
 from head_cases import SIZES, head_record, probe_run
-from limitlens.cache.plan import plan as make_plan
 from limitlens.cli import main
 from limitlens.comparison import Comparison, compare
 from limitlens.differences import LEVEL, Value, find_differences
@@ -210,7 +210,7 @@ def test_scaling_limits_are_compared() -> None:
 def test_what_cannot_be_compared(probe: ProbeRun, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least two"):
         compare(tmp_path)
-    plan = make_plan(probe, 0.1, trial=False)
+    plan = planned()
     with pytest.raises(InputError, match="runs of probe, plan were given"):
         compare(probe, plan)
     with pytest.raises(InputError, match="'plan' cannot be compared"):

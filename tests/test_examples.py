@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from copy import deepcopy
 from dataclasses import replace
@@ -47,33 +48,43 @@ def test_plain_transformers_do_the_same() -> None:
             interface._global_mapping.pop("planned", None)
 
 
-def test_budgets_inside_kvpress() -> None:
+def test_budgets_and_policies_inside_kvpress(tmp_path: Path) -> None:
     pytest.importorskip(
         "kvpress", reason="needs kvpress, which wants transformers below 5.3: an environment of its own"
     )
-    from kvpress import KnormPress
-
-    budgets_of, model, ids = example("kvpress_budgets").Budgets, language_model().model, token_ids() % 29
+    press_of, model, ids = example("kvpress_budgets").PlanPress, language_model().model, token_ids() % 29
+    names = [["knorm", "knorm"], ["streaming", "recent"], ["knorm", "random_eviction"]]
+    budgets = [[3, 6], [8, 10], [12, 5]]
+    file = tmp_path / "kv_budgets.json"
 
     def behind(budgets: list[list[int]]) -> Any:
-        """What the model predicts behind a context of 12 tokens, and how many keys of each layer and head it lost."""
+        """What the model predicts after a context of 12 tokens, and how many keys of each layer and head it lost."""
+        shares = [[keys / 12 for keys in row] for row in budgets]
+        file.write_text(json.dumps({"format": 3, "budgets": budgets, "shares": shares, "policies": names}))
         cache = transformers.DynamicCache()
         with torch.inference_mode():
-            with budgets_of(KnormPress(0.0), budgets)(model):
+            with press_of.from_file(file)(model):
                 model(ids[:1, :12], past_key_values=cache)
             masked = [layer.self_attn.masked_key_indices for layer in model.model.layers]
             logits = [model(ids[:1, [at]], past_key_values=cache).logits for at in range(12, ids.shape[1])]
         for layer in model.model.layers:
             layer.self_attn.masked_key_indices = None
-        return torch.cat(logits, 1), [torch.bincount(heads, minlength=2).tolist() for _, heads, _ in masked]
+        return torch.cat(logits, 1), masked
 
     with torch.inference_mode():
         whole = model(ids[:1]).logits[:, 12:]
-    kept, none = behind([[12, 12]] * LAYERS)
+    kept, _ = behind([[12, 12]] * LAYERS)
     torch.testing.assert_close(kept, whole, rtol=1e-4, atol=1e-5)
-    cut, dropped = behind([[3, 6], [8, 10], [12, 5]])
-    assert (none, dropped) == ([[0, 0]] * LAYERS, [[9, 6], [4, 2], [0, 7]])
+    cut, masked = behind(budgets)
+    dropped = [torch.bincount(heads, minlength=2).tolist() for _, heads, _ in masked]
+    assert dropped == [[12 - keys for keys in row] for row in budgets]
+    _, heads, places = masked[1]
+    assert places[heads == 0].sort().values.tolist() == [4, 5, 6, 7]  # streaming: 4 sinks and the last 4
+    assert places[heads == 1].sort().values.tolist() == [1, 2]  # recent, and the first token
     assert (cut - whole).abs().max() > 1e-3
+    names[0][0] = "priority"
+    with pytest.raises(ValueError, match="adds log-weights"):
+        behind(budgets)
 
 
 @pytest.mark.parametrize("how", ["yarn", "linear", "ntk", "none"])

@@ -275,7 +275,7 @@ def test_an_unknown_regime_is_told(tmp_path: Path) -> None:
         edited = json.loads(json.dumps(whole))
         edited["result"]["heads"][0][name] = value
         (folder / "run.json").write_text(json.dumps(edited))
-        told(lambda: ll.plan(folder, 0.1, trial=False), "again")
+        told(lambda: ll.plan("smollm2", run=folder), "again")
 
 
 def test_names_never_leave_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

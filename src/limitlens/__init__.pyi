@@ -6,6 +6,7 @@ from limitlens.attention.limit import limit as limit
 from limitlens.attention.state import State as State
 from limitlens.cache.plan import Plan as Plan
 from limitlens.cache.plan import plan as plan
+from limitlens.cache.trial import Trial as Trial
 from limitlens.cache.trial import trial as trial
 from limitlens.comparison import compare as compare
 from limitlens.errors import InputError as InputError

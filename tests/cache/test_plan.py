@@ -15,15 +15,16 @@ import transformers
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import allocate, cache_plan
-from limitlens.cache.cache_plan import BEST, cut_windows, order_of, plan_cache
-from limitlens.cache.cut import BEHIND, QUERIES, keys_below, measure_cut
-from limitlens.cache.fisher import effects
+from limitlens.cache import allocate
+from limitlens.cache.budgets import BEST
+from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
+from limitlens.cache.fisher import fisher_costs
+from limitlens.cache.plan import check_format, make_plan
+from limitlens.cache.trial import FULL
 from limitlens.cli import main
 from limitlens.cli.plan import _total as total_of
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, capture, load
-from report_cases import probe_case
 from tiny_models import TINY, tiny_tokenizer
 
 
@@ -37,7 +38,7 @@ def test_curves_are_dense_attention_over_what_was_kept() -> None:
     curves = measure_cut(loaded, windows(), rows, CONTEXT, ("streaming", "snapkv", "oracle_topk"))
     place = torch.linspace(CONTEXT, CONTEXT + BEHIND - 1, QUERIES).long()
     size = curves.sizes.index(CONTEXT // 4)
-    for number, name in enumerate(curves.choices):
+    for number, name in enumerate(curves.policies):
         for row, index in enumerate(rows):
             (ids,) = windows().batches(1, [index])
             for layer in range(3):
@@ -52,20 +53,20 @@ def test_curves_are_dense_attention_over_what_was_kept() -> None:
                     parts.append(seen[0][0, place].double().unflatten(-1, (4, 8)))
                 whole, cut = parts
                 wrong = (cut - whole).square().sum(-1).mean(0).numpy()
-                assert curves.wrong[row, number, layer, :, size] == pytest.approx(wrong, rel=1e-3, abs=1e-7)
+                assert curves.squared_error[row, number, layer, :, size] == pytest.approx(wrong, rel=1e-3, abs=1e-7)
                 assert curves.full[row, layer] == pytest.approx(whole.square().sum(-1).mean(0).numpy(), rel=1e-4)
 
 
 def test_all_keys_make_no_error() -> None:
     curves = measured()[0].part(slice(4))
-    assert (curves.wrong[..., -1] == 0).all()
+    assert (curves.squared_error[..., -1] == 0).all()
     assert curves.sizes[0] == 0
     assert curves.error().shape == (len(POLICIES), 3, 4, len(curves.sizes))
     # With no keys left all choices are the same; with some the oracle is the best of those that do not sample.
     assert np.ptp(curves.error()[..., 0], axis=0) == pytest.approx(0, abs=1e-6)
     middle = curves.error()[..., 4].mean((1, 2))
-    drawn = [POLICIES[name].sampled for name in curves.choices]
-    assert curves.choices[int(np.where(drawn, np.inf, middle).argmin())] == "oracle_topk"
+    drawn = [POLICIES[name].sampled for name in curves.policies]
+    assert curves.policies[int(np.where(drawn, np.inf, middle).argmin())] == "oracle_topk"
 
 
 def test_keys_below_a_level() -> None:
@@ -75,10 +76,10 @@ def test_keys_below_a_level() -> None:
     assert keys_below(curves, sizes, 0.0).tolist() == [40, 40, 40]
 
 
-def test_allocations_keep_to_the_total_and_the_least_cost_is_the_least() -> None:
+def test_allocations_keep_to_the_total_and_fisher_weights_cost_least() -> None:
     rng, sizes, total = np.random.default_rng(0), (0, 4, 8, 16), 20
     convex = rng.uniform(0.2, 5, (3, 1)) * np.exp(-np.array(sizes) * rng.uniform(0.05, 0.4, (3, 1)))
-    found = allocate.least_cost(convex, sizes, total)
+    found = allocate.fisher_weighted(convex, sizes, total)
     assert found.sum() == total
 
     def cost(keys: Any) -> float:
@@ -96,14 +97,14 @@ def test_allocations_keep_to_the_total_and_the_least_cost_is_the_least() -> None
 def test_a_dent_in_a_cost_is_bridged() -> None:
     """Nothing is saved by the first stretch alone, so that equal marginals would never buy it."""
     costs = np.array([[1.0, 1.0, 0.0], [0.9, 0.8, 0.7]])
-    assert allocate.least_cost(costs, (0, 4, 8), 8).tolist() == [8, 0]
-    assert allocate.least_cost(costs * [[1], [0]], (0, 4, 8), 16).tolist() == [8, 0]  # what saves nothing costs nothing
+    assert allocate.fisher_weighted(costs, (0, 4, 8), 8).tolist() == [8, 0]
+    assert allocate.fisher_weighted(costs * [[1], [0]], (0, 4, 8), 16).tolist() == [8, 0]  # no gain
 
 
-def test_effects_foretell_the_divergence_of_a_perturbed_head() -> None:
+def test_fisher_costs_predict_the_divergence_of_a_perturbed_head() -> None:
     """A small random change of one head's output behind the cut: KL a token against g_h |δ|², for every head."""
     loaded = language_model()
-    found = effects(loaded, windows(), range(6), CONTEXT)
+    found = fisher_costs(loaded, windows(), range(6), CONTEXT)
     generator, scale, ratios = torch.Generator().manual_seed(1), 0.02, []
     for layer in range(3):
         for head in range(4):
@@ -128,53 +129,85 @@ def test_effects_foretell_the_divergence_of_a_perturbed_head() -> None:
     assert 0.6 < min(ratios) <= max(ratios) < 1.7
 
 
-def test_one_window_that_checks_tells_no_error_of_the_error() -> None:
-    curves, gains = measured()
-    made = cache_plan.make_plan("letters", text(), "auto", curves.part(slice(3)), gains, total=0.5, fitted=2)
+def test_one_window_that_checks_gives_no_standard_error() -> None:
+    curves, costs = measured()
+    made = make_plan(curves.part(slice(3)), costs, 3, share=0.5, fitted=2)
     assert (made.fitted, made.checked) == (2, 1)
-    assert all(np.isnan(total.error_stderr) and total.error > 0 for total in made.totals)
-    assert not any(np.isnan(total.error_stderr) for total in planned().totals)
+    assert all(np.isnan(total.error.stderr) and total.error.value > 0 for total in made.totals)
+    assert not any(np.isnan(total.error.stderr) for total in planned().totals)
 
 
 def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     made = planned()
-    assert made.total["share"] == pytest.approx(0.5, abs=0.01)
-    assert made.share == made.total["share"]
-    assert "oracle_topk" not in {name for row in made.choices for name in row}
-    assert [total.choice for total in made.totals] == [BEST, *POLICIES]
-    assert [total.oracle for total in made.totals] == [False, *(choice.sees_queries for choice in POLICIES.values())]
-    for ways in made.budgets.values():
-        assert list(ways) == list(allocate.ALLOCATIONS)
-        for keys in ways.values():
-            assert 0.9 * made.total["entries"] <= np.sum(keys) <= made.total["entries"]
+    assert made.total.share == pytest.approx(0.5, abs=0.01)
+    assert "oracle_topk" not in {name for row in made.policies for name in row}
+    assert [total.policy for total in made.totals] == [BEST, *POLICIES]
+    assert [total.oracle for total in made.totals] == [False, *(policy.sees_queries for policy in POLICIES.values())]
+    for allocations in made.allocations.values():
+        assert list(allocations) == list(allocate.ALLOCATIONS)
+        for keys in allocations.values():
+            assert 0.9 * made.total.entries <= np.sum(keys) <= made.total.entries
     frame = made.table
-    assert frame["budget"].sum() == made.total["entries"]
+    assert frame["budget"].sum() == made.total.entries
+    assert (made.layer_kinds, made.total.key_value_heads) == (("full",) * 3, 6)
 
 
-def test_a_plan_of_a_probe_is_made_of_its_models_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = replace(probe_case(2, 3), corpus=text(), model_sha256=None, seed=0, special={})
-    with pytest.raises(InputError, match="no context was given"):
-        ll.plan(run, keep="best", model=language_model())
-    with pytest.raises(InputError, match="is not what was probed"):
-        ll.plan(replace(run, model_sha256="0"), context=CONTEXT, keep="best", model=language_model())
-    for name in ("FITTED", "CHECKED"):
-        monkeypatch.setattr(cache_plan, name, 2)
+def test_a_layer_without_a_cache_has_no_budgets_and_a_sliding_one_is_named() -> None:
+    curves, costs = measured()
+    made = make_plan(replace(curves, layers=(0, 2, 3), sliding=(False, True, False)), costs, 4, share=0.5)
+    assert made.layer_kinds == ("full", "none", "sliding", "full")
+    assert [len(row) for row in made.budgets] == [2, 0, 2, 2]
+    assert [len(row) for row in made.policies] == [2, 0, 2, 2]
+    assert made.table["layer"].unique().tolist() == [0, 2, 3]
+    assert "Sliding-window layers" in str(made)
+
+
+def probed(**options: Any) -> Any:
+    own: dict[str, Any] = {"tokens": 3000, "window": 50, "sizes": [8, 32, 128], "replicates": 4, "queries": 16}
+    return ll.probe(language_model(), text(), **own, **options)
+
+
+def test_a_probe_gives_the_budgets_of_random_keys(tmp_path: Path) -> None:
+    run, loaded = probed(seed=3), language_model()
+    run.save(tmp_path / "run")
+    with pytest.raises(InputError, match="with other weights"):
+        ll.plan(loaded, run=replace(run, model_sha256="0"), context=CONTEXT)
+    with pytest.raises(InputError, match="expected a probe without score_scale"):
+        ll.plan(loaded, run=replace(run, score_scale=2.0), context=CONTEXT)
     seen: list[tuple[float, float]] = []
-    made = ll.plan(run, context=CONTEXT, total=0.5, model=language_model(), progress=lambda *done: seen.append(done))
-    assert made.total["share"] == pytest.approx(0.5, abs=0.01)
-    assert (made.fitted, made.checked, seen[-1]) == (2, 2, (4, 4))
+    made = ll.plan(loaded, run=run, policy="random", error=0.3, context=CONTEXT, progress=lambda *n: seen.append(n))
+    assert (made.corpus, made.probed, seen[-1]) == (text(), True, (12, 12))
+    assert {name for row in made.policies for name in row} == {"random"}
+    needed = [max(head.keys_for(0.3, CONTEXT).n or CONTEXT for head in run.records
+                  if (head.layer, head.kv_head) == place) for place in np.ndindex(3, 2)]  # fmt: skip
+    # Budgets lie between measured sizes on straight lines, above convex curves.
+    assert np.ravel(made.budgets) == pytest.approx(needed, abs=6)
+    again = ll.plan(loaded, run=tmp_path / "run", policy="random", error=0.3, context=CONTEXT)
+    assert again.budgets == made.budgets
+    other = ll.plan(loaded, text(), policy="snapkv", total=0.25, context=CONTEXT)
+    assert not other.probed
+    assert other.total.share == pytest.approx(0.25, abs=0.01)
+    assert [total.policy for total in other.totals] == list(POLICIES)
 
 
-def test_a_total_in_bytes_is_that_of_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_random_keys_probes_the_model_itself(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="budgets of random keys need a probe of 100,000 tokens"):
+        ll.plan(language_model(), text(), policy="random", context=CONTEXT)
+    path = tmp_path / "letters.txt"
+    path.write_text(" ".join("".join(row) for row in np.random.default_rng(5).choice(list("abcdefgh"), (12_600, 8))))
+    made = ll.plan(language_model(), str(path), policy="random", context=CONTEXT)
+    assert made.probed
+    assert made.total.share == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_total_in_bytes_is_that_of_its_entries() -> None:
     """Keys and values of 8 numbers of 4 bytes: 64 bytes an entry, 64 tokens in 6 key/value heads."""
-    for name in ("FITTED", "CHECKED"):
-        monkeypatch.setattr(cache_plan, name, 2)
-    made = plan_cache(language_model(), text(), CONTEXT, total=10_000)
+    made = ll.plan(language_model(), text(), context=CONTEXT, total=10_000)
     assert made.entry_bytes == 64
-    assert made.total["entries"] == 10_000 // 64
-    assert made.total["bytes"] == 10_000 // 64 * 64
+    assert made.total.entries == 10_000 // 64
+    assert made.total.bytes == 10_000 // 64 * 64
     assert "10.0 MB" in str(replace(made, entry_bytes=64_000))
-    assert made.keys == plan_cache(language_model(), text(), CONTEXT, total=156 / 384).keys
+    assert made.budgets == ll.plan(language_model(), text(), context=CONTEXT, total=156 / 384).budgets
 
 
 @pytest.mark.parametrize(
@@ -195,9 +228,7 @@ def test_a_total_that_is_neither_is_told(given: str) -> None:
 def test_a_plan_and_its_trial_work_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Model and text are named by paths that are short where the probe was made, and mean nothing elsewhere."""
-    for name in ("FITTED", "CHECKED"):
-        monkeypatch.setattr(cache_plan, name, 2)
+    """Model and text are named by relative paths, which mean nothing elsewhere."""
     home, away = tmp_path / "home", tmp_path / "away"
     for folder in (home, away):
         folder.mkdir()
@@ -206,26 +237,27 @@ def test_a_plan_and_its_trial_work_from_another_folder(
     loaded.tokenizer.save_pretrained(home / "letters")
     (home / "text.txt").write_text(Path(text()).read_text())
     monkeypatch.chdir(home)
-    digest = load("letters", head=True).sha256
-    run = replace(probe_case(2, 3), model="letters", corpus="text.txt", model_sha256=digest, seed=0, special={})
-    run.save("run")
-    made = ll.plan("run", context=CONTEXT, total=0.5)
-    made.save("plan")
+    assert load("letters", head=True).sha256 is not None
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["plan", "letters", "--corpus", "text.txt", "--total", "0.5", "--context", "64", "--out", "plan", "--json"]
+        )
+    assert stop.value.code == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["format"] == 3
+    assert document["total"]["share"] == pytest.approx(0.5, abs=0.01)
+    assert document["total"]["bytes"] == 64 * document["total"]["entries"]
     monkeypatch.chdir(away)
-    again = ll.plan(home / "run", context=CONTEXT, total=0.5)
-    assert again.keys == made.keys
-    again.save("plan")
-    for folder in (home / "plan", away / "plan"):
-        assert ll.trial(folder, documents=2).documents == 2
-    monkeypatch.chdir(tmp_path)
-    assert ll.trial("away/plan", documents=2).model == str(home / "letters")
+    tried = ll.trial(home / "plan", documents=2)
+    assert (tried.documents, tried.model) == (2, str(home / "letters"))
     other = language_model().model.state_dict() | {"model.norm.weight": torch.zeros(32)}
     transformers.LlamaForCausalLM(language_model().model.config).save_pretrained(home / "letters", state_dict=other)
     for words, told in (
-        (["trial", "away/plan"], "are not those of the plan"),
-        (["plan", "home/run", "--context", "64", "--total", "0.5"], "is not what was probed"),
-        (["plan", "home/run", "--context", "64", "--total", "a half"], "expected a share such as 0.25, or a size"),
-        (["plan", "home/run", "--total", "0.5"], "no context was given"),
+        (["trial", "../home/plan"], "differ from those of the plan"),
+        (["plan", "no-model", "--context", "64", "--total", "a half"], "expected a share such as 0.25, or a size"),
+        (["plan", "no-model", "--total", "0.5", "--error", "0.1"], "both total and error were given"),
+        (["plan", "no-model", "--policy", "nearest"], "is unknown; expected best or one of random"),
+        (["plan", "no-model", "--run", "nowhere"], "there is no run folder"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(words)
@@ -233,103 +265,149 @@ def test_a_plan_and_its_trial_work_from_another_folder(
         assert told in capsys.readouterr().err
 
 
-def test_a_plan_for_an_error_takes_the_cheapest_choice() -> None:
-    best, one = planned(total=None, error=0.3), planned(total=None, error=0.3, keep="expected")
-    shares = {total.choice: total.share for total in best.totals}
-    assert best.total["share"] <= min(share for name, share in shares.items() if name not in (BEST, "oracle_topk"))
-    assert shares["expected"] == pytest.approx(one.total["share"])
-    assert {name for row in one.choices for name in row} == {"expected"}
-    assert all(0 <= total.holding <= 1 for total in best.totals)
-    smaller = planned(total=None, error=0.1)
-    assert smaller.total["share"] > best.total["share"]
+def test_a_plan_for_an_error_takes_the_cheapest_policy() -> None:
+    best, one = planned(error=0.3), planned(error=0.3, policy="expected")
+    shares = {total.policy: total.share for total in best.totals}
+    assert best.total.share <= min(share for name, share in shares.items() if name not in (BEST, "oracle_topk"))
+    assert shares["expected"] == pytest.approx(one.total.share)
+    assert {name for row in one.policies for name in row} == {"expected"}
+    assert all(0 <= total.within <= 1 for total in best.totals)
+    smaller = planned(error=0.1)
+    assert smaller.total.share > best.total.share
 
 
-def test_a_plan_is_saved_with_its_choices(tmp_path: Path) -> None:
-    made = planned()
+def test_a_plan_that_saves_nothing_says_so() -> None:
+    assert "Nothing is saved" in str(planned(error=1e-6))
+    assert "Nothing is saved" not in str(planned())
+
+
+def test_a_plan_is_saved_with_its_policies(tmp_path: Path) -> None:
+    made = replace(planned(), model_sha256="0" * 64)
     folder = made.save(tmp_path / "plan")
-    told = json.loads((folder / "kv_budgets.json").read_text())
-    assert told["budgets"] == [list(row) for row in made.keys]
-    assert told["choices"] == [list(row) for row in made.choices]
-    assert ll.load(folder).budgets == made.budgets
+    budgets = json.loads((folder / "kv_budgets.json").read_text())
+    assert budgets["format"] == 3
+    assert budgets["digest"] == "0" * 64
+    assert budgets["context"] == CONTEXT
+    assert budgets["budgets"] == [list(row) for row in made.budgets]
+    assert budgets["shares"] == [[keys / CONTEXT for keys in row] for row in made.budgets]
+    assert budgets["policies"] == [list(row) for row in made.policies]
+    assert budgets["kind"] == ["full"] * 3
+    assert budgets["bytes"] == made.total.bytes == 64 * made.total.entries
+    again = ll.load(folder)
+    assert again.allocations == made.allocations
+    assert again.budgets == made.budgets
 
 
-def test_a_trial_compares_settings_of_one_size() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_earlier_formats_are_refused_in_a_sentence(version: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="of an earlier format; expected format 3, so plan again"):
+        check_format({"format": "limitlens-kv-budgets", "version": version}, "kv_budgets.json")
+    folder = planned().save(tmp_path / "plan")
+    record = json.loads((folder / "run.json").read_text())
+    del record["result"]["format"]
+    record["result"]["keys"] = record["result"].pop("budgets")
+    (folder / "run.json").write_text(json.dumps(record))
+    for read in (ll.load, ll.trial):
+        with pytest.raises(InputError, match="of an earlier format") as error:
+            read(folder)
+        assert "\n" not in str(error.value)
+
+
+def test_a_trial_compares_rows_of_one_size() -> None:
     made = planned()
     tried = ll.trial(made, documents=3, model=language_model(), corpus=text())
     assert tried.documents == 3
     assert "letters.txt: 3 documents of 64 + 128 tokens" in str(tried)
-    assert {(one.choice, one.allocation) for one in tried.settings} == {
-        *((name, way) for name in POLICIES for way in allocate.ALLOCATIONS), (BEST, "plan"),
+    full, *cut = tried.rows
+    assert {(row.policy, row.allocation) for row in cut} == {
+        *((name, allocation) for name in POLICIES for allocation in allocate.ALLOCATIONS), (BEST, "plan"),
     }  # fmt: skip
-    assert all(one.divergence.measured >= 0 and 0 <= one.agreement.measured <= 1 for one in tried.settings)
-    assert all((one.against_uniform is None) == (one.allocation in ("uniform", "plan")) for one in tried.settings)
-    assert all((one.against_equal is None) == (one.allocation != "least cost") for one in tried.settings)
-    by_name = {(one.choice, one.allocation): one for one in tried.settings}
-    least, equal = (by_name["knorm", way] for way in ("least cost", "equal error"))
-    assert least.against_equal.measured == pytest.approx(least.divergence.measured - equal.divergence.measured)
-    assert least.against_equal.stderr > 0
-    loaded, order = language_model(), order_of(windows(), made.seed)[:3]
-    # One setting by hand: a forward over the whole text with the cut in it.
-    found = []
-    for row in order:
-        (ids,) = windows().batches(1, [row])
-        with torch.inference_mode():
-            whole = loaded.model(ids).logits[0, CONTEXT:].log_softmax(-1)
-            with ll.intervene(loaded, keys="expected", count=made.budgets["expected"]["least cost"], cut=CONTEXT):
-                cut = loaded.model(ids, use_cache=False).logits[0, CONTEXT:].log_softmax(-1)
-        found.append(float((whole.exp() * (whole - cut)).sum(-1).mean()))
-    (one,) = (s for s in tried.settings if (s.choice, s.allocation) == ("expected", "least cost"))
-    assert one.divergence.measured == pytest.approx(np.mean(found), rel=1e-3)
-    assert one.divergence.stderr == pytest.approx(np.std(found, ddof=1) / 3**0.5, rel=1e-3)
+    assert (full.policy, full.share, full.kl, full.agreement, full.nll_increase) == (FULL, 1, 0, 1, 0)
+    assert full.bytes == made.total.entries_without_plan * 64
+    assert all(row.kl >= 0 and 0 <= row.agreement <= 1 and row.task == "text" for row in cut)
+    assert all(row.nll_increase == pytest.approx(row.nll - full.nll) for row in cut)
+    assert all(0.45 < row.share <= 0.51 and row.bytes == round(row.share * full.bytes) for row in cut)
+    assert all((row.kl_minus_uniform is None) == (row.allocation in ("uniform", "plan")) for row in cut)
+    assert all((row.kl_minus_equal_error is None) == (row.allocation != "fisher_weighted") for row in cut)
+    by_name = {(row.policy, row.allocation): row for row in cut}
+    weighted, equal = (by_name["knorm", allocation] for allocation in ("fisher_weighted", "equal_error"))
+    assert weighted.kl_minus_equal_error == pytest.approx(weighted.kl - equal.kl)
+    assert weighted.stderr["kl_minus_equal_error"] > 0
+    (first, *_) = tried.document()["rows"]
+    assert {"policy", "allocation", "task", "share", "bytes", "kl", "nll", "agreement", "stderr"} <= set(first)
+    loaded, order = language_model(), window_order(windows(), made.seed)[:3]
+    # One row by hand, and the plan's own: a forward over the whole text with the cut in it.
+    for row, names, budgets in (
+        (by_name["expected", "fisher_weighted"], "expected", made.allocations["expected"]["fisher_weighted"]),
+        (by_name[BEST, "plan"], made.policies, made.budgets),
+    ):
+        found = []
+        for index in order:
+            (ids,) = windows().batches(1, [index])
+            with torch.inference_mode():
+                whole = loaded.model(ids).logits[0, CONTEXT:].log_softmax(-1)
+                with ll.intervene(loaded, keys=names, count=budgets, cut=CONTEXT):
+                    part = loaded.model(ids, use_cache=False).logits[0, CONTEXT:].log_softmax(-1)
+            found.append(float((whole.exp() * (whole - part)).sum(-1).mean()))
+        assert row.kl == pytest.approx(np.mean(found), rel=1e-3)
+        assert row.stderr["kl"] == pytest.approx(np.std(found, ddof=1) / 3**0.5, rel=1e-3)
 
 
-def test_a_trial_of_a_whole_cache_finds_nothing() -> None:
-    tried = ll.trial(planned(total=1.0), documents=2, model=language_model(), corpus=text())
-    for one in tried.settings:
-        if one.allocation in ("uniform", "plan"):
-            assert one.divergence.measured == pytest.approx(0, abs=1e-6)
-            assert one.agreement.measured == 1
+def test_a_trial_of_a_full_cache_finds_nothing() -> None:
+    tried = ll.trial(planned(share=1.0), documents=2, model=language_model(), corpus=text())
+    for row in tried.rows:
+        if row.allocation in ("uniform", "plan", FULL):
+            assert row.kl == pytest.approx(0, abs=1e-6)
+            assert row.agreement == 1
 
 
 def test_a_context_beyond_the_positions_of_a_model_is_told() -> None:
-    made = plan_cache(language_model(), text(), 130, total=0.5)
-    assert made.warnings == (
-        "windows of 258 tokens exceed the 256 positions that letters was made for: its heads are measured outside the "
-        "lengths it knows",
-    )
+    made = ll.plan(language_model(), text(), context=130, total=0.5)
+    (warning,) = made.warnings
+    assert "258 tokens" in warning
+    assert "256 positions" in warning
+
+
+def test_bad_arguments_are_refused_before_a_model_is_loaded() -> None:
+    for options, message in (
+        ({"policy": "oracle_topk"}, "'oracle_topk' is an oracle, which no cache can follow; expected best or one of"),
+        ({"policy": "nearest"}, "the key policy 'nearest' is unknown; expected best or one of random, "),
+        ({"total": 1.5}, "total is 1.5"),
+        ({"total": 0.0}, "total is 0"),
+        ({"error": 0.0}, "the error is 0"),
+        ({"error": 0.1, "total": 0.5}, "both total and error were given"),
+        ({"context": 8}, "context is 8; expected at least 64 tokens"),
+        ({"seed": -1}, "seed"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ll.plan("there-is-no-such-model", text(), **options)
+    with pytest.raises(InputError, match="documents is 1"):
+        ll.trial("nowhere", documents=1)
 
 
 def test_what_cannot_be_planned_is_told() -> None:
     loaded = language_model()
-    for options, message in (
-        ({"keep": "oracle_topk"}, "an oracle that no cache can follow"),
-        ({"keep": "nearest"}, "expected one of random"),
-        ({"total": 1.5}, "the share of the cache is 1.5"),
-        ({"total": 1}, "the cache is to take 1 bytes; expected between 64, one entry, and 24,576, all of the context"),
-        ({"total": 24_577}, "the cache is to take 24,577 bytes"),
-        ({"error": 0.0}, "the error is 0"),
+    for total, message in (
+        (1, "total is 1 bytes; expected between 64, one entry, and 24,576, the whole cache"),
+        (24_577, "total is 24,577 bytes"),
     ):
         with pytest.raises(InputError, match=message):
-            plan_cache(loaded, text(), CONTEXT, **options)
-    with pytest.raises(InputError, match="expected at least 64"):
-        plan_cache(loaded, text(), 8)
+            ll.plan(loaded, text(), context=CONTEXT, total=total)
     with pytest.raises(InputError, match="give more text or a shorter context"):
-        plan_cache(loaded, text(), 220)
+        ll.plan(loaded, text(), context=220)
     bert = LoadedModel("bert", TINY["bert"].model(), tiny_tokenizer(special=True))
     with pytest.raises(InputError, match="bert is an encoder, which keeps no cache"):
         measure_cut(bert, windows(), [0], CONTEXT, ("streaming",))
-    with pytest.raises(InputError, match=r"bert is an encoder, .*ll.intervene chooses an encoder"):
-        plan_cache(bert, text(), CONTEXT)
+    with pytest.raises(InputError, match=r"bert is an encoder, .*ll.intervene selects the keys of an encoder"):
+        ll.plan(bert, text(), context=CONTEXT)
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2))
     with pytest.raises(InputError, match="MambaModel computes the attention of its layers without"):
-        plan_cache(LoadedModel("mamba", mamba.eval(), tiny_tokenizer(special=False)), text(), CONTEXT)
+        ll.plan(LoadedModel("mamba", mamba.eval(), tiny_tokenizer(special=False)), text(), context=CONTEXT)
     other = LoadedModel("other", TINY["gpt2"].model(), tiny_tokenizer(special=False))
     with pytest.raises(InputError, match="expected the model of the plan"):
         ll.trial(planned(), model=other)
-    with pytest.raises(InputError, match="the weights of letters are not those of the plan"):
+    with pytest.raises(InputError, match="the weights of letters differ from those of the plan"):
         ll.trial(replace(planned(), model_sha256="0"), model=loaded)
-    with pytest.raises(InputError, match="documents for a trial"):
-        ll.trial(replace(planned(), corpus=text()), documents=1, model=loaded, corpus=text())
 
 
 def test_a_model_that_was_read_under_capture_is_left_alone() -> None:
@@ -345,5 +423,5 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert stop.value.code == 2
     assert "there is no run folder" in capsys.readouterr().err
     ll.trial(planned(), documents=2, model=language_model(), corpus=text()).save(tmp_path)
-    with pytest.raises(InputError, match=r"holds a cache trial; .* which `limitlens plan --keep best --out` writes"):
+    with pytest.raises(InputError, match=r"holds a trial; .* which `limitlens plan MODEL --out` writes"):
         ll.trial(tmp_path)

@@ -1,1 +1,1 @@
-"""KV budgets from a run: `plan` says what each head needs for an error, `trial` tries it."""
+"""KV-cache compression: budgets and key policies per head (`plan`), and their effect on a live model (`trial`)."""

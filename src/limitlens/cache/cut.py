@@ -1,10 +1,11 @@
-"""What it costs each head of a decoder when the cache of its context is cut to n keys, for every choice of keys.
+"""Error curves of cache eviction: the output error of each head when the cache of its context is cut to n keys.
 
-A window of C + T tokens is read at once. The first C are the context, whose keys each choice ranks by what is known
-when they have been read; queries among the T tokens behind them see the keys that are kept, and all tokens from the cut
-on. This is what eviction does in use, so the error of a head at n is the error a cache of n keys makes, not a law's:
+A window has C + T tokens and is read once. The first C are the context; each key policy ranks their keys with what is
+known once they have been read. Queries among the T later tokens see the kept keys and all tokens from the cut on. So
+the error at n is the error that a cache of n keys really makes:
 
-    wrong(n) = mean over queries and draws of |output(n) − output|²,   error(n) = √(wrong(n) / mean |output|²).
+    squared_error(n) = mean over queries and draws of |output(n) − output|²,
+    error(n) = √(squared_error(n) / mean |output|²).
 """
 
 from collections.abc import Sequence
@@ -15,31 +16,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limitlens.attention.policies import get_policy
 from limitlens.attention.scores import scores_of
+from limitlens.attention.subset import attend_subset
 from limitlens.errors import Array, InputError, Progress
-from limitlens.models import Captured, LoadedModel, Windows, capture
+from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.policy_hook import policy_input
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 
-BEHIND = 128  # tokens behind the cut
+BEHIND = 128  # tokens after the cut
 QUERIES = 16  # of them, evenly spaced, whose outputs are compared
-DRAWS = 2  # of choices that sample
-_TINY = float(np.finfo(np.float32).tiny)  # a mass that is lost beside the largest weight divides nothing by zero
+DRAWS = 2  # of policies that sample
+MAX_WINDOWS = 64  # windows of a text, of which plans and trials use different ones
 SHARES = (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)  # of the context that are kept
 
 
 @dataclass(frozen=True, eq=False)
 class CutCurves:
-    """Squared errors of all heads at all numbers of keys kept."""
+    """Squared errors of all heads, for every key policy and number of keys kept."""
 
-    choices: tuple[str, ...]
-    sizes: tuple[int, ...]  # keys kept, from 0 to all of the context
-    wrong: Array  # (windows, choices, layers, heads, sizes): mean squared errors of a head's output
+    policies: tuple[str, ...]
+    sizes: tuple[int, ...]  # keys kept, from 0 to the whole context
+    squared_error: Array  # (windows, policies, layers, heads, sizes): mean squared errors of a head's output
     full: Array  # (windows, layers, heads): mean squares of the output itself
-    shared: int  # key/value heads of a layer: query head h reads number h // (heads / shared)
+    kv_heads: int  # key/value heads of a layer: query head h reads number h // (heads / kv_heads)
+    layers: tuple[int, ...]  # indices of the layers with softmax attention
+    sliding: tuple[bool, ...]  # whether each of them has a sliding window
 
     @property
     def context(self) -> int:
@@ -48,106 +53,114 @@ class CutCurves:
 
     def part(self, windows: slice | NDArray[np.bool_]) -> Self:
         """The curves of some windows."""
-        return replace(self, wrong=self.wrong[windows], full=self.full[windows])
+        return replace(self, squared_error=self.squared_error[windows], full=self.full[windows])
 
     def error(self) -> Array:
-        """Relative output errors, (choices, layers, heads, sizes)."""
+        """Relative output errors, (policies, layers, heads, sizes)."""
         with np.errstate(invalid="ignore"):
-            return np.asarray(np.sqrt(self.wrong.mean(0) / self.full.mean(0)[..., None]))
+            return np.asarray(np.sqrt(self.squared_error.mean(0) / self.full.mean(0)[..., None]))
 
-    def by_key_value_head(self, per_head: Array) -> Array:
-        """(..., heads, sizes) in groups that share their keys: (..., key/value heads, query heads of each, sizes)."""
+    def by_kv_head(self, per_head: Array) -> Array:
+        """(..., heads, sizes) grouped by key/value head: (..., key/value heads, query heads of each, sizes)."""
         *front, heads, sizes = per_head.shape
-        return per_head.reshape(*front, self.shared, heads // self.shared, sizes)
-
-    def keys_for(self, error: float) -> NDArray[np.intp]:
-        """Keys that bring every query head of a key/value head to an error: (choices, layers, key/value heads)."""
-        return keys_below(self.by_key_value_head(self.error()).max(-2), self.sizes, error)
+        return per_head.reshape(*front, self.kv_heads, heads // self.kv_heads, sizes)
 
 
 def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.intp]:
-    """From which number of keys on curves (..., sizes) stay at or below a level: straight between sizes, rounded up."""
-    n, last = np.asarray(sizes, dtype=float), len(sizes) - 1
+    """Number of keys from which curves (..., sizes) stay at or below a level: linear between sizes, rounded up."""
+    n = np.asarray(sizes, dtype=float)
+    last = len(sizes) - 1
     above = np.nan_to_num(curves, nan=np.inf) > level
-    start = np.where(above.any(-1), last - above[..., ::-1].argmax(-1), -1)  # the last size that is above the level
-    here, there = np.clip(start, 0, last - 1), np.clip(start + 1, 1, last)
-    low, high = (np.take_along_axis(curves, i[..., None], -1)[..., 0] for i in (here, there))
+    start = np.where(above.any(-1), last - above[..., ::-1].argmax(-1), -1)  # index of the last size above the level
+    left, right = np.clip(start, 0, last - 1), np.clip(start + 1, 1, last)
+    low, high = (np.take_along_axis(curves, i[..., None], -1)[..., 0] for i in (left, right))
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.clip((low - level) / (low - high), 0, 1)
-    found = np.where(start < 0, n[0], n[here] + np.nan_to_num(share, nan=1.0) * (n[there] - n[here]))
-    return np.asarray(np.ceil(np.where(start >= last, n[-1], found).round(6))).astype(np.intp)
+    crossing = np.where(start < 0, n[0], n[left] + np.nan_to_num(share, nan=1.0) * (n[right] - n[left]))
+    return np.asarray(np.ceil(np.where(start >= last, n[-1], crossing).round(6))).astype(np.intp)
+
+
+def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
+    """The text in windows of a context and the tokens after it."""
+    length = context + BEHIND
+    return Windows(loaded, open_corpus(corpus), length=length, tokens=MAX_WINDOWS * length, special=special, fewer=True)
+
+
+def window_order(windows: Windows, seed: int) -> list[int]:
+    """Windows in the order of their use: for fitting curves, for checking budgets, then for trials."""
+    return [int(index) for index in np.random.default_rng([seed, 0xC7]).permutation(windows.count)]
 
 
 def measure_cut(
-    loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, choices: Sequence[str],
+    loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, policies: Sequence[str],
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
-    """The curves of every head over the windows of some indices, each of them `context` + BEHIND tokens long."""
+    """Measure the curves of every head over some windows, each of them `context` + BEHIND tokens long."""
     if not loaded.causal:
         raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2")
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
-    stack: Any = loaded.model.base_model  # logits are not asked for
+    stack: Any = loaded.model.base_model  # without the language-model head
 
     def window(k: int) -> dict[str, Any]:
-        found: list[tuple[Array, Array]] = []
-        shared: list[int] = []
+        rows: dict[str, list[Any]] = {"squared": [], "full": [], "layers": [], "sliding": [], "kv_heads": []}
 
         def take(call: Captured) -> None:
-            shared.append(call.key.shape[1])
-            found.append(_layer(call, context, sizes, choices, [seed, int(indices[k]), call.layer]))
+            squared, full = _layer_errors(call, context, sizes, policies, [seed, int(indices[k]), call.layer])
+            values = (squared, full, call.layer, call.sliding_window is not None, call.key.shape[1])
+            for row, value in zip(rows.values(), values, strict=True):
+                row.append(value)
 
         (ids,) = windows.batches(1, [indices[k]])
         with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
             run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
-        wrong, full = zip(*found, strict=True)
-        return {"wrong": np.stack(wrong, 1), "full": np.stack(full), "shared": np.array(shared[-1])}
+        return {name: np.stack(row, 1 if name == "squared" else 0) for name, row in rows.items()}
 
-    asked: dict[str, Any] = {"job": "cut", "weights": loaded.digest, "text": windows.sha256, "windows": list(indices)}
-    asked |= {"context": context, "choices": choices, "seed": seed, "device": loaded.model.device}
-    rows = (checkpoint or Checkpoint()).each(asked, len(indices), window, tokens=windows.length, progress=progress)
-    return CutCurves(tuple(choices), sizes, rows["wrong"], rows["full"], int(rows["shared"][-1]))
+    job: dict[str, Any] = {"job": "cut", "weights": loaded.digest, "text": windows.sha256, "windows": list(indices)}
+    job |= {"context": context, "policies": policies, "seed": seed, "device": loaded.model.device}
+    found = (checkpoint or Checkpoint()).each(job, len(indices), window, tokens=windows.length, progress=progress)
+    layers, sliding = (tuple(found[name][-1].tolist()) for name in ("layers", "sliding"))
+    kv_heads = int(found["kv_heads"][-1][-1])
+    return CutCurves(tuple(policies), sizes, found["squared"], found["full"], kv_heads, layers, sliding)
 
 
-def _layer(
-    call: Captured, context: int, sizes: Sequence[int], choices: Sequence[str], entropy: list[int]
+def _layer_errors(
+    call: Captured, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int]
 ) -> tuple[Array, Array]:
-    """Mean squared errors (choices, heads, sizes) of a layer's heads, and mean squares of their outputs (heads,)."""
-    device, (heads, there), shared = call.key.device, (call.query.shape[1], call.key.shape[2]), call.key.shape[1]
-    rows = torch.linspace(context, there - 1, QUERIES, device=device).long()
+    """Mean squared errors (policies, heads, sizes) of a layer's heads, and mean squares of their outputs (heads,)."""
+    device, heads = call.key.device, call.query.shape[1]
+    kv_heads, total = call.key.shape[1:3]
+    rows = torch.linspace(context, total - 1, QUERIES, device=device).long()
     end = torch.full((1,), context, device=device)
-    asked, past = call.query[:, :, rows], call.query[:, :, :context]
-    blind, oracle = (policy_input(call, context, end, past=past, served=served) for served in (None, asked))
-    query = asked[0].float().reshape(shared, -1, asked.shape[-1]) * call.scale
-    key, value = call.key[0].float(), call.value[0].float()
-    scores, seen = scores_of(query, key, call.softcap), call.seen()
+    later, past = call.query[:, :, rows], call.query[:, :, :context]
+    blind, oracle = (policy_input(call, context, end, past=past, served=served) for served in (None, later))
+    query = later[0].float().reshape(kv_heads, -1, later.shape[-1]) * call.scale
+    value = call.value[0].float()
+    scores = scores_of(query, call.key[0].float(), call.softcap)
+    seen = call.seen()
     if seen is not None:
-        seen = seen.reshape(-1, *seen.shape[-2:])[0][rows].repeat(heads // shared, 1)
+        seen = seen.reshape(-1, *seen.shape[-2:])[0][rows].repeat(heads // kv_heads, 1)
         scores = scores.masked_fill(~seen, float("-inf"))
-    peak = scores.amax(-1, keepdim=True)
-    weight = torch.exp(scores - peak)
-    mass, moment = weight[..., context:].sum(-1, keepdim=True), weight[..., context:] @ value[:, context:]
-    if call.sinks is not None:
-        learned = call.sinks.float().view(shared, -1, 1).expand(-1, -1, QUERIES).reshape(shared, -1, 1)
-        mass = mass + torch.exp(learned - peak)
-    before, values = weight[..., :context], value[:, :context]
+    sinks = call.sinks
+    if sinks is not None:
+        sinks = sinks.float().view(kv_heads, -1, 1).expand(-1, -1, QUERIES).reshape(kv_heads, -1)
+    behind = (0, total - context)  # all tokens after the cut are kept
 
-    def attend(kept: Tensor) -> Tensor:
-        total: Tensor = kept.sum(-1, keepdim=True) + mass
-        return (kept @ values + moment) / total.clamp_min(_TINY)
+    def output(mask: Tensor, log_weights: Tensor | None) -> Tensor:
+        weights = None if log_weights is None else pad(log_weights, behind)
+        return attend_subset(scores, value, mask=pad(mask, behind, value=True), log_weights=weights, sinks=sinks)[1]
 
-    full = attend(before)
-    wrong = np.empty((len(choices), heads, len(sizes)))
-    for i, name in enumerate(choices):
-        choice = get_policy(name)
-        sight = oracle if choice.sees_queries else blind
-        priority = choice.priority(sight, DRAWS, generator_for(*entropy, i))
+    full = output(torch.ones(1, 1, context, dtype=torch.bool, device=device), None)
+    squared = np.empty((len(policies), heads, len(sizes)))
+    for i, name in enumerate(policies):
+        policy = get_policy(name)
+        inputs = oracle if policy.sees_queries else blind
+        priority = policy.priority(inputs, DRAWS, generator_for(*entropy, i))
         for j, size in enumerate(sizes):
-            found = choice.select_by(sight, priority, size)
-            squares = torch.zeros(shared, heads // shared, QUERIES, device=device)
-            for number, mask in enumerate(found.mask[:, 0]):
-                kept = before * (mask.flatten(1, 2) if choice.sees_queries else mask)
-                if found.log_weights is not None:
-                    kept = kept * found.log_weights[number, 0].exp()
-                squares += (attend(kept) - full).square().sum(-1).view_as(squares)
-            wrong[i, :, j] = squares.mean(-1).flatten().cpu().numpy() / len(found.mask)
-    return wrong, full.square().sum(-1).view(heads, QUERIES).mean(-1).double().cpu().numpy()
+            kept = policy.select_by(inputs, priority, size)
+            squares = torch.zeros(kv_heads, heads // kv_heads, QUERIES, device=device)
+            for draw, mask in enumerate(kept.mask[:, 0]):
+                mask = mask.flatten(1, 2) if policy.sees_queries else mask
+                weights = None if kept.log_weights is None else kept.log_weights[draw, 0]
+                squares += (output(mask, weights) - full).square().sum(-1).view_as(squares)
+            squared[i, :, j] = squares.mean(-1).flatten().cpu().numpy() / len(kept.mask)
+    return squared, full.square().sum(-1).view(heads, QUERIES).mean(-1).double().cpu().numpy()

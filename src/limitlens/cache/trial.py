@@ -1,15 +1,14 @@
-"""A plan of the cache in a live model: what the model predicts after the cache of its context was cut.
+"""Trials of cache plans: predictions of a live model after the cache of its context was cut.
 
-Each document is a context and a continuation. The context is read once; every choice ranks its keys while it is read,
-and every setting (a choice of keys and an allocation, all of the same size) then reads the continuation from the same
-cache, seeing only what it kept. What is compared with the uncut cache, token by token of the continuation: the
-divergence KL(whole ‖ cut) of the predicted distributions, whether the likeliest token is the same, and how likely the
-text itself is. All errors are those of means over documents, of differences between settings in the same documents.
+Each document is a context and a continuation. The model reads the context once, and every policy ranks its keys; then
+every policy and allocation, all of the same cache size, reads the continuation with the keys it kept. Predictions are
+compared with those of the full cache token by token: KL(full ‖ cut), agreement of the most likely token, and negative
+log-likelihood (nll) of the text. Standard errors are those of means over documents; differences are paired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,217 +20,264 @@ from torch import Tensor
 
 from limitlens.arrays import pd
 from limitlens.attention.device import choose_device
-from limitlens.attention.policies import POLICIES, Selection
-from limitlens.cache.cache_plan import BEST, CachePlan, cut_windows, order_of
-from limitlens.cache.random_trial import Measured
-from limitlens.errors import Array, InputError, Progress
+from limitlens.attention.policies import POLICIES
+from limitlens.cache.budgets import BEST
+from limitlens.cache.cut import cut_windows, window_order
+from limitlens.cache.plan import Plan
+from limitlens.errors import Array, InputError, Progress, check_number
+from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
 from limitlens.models.policy_hook import PolicyHook
 from limitlens.record import json_text, read_run
-from limitlens.report.view import Colour, Table, View, points
-from limitlens.report.words import read_words, worded_figure, worded_view
+from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
-from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
-COLOURS: dict[str, Colour] = {"uniform": "grey", "equal error": "blue", "least cost": "green", "plan": "red"}
-WORDS = read_words("cache/trial_words.json")
+FULL = "full"  # the policy of the full cache
+OWN = "plan"  # the allocation of the plan itself
+COLOURS: dict[str, Colour] = {"uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red"}
+NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll", "nll_increase")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What one choice and one allocation did to the model's predictions."""
+class TrialRow:
+    """Predictions under one policy and allocation; `stderr` has the standard error of each number by its name."""
 
-    choice: str
-    allocation: str  # one of `allocate.ALLOCATIONS`, or "plan": the plan's own choices and numbers
-    divergence: Measured  # KL(whole ‖ cut), nats a token
-    against_uniform: Measured | None  # its difference from the same choice with the same number for all heads
-    agreement: Measured  # share of tokens whose likeliest successor is the same
-    log_likelihood: Measured  # change of the text's log-likelihood, nats a token; negative is worse
-    against_equal: Measured | None = None  # the same of the least cost and one error for all heads
+    policy: str  # a key policy, "best", or "full" for the full cache
+    allocation: str  # one of `allocate.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"
+    task: str
+    share: float  # of the cache that is kept
+    bytes: int
+    kl: float  # KL(full ‖ cut), nats a token
+    agreement: float  # share of tokens whose most likely successor is the same
+    nll: float  # negative log-likelihood of the text, nats a token
+    nll_increase: float  # against the full cache
+    kl_minus_uniform: float | None  # difference from the uniform allocation of the same policy
+    kl_minus_equal_error: float | None
+    stderr: Mapping[str, float]
+
+    def estimate(self, name: str) -> Estimate:
+        """A number with its standard error; NaN where there is none."""
+        return Estimate.of(getattr(self, name), self.stderr.get(name))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CacheTrial(Result):
-    """A plan of the cache, tried."""
+class Trial(Result):
+    """Predictions of a model under a cache plan and under its alternatives of the same size."""
 
-    kind, file = "cache trial", "settings"
+    kind, file, command = "trial", "rows", "trial PLAN"
     model: str
     corpus: str
     context: int
-    behind: int  # tokens of the continuation
+    behind: int  # tokens of a continuation
     documents: int
-    share: float  # of the cache that every setting keeps
-    perplexity: float  # of the continuations with the whole cache
-    settings: tuple[Setting, ...]
+    rows: tuple[TrialRow, ...]  # the full cache first
     interrupted: bool = False
 
     @property
-    def ranked(self) -> list[Setting]:
-        """The settings, the smallest divergence first."""
-        return sorted(self.settings, key=lambda one: one.divergence.measured)
+    def ranked(self) -> list[TrialRow]:
+        """The rows by increasing KL, the full cache first."""
+        return sorted(self.rows, key=lambda row: (row.policy != FULL, row.kl))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per setting, the smallest divergence first."""
-        rows = []
-        for one in self.ranked:
-            row: dict[str, Any] = {"choice": one.choice, "allocation": one.allocation}
-            for name in ("divergence", "against_uniform", "against_equal", "agreement", "log_likelihood"):
-                found = getattr(one, name) or Measured(np.nan, np.nan)
-                row |= {name: found.measured, f"{name}_stderr": found.stderr}
-            rows.append(row)
-        return pd.DataFrame(rows)
+        """One row per policy and allocation, by increasing KL."""
+        table = []
+        for row in self.ranked:
+            cells: dict[str, Any] = {name: getattr(row, name) for name in TABLE}
+            for name in NUMBERS:
+                found = row.estimate(name)
+                cells |= {name: found.value, f"{name}_stderr": found.stderr}
+            table.append(cells)
+        return pd.DataFrame(table)
 
     def view(self) -> View:
-        """What it shows."""
-
-        def cell(found: Measured | None, digits: int = 4) -> str:
-            return "–" if found is None else f"{found.measured:.{digits}f} ± {found.stderr:.{digits}f}"
-
-        rows = [
-            (_words(one.choice), one.allocation, cell(one.divergence), cell(one.against_uniform),
-             cell(one.against_equal), cell(one.agreement, 3), cell(one.log_likelihood))
-            for one in self.ranked
-        ]  # fmt: skip
+        """A table of all rows, and KL against agreement."""
+        cut = self.ranked[1:]
+        share, perplexity = cut[0].share, np.exp(self.ranked[0].nll)
         series = []
-        for way, colour in COLOURS.items():
-            own = [one for one in self.settings if one.allocation == way]
-            kl, same = ([getattr(one, name).measured for one in own] for name in ("divergence", "agreement"))
-            spread = [one.divergence.stderr for one in own]
-            series.append(points(way, same, kl, colour, spread, labels=[_words(one.choice) for one in own]))
-        figure, table = worded_figure(WORDS["figure"], series), Table("Settings", WORDS["columns"], rows)
-        return worded_view(WORDS, [figure, table], of=self, found=self._verdict())
+        for allocation, colour in COLOURS.items():
+            own = [row for row in cut if row.allocation == allocation]
+            labels = [_label(row.policy) for row in own]
+            agreement, kl = ([getattr(row, name) for row in own] for name in ("agreement", "kl"))
+            bars = [row.stderr["kl"] for row in own]
+            series.append(points(_allocation(allocation), agreement, kl, colour, bars, labels=labels))
+        axes = Axis("share of tokens with the same most likely successor"), Axis("KL, nats a token", log=True)
+        columns = ("key policy", "allocation", "KL", "KL minus uniform", "KL minus equal error", "agreement", "nll",
+                   "nll increase")  # fmt: skip
+        cells: list[list[Cell]] = [
+            [_label(row.policy), _allocation(row.allocation), *map(row.estimate, NUMBERS)] for row in self.ranked
+        ]
+        lead = (
+            "KL and nll in nats a token, agreement as a share of tokens: means over documents ± standard errors; "
+            "differences are paired by document."
+        )
+        return View(
+            title=f"Cache trial of {self.model}: {share:.1%} of the cache",
+            subtitle=f"{self.model} on {self.corpus}: {self.documents} documents of {self.context:,} + {self.behind} "
+                     "tokens",
+            verdict=(
+                f"With {share:.1%} of the cache of {self.context:,} tokens, {self.model} predicts {self.behind} more "
+                f"tokens of {self.documents} documents; its perplexity with the full cache is {perplexity:.2f}.",
+                self._best(),
+                "Use per-head budgets only if their gain exceeds two standard errors.",
+            ),
+            sections=[
+                Section("Policies and allocations at equal cache size", lead, [
+                    Figure("KL and agreement", *axes, series, height=360),
+                    Table("Policies and allocations", columns, cells),
+                ])
+            ],
+            trust=["An oracle uses the scores of later queries; no cache can follow it."],
+        )  # fmt: skip
 
-    def _verdict(self) -> str:
-        """What is best among choices that a cache can follow, and whether sharing out unevenly pays there."""
-        able = [one for one in self.settings if one.choice == BEST or not POLICIES[one.choice].sees_queries]
-        best = min(able, key=lambda one: one.divergence.measured)
-        said = f"Least divergence: {_words(best.choice)}, {best.allocation}, {best.divergence.measured:.4f}"
-        gain = best.against_uniform
+    def _best(self) -> str:
+        """The best policy and allocation that a cache can follow, and its gain over the uniform allocation."""
+        usable = [row for row in self.ranked[1:] if row.policy == BEST or not POLICIES[row.policy].sees_queries]
+        best, gain = usable[0], usable[0].kl_minus_uniform
+        text = f"Smallest KL: {_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
         if gain is None:
-            return f"{said} nats."
-        sure = "beyond its error" if gain.measured < -2 * gain.stderr else "not beyond its error"
-        return f"{said} nats; {-gain.measured:.4f} ± {gain.stderr:.4f} less than with equal numbers, {sure}."
+            return f"{text}."
+        stderr = best.stderr["kl_minus_uniform"]
+        clear = "more" if gain < -2 * stderr else "no more"
+        return f"{text}; {-gain:.4f} ± {stderr:.4f} less than with uniform budgets, {clear} than two standard errors."
 
     def __repr__(self) -> str:
-        return f"<CacheTrial of {self.model}: {len(self.settings)} settings, {self.documents} documents>"
+        return f"<Trial of {self.model}: {len(self.rows)} rows, {self.documents} documents>"
+
+
+TABLE = ("policy", "allocation", "task", "share", "bytes")
 
 
 def trial(
-    plan: CachePlan | str | Path, *, documents: int = DOCUMENTS, corpus: str | None = None,
+    plan: Plan | str | Path, *, documents: int = DOCUMENTS, corpus: str | None = None,
     model: LoadedModel | None = None, device: str = "auto", progress: Progress = lambda done, total: None,
     checkpoint: Checkpoint | None = None,
-) -> CacheTrial:  # fmt: skip
-    """Run the model of a plan with its cache cut, on documents that the plan has not seen (or on another text).
+) -> Trial:  # fmt: skip
+    """Run the model of a plan with its cache cut, on documents that the plan has not used, or on another text.
 
-    Every choice is tried in every allocation at the plan's size of the cache. Ctrl-C keeps the documents so far, a
-    `checkpoint` all that is needed for the same call to go on.
+    Every key policy is run with every allocation at the cache size of the plan, as baselines. Ctrl-C keeps the
+    documents so far; with a `checkpoint` the same call continues from there.
 
-    >>> run = ll.probe(model, corpus=text, tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16)
-    >>> cut = ll.plan(run, total=0.5, context=64, model=model)
-    >>> ll.trial(cut, documents=2, model=model)
-    <CacheTrial of letters: 28 settings, 2 documents>
+    >>> made = ll.plan(model, text, total=0.5, context=64)
+    >>> ll.trial(made, documents=2, model=model)
+    <Trial of letters: 29 rows, 2 documents>
     """
-    made: CachePlan = read_run(plan).result(CachePlan) if isinstance(plan, str | Path) else plan
+    check_number("documents", documents, "at least 2, for the standard errors", low=2)
+    made: Plan = read_run(plan).result(Plan) if isinstance(plan, str | Path) else plan
     loaded = model or load(resolve_source(made.model, made.made), device=choose_device(device), head=True)
     if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
-        raise InputError(f"the weights of {loaded.name} are not those of the plan (its digest differs); plan it again")
-    config = loaded.model.config.get_text_config()
-    heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
-    if np.shape(made.keys) != heads:
-        given = f"the plan is of {np.shape(made.keys)} layers and key/value heads, {loaded.name} has {heads}"
+        raise InputError(f"the weights of {loaded.name} differ from those of the plan (by their digest); plan again")
+    shape = _shape(loaded)
+    planned = len(made.budgets), max(map(len, made.budgets))
+    if planned != shape:
+        given = f"the plan has {planned} layers and key/value heads, {loaded.name} has {shape}"
         raise InputError(f"{given}; expected the model of the plan")
     text = corpus or resolve_source(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
-    order = order_of(windows, made.seed)[0 if corpus else made.fitted + made.checked :][:documents]
+    used = 0 if corpus else made.fitted + made.checked
+    order = window_order(windows, made.seed)[used:][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
-    asked: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
-    asked |= {"plan": digest(json_text(made.document())), "device": loaded.model.device}
+    tables: dict[tuple[str, str], tuple[Any, Any]] = {
+        (name, allocation): (name, budgets)
+        for name, allocations in made.allocations.items()
+        for allocation, budgets in allocations.items()
+    }
+    tables[made.policy, OWN] = made.policies, made.budgets
 
     def document(k: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [order[k]])
-        likelihood, outcomes = _document(loaded, ids, made)
-        return {"whole": np.array(likelihood), "cut": np.array(list(outcomes.values()))}
+        hooks = [_hook(made, names, budgets, shape) for names, budgets in tables.values()]
+        return _read(loaded, ids, made.context, hooks)
 
+    job: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
+    job |= {"plan": digest(json_text(made.document())), "device": loaded.model.device}
     options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
-    rows = (checkpoint or Checkpoint()).each(asked, len(order), document, **options)
-    whole, names = rows["whole"], _settings(made)[0]
-    numbers = {name: rows["cut"][:, place].T for place, name in enumerate(names)}
-    settings = []
-    for (choice, way), (divergence, agreement, likelihood) in numbers.items():
-        uniform, equal = (
-            _over_documents(divergence - numbers[choice, other][0]) if way in ways else None
-            for other, ways in (("uniform", ("equal error", "least cost")), ("equal error", ("least cost",)))
-        )
-        rest = (divergence, agreement, likelihood - whole)
-        kl, same, likely = (_over_documents(each) for each in rest)
-        settings.append(Setting(choice, way, kl, uniform, same, likely, equal))
-    perplexity = float(np.exp(-np.mean(whole)))
+    found = (checkpoint or Checkpoint()).each(job, len(order), document, **options)
+    rows = _rows(made, list(tables), found["full"], found["cut"])
     behind = windows.length - made.context
-    return CacheTrial(
-        loaded.name, text, made.context, behind, len(whole), made.share, perplexity, tuple(settings),
-        len(whole) < len(order),
-    )  # fmt: skip
+    return Trial(loaded.name, text, made.context, behind, len(found["full"]), rows, len(found["full"]) < len(order))
 
 
-def _words(choice: str) -> str:
-    return "the cheapest for each head" if choice == BEST else POLICIES[choice].label
+def _shape(loaded: LoadedModel) -> tuple[int, int]:
+    """Numbers of layers and of key/value heads of a layer."""
+    config = loaded.model.config.get_text_config()
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
-def _document(
-    loaded: LoadedModel, ids: Tensor, plan: CachePlan
-) -> tuple[float, dict[tuple[str, str], tuple[float, float, float]]]:
-    """Log-likelihood with the whole cache, and of each setting: divergence, agreement and log-likelihood, a token."""
-    model, context = loaded.model, plan.context
+def _hook(plan: Plan, names: Any, budgets: Any, shape: tuple[int, int]) -> PolicyHook:
+    """The hook of some budgets and policies; layers without a cache, which are never called, get entries too."""
+    counts = [row or (0,) * shape[1] for row in budgets]
+    policies = names if isinstance(names, str) else [row or ("recent",) * shape[1] for row in names]
+    return PolicyHook(policies, counts, plan.context, plan.seed, shape)
+
+
+def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:
+    """The nll with the full cache, and of each hook KL, agreement and nll (hooks, 3): means over a continuation."""
+    model = loaded.model
     ids = ids.to(model.device)
-    settings, take = _settings(plan)
+
+    def select(call: Captured) -> None:
+        for hook in hooks:
+            hook(call)
+
+    def read() -> tuple[Tensor, float]:
+        log_p = model(input_ids=ids[:, context:], past_key_values=cache).logits[0].float().log_softmax(-1)
+        cache.crop(context - ids.shape[1])  # removes the continuation from the cache again
+        return log_p, -float(log_p[:-1].gather(-1, ids[0, context + 1 :, None]).mean())
+
     with torch.inference_mode():
-        with capture(model, take):
+        with capture(model, select):
             cache = model(input_ids=ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
-
-        def read() -> tuple[Tensor, float]:
-            logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0].float().log_softmax(-1)
-            cache.crop(context - ids.shape[1])  # what was just read
-            return logits, float(logits[:-1].gather(-1, ids[0, context + 1 :, None]).mean())
-
-        whole, likelihood = read()
-        outcomes = {}
-        for name, setting in settings.items():
-            with intervene(model, keys=setting):
-                cut, own = read()
-            divergence = float((whole.exp() * (whole - cut)).sum(-1).mean())
-            outcomes[name] = divergence, float((whole.argmax(-1) == cut.argmax(-1)).float().mean()), own
-    return likelihood, outcomes
+        full, full_nll = read()
+        numbers = []
+        for hook in hooks:
+            with intervene(model, keys=hook):
+                cut, nll = read()
+            kl = float((full.exp() * (full - cut)).sum(-1).mean())
+            numbers.append((kl, float((full.argmax(-1) == cut.argmax(-1)).float().mean()), nll))
+    return {"full": np.array(full_nll), "cut": np.array(numbers)}
 
 
-def _settings(plan: CachePlan) -> tuple[dict[tuple[str, str], PolicyHook], Callable[[Captured], None]]:
-    """What is tried, by choice and allocation, and what must see every layer while the context is read."""
+def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> tuple[TrialRow, ...]:
+    """Rows from the nll of each document with the full cache, and numbers (documents, names, 3) with cut caches."""
+    kl = {name: cut[:, place, 0] for place, name in enumerate(names)}
+    total = plan.total
 
-    def choosing(name: str, keys: Any) -> PolicyHook:
-        return PolicyHook(name, keys, plan.context, plan.seed, np.shape(plan.keys))
+    def row(policy: str, allocation: str, entries: int, **numbers: Array) -> TrialRow:
+        values, stderr = ({name: function(found) for name, found in numbers.items()} for function in (_mean, _stderr))
+        size = {"share": entries / total.entries_without_plan, "bytes": entries * plan.entry_bytes}
+        none = {name: None for name in NUMBERS if name not in values}
+        return TrialRow(policy=policy, allocation=allocation, task="text", **size, **values, **none, stderr=stderr)  # type: ignore[arg-type]
 
-    settings = {(name, way): choosing(name, keys) for name, ways in plan.budgets.items() for way, keys in ways.items()}
-    parts = {name: choosing(name, plan.keys) for name in sorted({name for row in plan.choices for name in row})}
-    own = settings[plan.keep, "plan"] = choosing(next(iter(parts)), plan.keys)
-
-    def take(call: Captured) -> None:
-        for one in (*settings.values(), *parts.values()):
-            one(call)
-        kept, heads = {name: part.selected[call.layer] for name, part in parts.items()}, call.key.shape[1]
-        shape = (len(call.key), heads, 1, plan.context)
-        masks = [kept[name].mask.expand(shape)[:, [h]] for h, name in enumerate(plan.choices[call.layer])]
-        none = call.key.new_zeros(shape, dtype=torch.float32)
-        weights = [kept[name].log_weights for name in plan.choices[call.layer]]
-        joined = [(none if part is None else part.expand(shape))[:, [h]] for h, part in enumerate(weights)]
-        own.selected[call.layer] = Selection(torch.cat(masks, 1), torch.cat(joined, 1))
-
-    return settings, take
+    zero = np.zeros_like(full)
+    rows = [row(FULL, FULL, total.entries_without_plan, kl=zero, agreement=zero + 1, nll=full, nll_increase=zero)]
+    for place, (policy, allocation) in enumerate(names):
+        _, agreement, nll = cut[:, place].T
+        numbers = {"kl": kl[policy, allocation], "agreement": agreement, "nll": nll, "nll_increase": nll - full}
+        if allocation in ("equal_error", "fisher_weighted"):
+            numbers["kl_minus_uniform"] = numbers["kl"] - kl[policy, "uniform"]
+        if allocation == "fisher_weighted":
+            numbers["kl_minus_equal_error"] = numbers["kl"] - kl[policy, "equal_error"]
+        budgets = plan.budgets if allocation == OWN else plan.allocations[policy][allocation]
+        rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
+    return tuple(rows)
 
 
-def _over_documents(found: Array) -> Measured:
-    """A mean over documents and its standard error, from one number for each."""
-    own = paired_mean(found)
-    return Measured(own.value, own.stderr)
+def _mean(values: Array) -> float:
+    return float(values.mean())
+
+
+def _stderr(values: Array) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _label(policy: str) -> str:
+    special = {FULL: "full cache", BEST: "plan: best policy for each head"}
+    return special.get(policy) or POLICIES[policy].label
+
+
+def _allocation(name: str) -> str:
+    return {"equal_error": "equal error", "fisher_weighted": "Fisher-weighted"}.get(name, name)

@@ -1,4 +1,4 @@
-"""`limitlens trial`: a plan of the cache in a live model."""
+"""`limitlens trial`: a cache plan in a live model."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ from limitlens.cli.common import command
 
 @command("reading documents", "documents", runs="cache.trial", shares="device", kept=True)
 def trial(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The folder that limitlens plan --keep ... --out wrote.")],
-    documents: Annotated[int, typer.Option(min=2, help="Documents that are read.")] = 24,
-    corpus: Annotated[str | None, typer.Option(metavar="TEXT", help="Another text than the plan's.")] = None,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
+    documents: Annotated[int, typer.Option(min=2, help="Documents to read.")] = 24,
+    corpus: Annotated[str | None, typer.Option(metavar="TEXT", help="Another text than that of the plan.")] = None,
 ) -> None:
-    """What a model predicts after its cache was cut as a plan says: divergence, agreement, likelihood.
+    """Measure a model's predictions with the cache of a plan: KL, agreement and likelihood, against baselines.
 
     Example: limitlens trial runs/plan --documents 24
     """
