@@ -180,8 +180,6 @@ KNOWN_SIZES = {
     "package experiments": 4_000,
     "package theory": 3_800,
     "module comparison": 440,
-    "module experiments.study": 440,
-    "function experiments.study:study": 120,
     "function probing.stream:stream": 90,
 }
 

@@ -39,7 +39,7 @@ def bias() -> Iterator[tuple[str, float, float, float]]:
     head = ll.designed_head(measure.covariance, horizon)
     few, every = (ll.study(measure, head, SIZES, replicates=EVERY_QUERY, queries=m) for m in (32, 800))
     for name in ("mean", "covariance"):
-        raw, rows, true = few.replicate_errors[name], few.freed(name), every.replicate_errors[name]
+        raw, rows, true = few.replicate_errors[name], few.denoised_moments(name), every.replicate_errors[name]
         level = true.mean(0)
         stderr, before = (rows - true).std(0) / level / math.sqrt(EVERY_QUERY), raw.mean(0) / level - 1
         for j, n in enumerate(few.sizes):

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import limitlens as ll
 from limitlens.attention.device import choose_device
 from limitlens.errors import InputError
-from limitlens.experiments import study as study_module
+from limitlens.experiments import study_pass
 from limitlens.experiments.reference import reference_for
 from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep, sweep
 from limitlens.experiments.uniform import uniform_errors
@@ -234,7 +234,7 @@ def test_seeds_reproduce_bit_for_bit_and_replicates_do_not_depend_on_each_other(
 def test_chunks_do_not_change_the_result(monkeypatch):
     head = ll.Head(0.8)
     whole = ll.study(LINE, head, [100, 9000], replicates=5, queries=64)
-    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+    monkeypatch.setattr(study_pass, "CHUNK_FLOATS", 1)
     single = ll.study(LINE, head, [100, 9000], replicates=5, queries=64)
     for name in whole.names:
         assert_allclose(whole.replicate_errors[name], single.replicate_errors[name], rtol=1e-5)
@@ -311,7 +311,7 @@ def test_the_constant_of_the_uniform_error_grows_exponentially_and_that_of_the_m
 
 
 def test_interrupts_keep_the_replicates_finished(monkeypatch):
-    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+    monkeypatch.setattr(study_pass, "CHUNK_FLOATS", 1)
 
     def stop(done, total):
         if done == 3:
@@ -485,7 +485,7 @@ def test_a_sweep_is_its_studies_and_hands_every_option_on(monkeypatch):
 
 @pytest.mark.parametrize(("finished", "kept"), [(1, 1), (1.5, 2), (1.9, 2)])
 def test_an_interrupted_sweep_keeps_the_studies_finished(monkeypatch, finished, kept):
-    monkeypatch.setattr(study_module, "CHUNK_FLOATS", 1)
+    monkeypatch.setattr(study_pass, "CHUNK_FLOATS", 1)
 
     def stop(done, total):
         if done > finished:

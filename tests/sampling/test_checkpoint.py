@@ -233,7 +233,7 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 def test_the_command_goes_on_after_a_signal(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limitlens.experiments.study.CHUNK_FLOATS", 1)
+    monkeypatch.setattr("limitlens.experiments.study_pass.CHUNK_FLOATS", 1)
     out = str(tmp_path / "run")
 
     @contextmanager

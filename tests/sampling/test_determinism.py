@@ -18,7 +18,7 @@ import kill_cases
 import limitlens as ll
 from kill_cases import LINE, model, study, text, told
 from limitlens.cli.common import size
-from limitlens.experiments import study as study_module
+from limitlens.experiments import study_pass
 from limitlens.probing.memory_plan import MemoryCosts, tokens_waiting
 from limitlens.probing.options import ProbeOptions
 from limitlens.sampling import memory
@@ -95,7 +95,7 @@ def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) 
 def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, held = study(None), 10**9
     monkeypatch.setattr(memory, "resident", lambda device: held)
-    small = study(None, memory=held + study_module.FLOAT_BYTES * 25_000)
+    small = study(None, memory=held + study_pass.FLOAT_BYTES * 25_000)
     for name in whole.names:
         np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
     with pytest.raises(ll.InputError, match="at least for a study of one replicate"):

@@ -1,4 +1,4 @@
-"""`limitlens study`: error curves of a synthetic law, or of anybody's tokens, and their rates."""
+"""`limitlens study`: error curves of attention over tokens of a law, or of a file of tokens, and their rates."""
 
 from typing import Annotated, Any
 
@@ -6,31 +6,37 @@ import typer
 
 from limitlens.cli import common
 
-OF_A_LAW = ("measure", "dim", "concentration", "components", "separation")  # options that a sample has no use for
+LAW_OPTIONS = ("measure", "dim", "concentration", "components", "separation")  # that contradict --sample
 
-RADIUS = "Uniform error over |x| <= R; a range scales compact tokens to each R."
+RADIUS = "Measure the uniform error over |x| <= R; a range scales compact tokens to each R."
 
 
 @common.command("attending", shares="plot seed device precision memory ray yes", kept=True)
 def study(
     call: typer.Context,
     measure: common.Law = "gaussian",
-    sample: Annotated[str | None, typer.Option(metavar="FILE.npy", help="Tokens (n, dim) instead of a law.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="File of tokens (n, dim), instead of a law.")
+    ] = None,
     dim: Annotated[int, typer.Option(help="Dimension of the tokens.")] = 1,
     horizon: Annotated[float, typer.Option(help="Two-sided horizon H of the head.")] = 1.0,
-    horizons: Annotated[str | None, typer.Option(metavar="LO:HI:K", help="A sweep of the horizon.")] = None,
-    spectrum: Annotated[str, typer.Option(help="flat, 1/k or dim comma-separated numbers.")] = "flat",
+    horizons: Annotated[
+        str | None, typer.Option(metavar="LO:HI:K", help="Sweep the horizon over these values.")
+    ] = None,
+    spectrum: Annotated[str, typer.Option(help="Spectrum of the head: flat, 1/k or dim numbers a,b,c.")] = "flat",
     sizes: Annotated[str, typer.Option(metavar="LO:HI:K", help="Numbers of tokens.")] = "1000:30000:12",
     replicates: Annotated[int, typer.Option(help="Independent samples behind every point.")] = 200,
-    queries: Annotated[int | None, typer.Option(help="Queries per sample; chosen by a pilot when left out.")] = None,
-    mask_self: Annotated[bool, typer.Option("--mask-self", help="Leave a query's own token out.")] = False,
+    queries: Annotated[int | None, typer.Option(help="Queries per sample; by default a pilot chooses.")] = None,
+    mask_self: Annotated[
+        bool, typer.Option("--mask-self", help="Leave each query's own token out of its softmax.")
+    ] = False,
     radius: Annotated[str | None, typer.Option(metavar="R or LO:HI:K", help=RADIUS)] = None,
-    concentration: Annotated[float, typer.Option(help="Of vmf.")] = 5.0,
-    components: Annotated[int, typer.Option(help="Of mixture.")] = 2,
-    separation: Annotated[float, typer.Option(help="Of mixture: its means lie between plus and minus this.")] = 2.0,
+    concentration: Annotated[float, typer.Option(help="vmf: concentration.")] = 5.0,
+    components: Annotated[int, typer.Option(help="mixture: number of components.")] = 2,
+    separation: Annotated[float, typer.Option(help="mixture: means lie between plus and minus this.")] = 2.0,
     **shared: Any,
 ) -> common.Result:
-    """Error curves of attention over n tokens and their rates, against theory.
+    """Measure the error of attention over n tokens against its infinite-token limit, and its rate.
 
     Example: limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 400
     """
@@ -41,8 +47,10 @@ def study(
     from limitlens.measures.named import named_measure, sample_from_file
     from limitlens.sampling.cells import parse_grid
 
-    if sample is not None and (name := common.first_given(call, OF_A_LAW)) is not None:
-        raise InputError(f"both --sample and {name} were given; expected --sample alone, which is the law")
+    if sample is not None and (name := common.first_given(call, LAW_OPTIONS)) is not None:
+        raise InputError(
+            f"both --sample and {name} were given; expected --sample alone, since its tokens replace the law"
+        )
     named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
     law = named_measure(measure, dim, **named) if sample is None else sample_from_file(sample)
     shape = common.spectrum_of(spectrum)

@@ -1,1 +1,1 @@
-"""What a person runs on a law of tokens: studies, sweeps, hardmax, heavy tails, scaling limits, the heat flow."""
+"""Experiments on laws of tokens: study, sweeps, hardmax, heavy tails, scaling limits, schedules, heat flow."""

@@ -1,8 +1,8 @@
-"""One-dimensional Gaussian attention over astronomically many tokens: tokens rounded to a grid, counts drawn at once.
+"""Attention over very many one-dimensional Gaussian tokens: tokens are rounded to a grid and only counts are drawn.
 
 The law is the discrete Gaussian, proportional to exp(-y²/2) on a grid of step 0.01: its cumulant generating function is
 t²/2 to machine precision (the sum of a Gaussian over a fine grid does not depend on its shift), so the limit is exactly
-H x. A replicate of a billion tokens costs one row of counts and its share of two matrix products.
+H x. A replicate of a billion tokens costs one row of counts and two matrix-vector products.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import numpy as np
 from limitlens.errors import Array, InputError
 
 STEP = 0.01
-MARGIN = 2.0  # kept beyond √(2 ln n): a sample of 100 or more has a token outside with probability below 1e-4
-STEEPEST = 20.0  # beyond, weights of the farthest query could all vanish below e^{-700}
+MARGIN = 2.0  # of the grid beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
+STEEPEST = 20.0  # largest horizon: beyond it all weights of the farthest query may underflow, below e^{-700}
 
 
 @dataclass(frozen=True)

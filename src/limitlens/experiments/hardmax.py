@@ -1,8 +1,8 @@
-"""Hardmax attention, measured: softmax replaced by argmax through the same states.
+"""`hardmax`: the error of attention whose softmax is replaced by argmax, measured and predicted.
 
 For one-dimensional Gaussian tokens the mean output is (N₊ max + N₋ min)/n and is drawn exactly from its order
-statistics at any n. For other laws and dimensions the best token of each query merges over blocks exactly as it does in
-a state (`State.hardmax`), without the sums that softmax needs; there no formula is claimed.
+statistics at any n. For other laws and dimensions each query keeps its best token over the blocks, as a state does
+(`State.hardmax`); there no formula is known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from limitlens.measures.base import Measure
 from limitlens.measures.named import named_measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, from_json, to_json
-from limitlens.report.view import SHADES, Colour, Figure, Table, View, cells, line, points
-from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
+from limitlens.report.view import SHADES, Axis, Colour, Dash, Figure, Section, Table, View, cells, line, points
+from limitlens.report.words import plural, short
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
@@ -36,17 +36,22 @@ from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
-SAMPLES_PER_REPLICATE = 1000  # on the line, where a sample of any n costs two random numbers
-# Seconds for a sample on the line and bytes of its counts; seconds for a number of a token and for a score elsewhere.
-A_SAMPLE, A_ROW, A_NUMBER, A_SCORE = 1e-3, 1e5, 1e-6, 2e-9
-WORDS = read_words("experiments/words.json")["hardmax"]
+SAMPLES_PER_REPLICATE = 1000  # in d = 1, where a sample of any n costs two random numbers
+SAMPLE_SECONDS, SAMPLE_BYTES = 1e-3, 1e5  # in d = 1
+NUMBER_SECONDS, SCORE_SECONDS = 1e-6, 2e-9  # for each number of a token and each score, elsewhere
 HARD: Colour = "red"
 SOFT = tuple(shade for shade in SHADES if shade != HARD)
+DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
+FOLLOWS = {
+    "log": "follows a logarithm",
+    "power": "follows a power law",
+    "undecided": "follows a power law or a logarithm (these sizes do not decide)",
+}
 
 
 @dataclass(frozen=True)
 class PredictedCurve:
-    """A predicted error at every size, (sizes,), and how far to trust it."""
+    """Predicted errors (sizes,) and the status of the prediction."""
 
     value: Array
     status: Status
@@ -54,10 +59,11 @@ class PredictedCurve:
 
 @dataclass(frozen=True, eq=False)
 class HardmaxCurve:
-    """E|mean output| over n tokens, measured; `predicted` is empty where no formula is claimed.
+    """E|mean output| over n tokens, measured; `predicted` is empty where no formula is known.
 
-    The errors are |mean output| of each replicate, or its average over the samples of one. Few queries add noise: the
-    measured error is then above the true one by `errors.finite_population_correction`, 1 where every token is a query.
+    The errors are |mean output| of each replicate, or its average over the samples of a replicate. Few queries add
+    noise, so the measured error is the true one times `errors.finite_population_correction`, which is 1 where every
+    token is a query.
     """
 
     label: str
@@ -66,9 +72,9 @@ class HardmaxCurve:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What was measured, by name."""
-        found = self.errors
-        return {"label": self.label, "n": list(found.sizes), "measured": found.error, "stderr": found.stderr}
+        """Label, sizes, errors and standard errors, by the name of their column."""
+        errors = self.errors
+        return {"label": self.label, "n": list(errors.sizes), "measured": errors.error, "stderr": errors.stderr}
 
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
@@ -87,7 +93,7 @@ class HardmaxCurve:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hardmax(Result):
-    """The error of hardmax attention, beside softmax on the way to it (one curve per horizon, or none)."""
+    """The error of hardmax attention, and of softmax attention at several horizons for comparison."""
 
     kind, file = "hardmax", "hardmax"
     measure: str
@@ -103,9 +109,16 @@ class Hardmax(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
-        about = {"measure": self.measure, "dim": self.dim, "replicates": self.hardmax.errors.replicates}
-        softmax = [curve.document() for curve in self.softmax]
-        return {"inputs": about | {"seed": self.seed}, "hardmax": self.hardmax.document(), "softmax": softmax}
+        return {
+            "inputs": {
+                "measure": self.measure,
+                "dim": self.dim,
+                "replicates": self.hardmax.errors.replicates,
+                "seed": self.seed,
+            },
+            "hardmax": self.hardmax.document(),
+            "softmax": [curve.document() for curve in self.softmax],
+        }
 
     @property
     def table(self) -> pd.DataFrame:
@@ -133,32 +146,47 @@ class Hardmax(Result):
         return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
 
     def view(self) -> View:
-        """The way from softmax to hardmax, and which law each curve follows."""
-        found, rate = self.hardmax.errors, self.hardmax.errors.rate
+        """Errors of softmax and hardmax against n, and the law that each curve follows."""
+        errors, rate = self.hardmax.errors, self.hardmax.errors.rate
+        first, last = f"{errors.sizes[0]:,}", f"{errors.sizes[-1]:,}"
         laws = [
             (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
             for curve in self.curves
             if (fit := curve.errors.rate) is not None
         ]
-        return worded_view(
-            WORDS,
-            [_crossover(self), Table("laws", WORDS["laws"], laws)],
-            [_numbers(curve) for curve in self.curves],
-            of=self,
-            first=found.sizes[0],
-            last=found.sizes[-1],
-            replicates=found.replicates,
-            horizons=plural(len(self.softmax), "horizon"),
-            follows=WORDS["follows"]["none" if rate is None else rate.law],
-            most=short(found.error[0]),
-            least=short(found.error[-1]),
+        columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (by information criteria)"]
+        follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
+        return View(
+            f"Hardmax on {self.measure} tokens in dimension {self.dim}",
+            f"n from {first} to {last} · {errors.replicates} replicates",
+            (
+                f"Softmax was replaced by argmax on {self.measure} tokens, and the mean output measured for n from "
+                f"{first} to {last}; softmax at {plural(len(self.softmax), 'horizon')} serves as comparison.",
+                f"With argmax the error {follows}: {short(errors.error[0])} at n = {first} and still "
+                f"{short(errors.error[-1])} at n = {last}.",
+                "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
+                "the tokens that win.",
+            ),
+            [
+                Section(
+                    "From softmax to hardmax",
+                    "A straight line is a power law; hardmax bends into a logarithm. Broken lines are predicted.",
+                    [_crossover(self), Table("laws", columns, laws)],
+                ),
+                Section(
+                    "Values",
+                    "E|mean output| measured and predicted, and their ratio.",
+                    [_numbers(curve) for curve in self.curves],
+                ),
+            ],
         )
 
     def __repr__(self) -> str:
-        found = self.hardmax.errors
+        errors = self.hardmax.errors
         return (
-            f"<Hardmax: {self.measure}, dim {self.dim}, E|mean output| {found.error[0]:.3g} at n = {found.sizes[0]:,} "
-            f"to {found.error[-1]:.3g} at n = {found.sizes[-1]:,}, beside {len(self.softmax)} of softmax>"
+            f"<Hardmax: {self.measure}, dim {self.dim}, E|mean output| {errors.error[0]:.3g} at n = "
+            f"{errors.sizes[0]:,} to {errors.error[-1]:.3g} at n = {errors.sizes[-1]:,}; softmax at "
+            f"{plural(len(self.softmax), 'horizon')}>"
         )
 
 
@@ -175,22 +203,24 @@ def hardmax(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Hardmax:
-    """E|mean output| with softmax replaced by argmax, and which law it follows: power or logarithm.
+    """Measure E|mean output| with softmax replaced by argmax, and whether it follows a power law or a logarithm.
 
-    `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences; softmax at these horizons stands beside hardmax for
-    "gaussian" tokens in dimension 1, where a formula is known. Other laws, by name and `dim` or as a `Measure`, are
-    measured with `queries` queries per sample, kept in a `checkpoint` as they are. `progress` is told (done, total).
+    `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences. For "gaussian" tokens in dimension 1, where a formula is
+    known, softmax at these horizons is measured for comparison. Other laws, by name and `dim` or as a `Measure`, are
+    measured with `queries` queries per sample; a `checkpoint` keeps finished replicates. `progress` is called with
+    (done, total).
 
     >>> found = ll.hardmax([100, 1000, 10_000], replicates=20)
     >>> sorted(found.table.columns)[:2], len(found.table)
     (['asymptotic', 'finite'], 6)
     """
-    counts, grid = parse_sizes(sizes), parse_grid(horizons, "horizons")
+    counts = parse_sizes(sizes)
+    grid = parse_grid(horizons, "horizons")
     _check(counts, replicates)
     check_seed(seed)
     if measure == "gaussian" and dim == 1:
         samples = float(replicates) * len(counts) * (1 + len(grid))
-        check_cost("hardmax", seconds=A_SAMPLE * samples, memory=A_ROW * float(replicates), yes=yes)
+        check_cost("hardmax", seconds=SAMPLE_SECONDS * samples, memory=SAMPLE_BYTES * float(replicates), yes=yes)
         softmax = []
         for done, horizon in enumerate(grid):
             softmax.append(softmax_line(horizon, counts, replicates, seed))
@@ -199,8 +229,8 @@ def hardmax(
         return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
     check_number("queries", queries, "at least 2, such as 2048", low=2)
-    a_token = law.dim * (A_NUMBER + min(queries, counts[-1]) * A_SCORE)
-    check_cost("hardmax", seconds=a_token * replicates * counts[-1], yes=yes)
+    token_seconds = law.dim * (NUMBER_SECONDS + min(queries, counts[-1]) * SCORE_SECONDS)
+    check_cost("hardmax", seconds=token_seconds * replicates * counts[-1], yes=yes)
     head = designed_head(law, 1.0, seed=seed)
     options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
     curve = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
@@ -210,8 +240,8 @@ def hardmax(
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
     """E|(N₊ max + N₋ min)/n| for standard normal tokens in d = 1, drawn exactly at any n.
 
-    Given the number N₊ of positive tokens, the largest is the maximum of N₊ half-normal variables and the smallest
-    minus that of N₋: two inverse distribution functions per sample, so cheap that each replicate averages
+    Given the number N₊ of positive tokens, the largest token is the maximum of N₊ half-normal variables, and the
+    smallest is minus that of N₋. A sample costs two inverse distribution functions, so each replicate averages
     `SAMPLES_PER_REPLICATE` of them.
     """
     _check(sizes, replicates)
@@ -236,7 +266,7 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
 
 
 def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
-    """The same quantity for softmax attention with A = H in d = 1: what hardmax is the H → ∞ end of."""
+    """E|mean output| of softmax attention with A = H in d = 1; hardmax is its limit H → ∞."""
     _check(sizes, replicates)
     errors = np.stack([np.abs(grid_errors(horizon, n, replicates, seed).mean) for n in sizes], axis=1)
     predicted = {}
@@ -257,23 +287,23 @@ def hardmax_study(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> HardmaxCurve:
-    """Scatter of the mean hardmax output around its expectation, for any law and dimension: measured, no formula.
+    """Measure the scatter of the mean hardmax output around its expectation, for any law and dimension.
 
     Queries are the first tokens of each sample. The expectation is the mean over replicates at each size (zero for
-    symmetric laws). Few queries add noise, which is measured from their two halves and taken out of the mean square.
+    symmetric laws). The noise of few queries is measured from their two halves and subtracted from the mean square.
     """
     _check(sizes, replicates)
     used = min(queries, sizes[-1])
-    asked = {"job": "hardmax", **identity(measure, head), "sizes": sizes, "replicates": replicates, "queries": queries}
-    found = (checkpoint or Checkpoint()).each(
-        asked | {"seed": seed}, replicates,
+    job = {"job": "hardmax", **identity(measure, head), "sizes": sizes, "replicates": replicates, "queries": queries}
+    means = (checkpoint or Checkpoint()).each(
+        job | {"seed": seed}, replicates,
         lambda r: {"means": _replicate_means(measure, head, sizes, used, seed, r)},
         tokens=sizes[-1], progress=progress,
     )["means"]  # fmt: skip
-    mean, gap = found[:, :, 0], found[:, :, 1] - found[:, :, 2]
+    mean, half_gap = means[:, :, 0], means[:, :, 1] - means[:, :, 2]
     errors = np.linalg.norm(mean - mean.mean(axis=0), axis=-1) * np.sqrt(replicates / (replicates - 1))
     left_out = np.clip(1 - used / np.asarray(sizes, dtype=np.float64), 0.0, None) / 4
-    noise = np.sum(gap**2, axis=-1).mean(axis=0) * left_out
+    noise = np.sum(half_gap**2, axis=-1).mean(axis=0) * left_out
     share = noise / np.maximum(np.mean(errors**2, axis=0), np.finfo(float).tiny)
     correction = 1 / np.sqrt(np.clip(1 - share, 0.02, 1.0))
     curve = ErrorCurve.of(sizes, errors, moment=1, finite_population_correction=correction, seed=seed)
@@ -307,7 +337,7 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
 
 
 def _crossover(result: Hardmax) -> Figure:
-    """E|mean output| against n, one line per horizon, hardmax last; each name says which law fits better."""
+    """E|mean output| against n, one curve per horizon, hardmax last; the legend names the law that fits better."""
     series = []
     for i, curve in enumerate(result.curves):
         hard, errors = curve is result.hardmax, curve.errors
@@ -315,13 +345,14 @@ def _crossover(result: Hardmax) -> Figure:
         name = curve.label if errors.rate is None else f"{curve.label} ({_law_words(errors.rate, brief=True)})"
         series.append(points(name, errors.sizes, errors.error, colour, errors.stderr, joined=True))
         for label, predicted in curve.predicted.items():
-            told, dash = f"{curve.label}: {label} ({predicted.status.value})", WORDS["dashes"][label]
-            series.append(line(told, errors.sizes, predicted.value, colour, dash, listed=hard))
-    return worded_figure(WORDS["crossover"], series)
+            name = f"{curve.label}: {label} ({predicted.status.value})"
+            series.append(line(name, errors.sizes, predicted.value, colour, DASHES[label], listed=hard))
+    across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
+    return Figure("E|mean output| against n", across, up, series, height=400)
 
 
 def _law_words(rate: Rate, brief: bool = False) -> str:
-    """Which law a fit prefers and by how much, where the evidence decides."""
+    """The law that a fit prefers, and the difference of the information criteria."""
     size = abs(rate.evidence)
     if rate.law == "undecided":
         better = "power law" if rate.evidence > 0 else "logarithm"

@@ -82,7 +82,9 @@ class HeatFlow(Result):
         dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
         mode, variance = self.mode_1, self.gaussian_variance
         growth = [(str(row.degree), f"{row.exact:.8f}", f"{row.predicted:.8f}") for row in self.growth_per_layer]
-        tokens = [(row.beta, row.drift_slope.cell, row.noise.cell, row.drift_to_noise.cell) for row in self.tokens]
+        tokens = [
+            (row.beta, row.drift_slope.estimate, row.noise.estimate, row.drift_to_noise.estimate) for row in self.tokens
+        ]
         blocks: list[Block] = [
             Row([self._flow_figure(), self._noise_figure()]),
             Table("growth of a small mode per layer", ["degree", "attention", "heat equation"], growth),

@@ -1,7 +1,7 @@
-"""Attention over heavy-tailed tokens at a fixed tilt, measured beyond the point where its limit exists.
+"""`tails`: are tokens sub-Gaussian, and how does attention behave where its infinite-token limit does not exist?
 
-Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The share of the heaviest tokens and the
-size of the output tell the three laws of `limitlens.theory.heavy` apart.
+Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The largest weights and the size of the
+output distinguish the cases of `limitlens.theory.heavy`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, from_json
-from limitlens.report.view import SHADES, Row, Table, View, cells, line, points
-from limitlens.report.words import plural, read_words, short, worded_figure, worded_view
+from limitlens.report.view import SHADES, Axis, Figure, Row, Section, Table, View, cells, line, points
+from limitlens.report.words import plural, short
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.tails import TailReport, check_tails
 from limitlens.theory.heavy import Existence, HeavyLaw, laplace_law, laplace_limit, student_law
 from limitlens.theory.prediction import Prediction
 
-WORDS = read_words("experiments/words.json")["tails"]
 LAWS = ("gaussian", "laplace", "student")
-A_TOKEN = 1e-7  # seconds for a token at a tilt and a size
+TOKEN_SECONDS = 1e-7  # for a token at one tilt and one size
 CHUNK = 1 << 22  # tokens held at once
 
 
@@ -42,23 +41,30 @@ class HeavyCurve:
     output: Array
     top: Array  # the largest weight
     participation: Array  # Σ w²
-    limit: float | None  # the infinite-token output where it exists
-    theory: HeavyLaw  # without predictions for Gaussian tokens, which have theories of their own
+    limit: float | None  # the infinite-token output, where it exists
+    theory: HeavyLaw  # without predictions for Gaussian tokens, for which `limitlens theory` has them
 
     def summary(self) -> dict[str, Array]:
-        """Per size: median output, means of the top weight and of Σw² with their standard errors."""
-        found = {"median_output": np.median(self.output, axis=0)}
+        """Median output, and means of the largest weight and of Σw² with their standard errors, each (sizes,)."""
+        summary = {"median_output": np.median(self.output, axis=0)}
         for name, values in (("top_weight", self.top), ("participation", self.participation)):
             stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-            found |= {name: values.mean(axis=0), f"{name}_stderr": stderr}
-        return found
+            summary |= {name: values.mean(axis=0), f"{name}_stderr": stderr}
+        return summary
 
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
-        existence, predictions = self.theory.existence, self.theory.predictions
-        found = {"limit": self.limit, "n": list(self.sizes), "measured": self.summary(), "replicates": len(self.output)}
-        told = {"law": self.law, "tilt": self.tilt, "existence": existence.value, "meaning": existence.meaning}
-        return told | found | {"predicted": {prediction.name: prediction.as_dict() for prediction in predictions}}
+        return {
+            "law": self.law,
+            "tilt": self.tilt,
+            "existence": self.theory.existence.value,
+            "meaning": self.theory.existence.meaning,
+            "limit": self.limit,
+            "n": list(self.sizes),
+            "measured": self.summary(),
+            "replicates": len(self.output),
+            "predicted": {prediction.name: prediction.as_dict() for prediction in self.theory.predictions},
+        }
 
     @property
     def table(self) -> pd.DataFrame:
@@ -68,7 +74,7 @@ class HeavyCurve:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeavyTails(Result):
-    """Attention over tokens of one law, a curve per tilt."""
+    """Attention over tokens of one law, one curve per tilt."""
 
     kind, file = "tails", "tails"
     law: str
@@ -94,46 +100,84 @@ class HeavyTails(Result):
         """The result that a run folder holds."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         for i, row in enumerate(run.document["tilts"]):
-            told = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
-            theory = HeavyLaw(Existence(row["existence"]), from_json(tuple[Prediction, ...], told))
-            found = {name: stored[i] for name, stored in arrays.items()}
-            known = {"sizes": tuple(row["n"]), "limit": row["limit"], "theory": theory}
-            curves.append(HeavyCurve(row["law"], row["tilt"], **known, **found))
+            predicted = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
+            theory = HeavyLaw(Existence(row["existence"]), from_json(tuple[Prediction, ...], predicted))
+            measured = {name: stored[i] for name, stored in arrays.items()}
+            curves.append(
+                HeavyCurve(
+                    row["law"], row["tilt"], sizes=tuple(row["n"]), limit=row["limit"], theory=theory, **measured
+                )
+            )
         return cls(inputs["law"], tuple(curves), inputs["seed"])
 
     def view(self) -> View:
-        """The largest weight and the output, beyond the end of the limit."""
-        curves, sizes = self.curves, self.curves[0].sizes
-        tops, outputs, numbers = [], [], []
-        for i, curve in enumerate(curves):
-            label, colour, found = f"t = {short(curve.tilt)}", SHADES[i % len(SHADES)], curve.summary()
-            tops.append(points(label, sizes, found["top_weight"], colour, found["top_weight_stderr"], joined=True))
-            outputs.append(points(label, sizes, found["median_output"], colour, joined=True))
-            if curve.limit is not None:
-                outputs.append(line(f"{label}: limit", sizes, [curve.limit] * len(sizes), colour, "dotted"))
-            top, shared = (cells(found[name], found[f"{name}_stderr"]) for name in ("top_weight", "participation"))
-            rows = list(zip(sizes, found["median_output"].tolist(), top, shared, strict=True))
-            numbers.append(Table(f"tilt {curve.tilt:g}", WORDS["numbers"], rows))
-        figures = [worded_figure(WORDS["top"], tops), worded_figure(WORDS["output"], outputs)]
-        means = [(curve.tilt, curve.theory.existence, curve.limit) for curve in curves]
-        verdicts = [(tilt, existence.value, limit, existence.meaning) for tilt, existence, limit in means]
-        predicted = [
-            (curve.tilt, told.name, told.value, told.status.value, told.formula, told.note)
-            for curve in curves
-            for told in curve.theory.predictions
-        ]
-        tables = [Table("tilts", WORDS["tilts"], verdicts)]
-        if predicted:
-            tables.append(Table("predicted", WORDS["predicted"], predicted))
-        ends = {"first": sizes[0], "last": sizes[-1], "tilts": plural(len(curves), "tilt")}
+        """The largest weight and the output against n at every tilt, and whether the limit exists."""
+        curves, law = self.curves, self.curves[0].law
+        first, last = f"{curves[0].sizes[0]:,}", f"{curves[0].sizes[-1]:,}"
+        tilts = plural(len(curves), "tilt")
         lost = sum(curve.limit is None for curve in curves)
-        limits = WORDS["lost" if lost else "kept"].format(lost=lost, **ends)
-        known = {"law": curves[0].law, "replicates": len(curves[0].output), "limits": limits, **ends}
-        return worded_view(WORDS, [Row(figures), *tables], numbers, **known)
+        existence = [
+            (curve.tilt, curve.theory.existence.value, curve.limit, curve.theory.existence.meaning) for curve in curves
+        ]
+        tables = [Table("tilts", ["tilt", "verdict", "limit", "meaning"], existence)]
+        predicted = [
+            (curve.tilt, row.name, row.value, row.status.value, row.formula, row.note)
+            for curve in curves
+            for row in curve.theory.predictions
+        ]
+        if predicted:
+            columns = ["tilt", "quantity", "predicted", "status", "formula", "note"]
+            tables.append(Table("predicted", columns, predicted))
+        return View(
+            f"Attention over {law} tokens",
+            f"{tilts} · n from {first} to {last} · {len(curves[0].output)} replicates",
+            (
+                f"One query at each of {tilts} attended to n {law} tokens, n from {first} to {last}.",
+                f"At {lost} of {tilts} there is no infinite-token limit: the largest weight does not tend to 0."
+                if lost
+                else "At every tilt the infinite-token limit exists.",
+                "Where there is no limit the output does not converge for any number of tokens: cap the scores or "
+                "raise the temperature.",
+            ),
+            [
+                Section(
+                    "Largest weight and output", "Bars are 95%; dotted lines are limits.", [_figures(curves), *tables]
+                ),
+                Section("Values", "One table per tilt.", [_numbers(curve) for curve in curves]),
+            ],
+        )
 
     def __repr__(self) -> str:
-        told = "; ".join(f"t = {curve.tilt:g}: {curve.theory.existence.value}" for curve in self.curves[:6])
-        return f"<HeavyTails: {self.curves[0].law}, {told}{'; …' if len(self.curves) > 6 else ''}>"
+        verdicts = "; ".join(f"t = {curve.tilt:g}: {curve.theory.existence.value}" for curve in self.curves[:6])
+        return f"<HeavyTails: {self.curves[0].law}, {verdicts}{'; …' if len(self.curves) > 6 else ''}>"
+
+
+def _figures(curves: Sequence[HeavyCurve]) -> Row:
+    """The largest weight and the median output against n, one curve per tilt."""
+    tops, outputs = [], []
+    for i, curve in enumerate(curves):
+        label, colour, summary = f"t = {short(curve.tilt)}", SHADES[i % len(SHADES)], curve.summary()
+        stderr = summary["top_weight_stderr"]
+        tops.append(points(label, curve.sizes, summary["top_weight"], colour, stderr, joined=True))
+        outputs.append(points(label, curve.sizes, summary["median_output"], colour, joined=True))
+        if curve.limit is not None:
+            limits = [curve.limit] * len(curve.sizes)
+            outputs.append(line(f"{label}: limit", curve.sizes, limits, colour, "dotted"))
+    across = Axis("number of tokens n", log=True)
+    return Row(
+        [
+            Figure("Largest weight", across, Axis("largest weight", low=0, high=1), tops),
+            Figure("Output", across, Axis("median output", log=True), outputs),
+        ]
+    )
+
+
+def _numbers(curve: HeavyCurve) -> Table:
+    """Output, largest weight and Σw² of one tilt, one row per size."""
+    summary = curve.summary()
+    top, shared = (cells(summary[name], summary[f"{name}_stderr"]) for name in ("top_weight", "participation"))
+    rows = list(zip(curve.sizes, summary["median_output"].tolist(), top, shared, strict=True))
+    return Table(f"tilt {curve.tilt:g}", ["n", "median output", "largest weight", "Σw²"], rows)
 
 
 def tails(
@@ -146,21 +190,23 @@ def tails(
     replicates: int = 200,
     seed: int = 0,
 ) -> HeavyTails | TailReport:
-    """Judge the tails of tokens, or show attention over a law where its infinite-token limit ends.
+    """Test whether tokens are sub-Gaussian, or show attention over a law whose infinite-token limit may not exist.
 
-    With `tokens`, (n, d) or a `Sample`, they are judged: a `TailReport`. Else one-dimensional tokens of a `law`,
-    "laplace" of scale 1, "gaussian" or "student" with `degrees` degrees of freedom, are attended to at `tilts` t (the
-    scores are t x), over `sizes` tokens; both are "lo:hi:k", "a,b,c" or sequences.
+    With `tokens`, (n, d) or a `Sample`, the result is a `TailReport` on them. Without, it is a `HeavyTails`: one query
+    attends to `sizes` one-dimensional tokens of a `law`, "laplace" of scale 1, "gaussian" or "student" with `degrees`
+    degrees of freedom, at each of the `tilts` t (scores are t x). Sizes and tilts are "lo:hi:k", "a,b,c" or sequences.
 
     >>> ll.tails(np.random.default_rng(0).normal(size=(2000, 2))).verdict.value
     'sub-Gaussian'
     """
     if tokens is not None:
         return check_tails(tokens.tokens if isinstance(tokens, Sample) else Sample(tokens).tokens)
-    counts, grid = parse_sizes(sizes), parse_grid(tilts, "tilts")
+    counts = parse_sizes(sizes)
+    grid = parse_grid(tilts, "tilts")
     check_seed(seed)
     check_number("replicates", replicates, "at least 2, for the error bars", low=2)
-    seconds, memory = A_TOKEN * replicates * sum(counts) * len(grid), 64.0 * max(counts[-1], replicates)
+    seconds = TOKEN_SECONDS * replicates * sum(counts) * len(grid)
+    memory = 64.0 * max(counts[-1], replicates)
     check_cost("tails", seconds=seconds, memory=memory, remedy="ask for smaller sizes, or fewer replicates or tilts")
     attend = partial(heavy_curve, law, sizes=counts, degrees=degrees, replicates=replicates, seed=seed)
     return HeavyTails(law, tuple(attend(tilt) for tilt in grid), seed)
@@ -175,14 +221,15 @@ def heavy_curve(
     replicates: int = 200,
     seed: int = 0,
 ) -> HeavyCurve:
-    """Attend to nested samples of a law at the tilt t > 0: scores are t x."""
+    """Attention over nested samples of a law at the tilt t > 0, with scores t x."""
     if law not in LAWS:
         raise InputError(f"the law is {law!r}; expected one of {', '.join(LAWS)}")
     if not 0 < tilt < float("inf"):
         raise InputError(f"the tilt is {tilt}; expected a positive number")
     if not sizes or sizes[0] < 2 or replicates < 2:
         raise InputError(f"sizes are {list(sizes)} with {replicates} replicates; expected at least 2 of each")
-    theory, limit = HeavyLaw(Existence.NORMAL, ()), float(tilt) if law == "gaussian" else None
+    theory = HeavyLaw(Existence.NORMAL, ())
+    limit = float(tilt) if law == "gaussian" else None
     if law == "student":
         theory = student_law(degrees)
     elif law == "laplace":

@@ -1,6 +1,6 @@
-"""One number: what theory says of it, and what was measured."""
+"""`Quantity`: one number, predicted by theory and measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -13,31 +13,32 @@ from limitlens.theory.prediction import Status
 
 @dataclass(frozen=True)
 class Quantity:
-    """A predicted number beside the measured one; None where nobody asked or nobody knows."""
+    """A predicted and a measured number; None where one of them is not known."""
 
     predicted: float | None = None
     status: Status | None = None
-    predicted_stderr: float | None = None  # where the prediction was sampled from the limit
-    exact: float | None = None  # the expectation at finite n, where `predicted` is that of the scaling limit
-    asymptotic: float | None = None  # simpler formulas: as β grows,
-    expansion: float | None = None  # in powers of 1/β,
-    averaging: float | None = None  # where many keys share the mass
+    predicted_stderr: float | None = None  # where the prediction is a simulation of the limit
+    exact: float | None = None  # expectation at finite n, where `predicted` is that of the scaling limit
+    asymptotic: float | None = None  # formula for large β
+    expansion: float | None = None  # formula in powers of 1/β
+    averaging: float | None = None  # formula for many keys that share the mass
     measured: float | None = None
     stderr: float | None = None
     interval: tuple[float, float] | None = None  # 95%
-    quantile_in_limit: float | None = None  # share of draws from the scaling limit below the measured number
+    quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
     @classmethod
     def sampled(cls, values: Array, **known: Any) -> Self:
-        """The mean of independent values with its standard error; not known where a value is missing."""
+        """The mean of independent values with its standard error; unknown where a value is NaN."""
         if np.isnan(values).any():
             return cls(**known)
         return cls(measured=float(values.mean()), stderr=float(values.std(ddof=1) / np.sqrt(values.size)), **known)
 
     @property
-    def cell(self) -> Estimate:
-        """The measured number as a cell of a table."""
-        return Estimate.of(self.measured, self.stderr)
+    def estimate(self) -> Estimate:
+        """The measured number with its standard error and 95% interval."""
+        measured = Estimate.of(self.measured, self.stderr)
+        return measured if self.interval is None else replace(measured, low=self.interval[0], high=self.interval[1])
 
 
 verified = partial(Quantity, status=Status.VERIFIED)

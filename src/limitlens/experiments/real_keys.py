@@ -94,7 +94,7 @@ class RealKeys(Result):
             )
         rows = [
             (
-                *(index, row.exponent.cell, row.critical_beta.cell, row.five_key_beta.cell, row.beta),
+                *(index, row.exponent.estimate, row.critical_beta.estimate, row.five_key_beta.estimate, row.beta),
                 *(row.theta.predicted, row.participation.predicted, row.participation.measured, row.regime),
             )
             for index, row in enumerate(self.queries)

@@ -1,7 +1,7 @@
-"""What a study compares with: Γ at any query, and the mean and covariance of Γ(X) over the law.
+"""The reference of a study: tokens of each replicate, the limit Γ at any query, mean and covariance of Γ(X).
 
-The limit is also the control variate of every moment (docs/estimators.md): what few queries cannot see, the average of
-Γ over all n tokens, is added exactly.
+The limit is also the control variate of every moment (docs/estimators.md): a study attends few queries, and adds the
+exact average of Γ over all n tokens.
 """
 
 import numpy as np
@@ -20,14 +20,14 @@ from limitlens.statistics.estimators import TokenSums
 from limitlens.theory.sphere_limit import SMOOTH_FROM, limit_covariance
 
 BLOCK = 1 << 16
-REFERENCE_FACTOR = 64  # tokens behind Monte Carlo moments of Γ over the largest size: they cost O(1) each, not O(m)
-QUERIES = 4096  # of a pool that attend to all of it at a time
+REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ over the largest size: each costs O(1), not O(queries)
+QUERIES = 4096  # of a pool that attend to all of it in one call
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
-CHECKED, FEW = 512, 10  # queries looked at, and effective tokens, below which a pool is not its own limit
+CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which the pool has not converged
 
 
 class Reference:
-    """Tokens of each replicate, and the limit that attention over them is compared with."""
+    """Tokens of each replicate, and the limit to compare attention over them with."""
 
     mean: Tensor  # (v,) E Γ(X)
     covariance: Tensor  # (v, v) Cov Γ(X)
@@ -49,11 +49,11 @@ class Reference:
 
     @property
     def page(self) -> int:
-        """Tokens of a replicate that are best drawn at a time."""
+        """Number of tokens of a replicate that are drawn together."""
         return self._stream.page
 
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
-        """The tokens that `draw` returns, alone."""
+        """The tokens of `draw`, without the vectors."""
         return self._stream.draw(replicates, start, stop)
 
     def limits(self, vectors: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Reference:
         return sums.mapped(*self._linear) if self._linear else sums
 
     def controls(self, sums: TokenSums) -> Tensor:
-        """Numbers of expectation zero that move with the errors of a sample, (replicates, F); F may be 0."""
+        """Control variates (replicates, F) of expectation zero, correlated with the errors of a sample; F may be 0."""
         return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
 
 
@@ -105,7 +105,7 @@ class LawReference(Reference):
 
 
 def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
-    """Mean (v,) and covariance (v, v) of Γ(X) over so many tokens of the law."""
+    """Mean (v,) and covariance (v, v) of Γ(X), estimated from `samples` tokens of the law."""
     total, square = np.zeros(head.value_dim), np.zeros((head.value_dim,) * 2)
     for start in range(0, samples, BLOCK):
         tokens = measure.sample(min(BLOCK, samples - start), generator_for(seed, 0x4EF, start))
@@ -129,19 +129,19 @@ class PoolReference(Reference):
         if largest >= len(rows):
             raise InputError(
                 f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
-                "sample, all of which is what they are compared with, so lower the sizes or bring more tokens"
+                "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
             )
         self._pool = self._stream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
-        # Where queries rest on few tokens, the pool itself is far from its limit.
-        some = tokens[:CHECKED]
-        once, twice = (attend_state(tokens, head, some, times=times, precise=False).lse for times in (1, 2))
+        # Where queries attend to few effective tokens, the pool itself is far from its limit.
+        checked = tokens[:CHECKED]
+        once, twice = (attend_state(tokens, head, checked, times=times, precise=False).lse for times in (1, 2))
         share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
         if share >= 0.01:
             self.warnings += (
-                f"{share:.0%} of the queries rest on fewer than {FEW} effective tokens of the whole sample, which has "
-                "not converged there: their errors are lower bounds, and more tokens would raise them",
+                f"{share:.0%} of the queries attend to fewer than {FEW} effective tokens of the whole sample, "
+                "which has not converged there: their errors are lower bounds, and more tokens would raise them",
             )
         self._limits = self._limits.to(device)
         self.mean = self._limits.mean(0)

@@ -1,8 +1,8 @@
-"""Scaling limits, predicted beside measured: the ordered weights and the output of attention from one query.
+"""Scaling limits of attention from one query over n keys, predicted and measured: ordered weights and output.
 
-For a law of the keys, n and β (or θ) there is, per quantity: the value of the scaling limit ("predicted"), the exact
-expectation at this n ("exact"), and what a simulation of n keys gave ("measured", with its standard error). The laws of
-the top weight, of Σw² and of the output are compared with the limit's by Kolmogorov-Smirnov tests.
+For a law of the keys, n and β (or θ), each quantity has the value of the scaling limit ("predicted"), the exact
+expectation at this n ("exact"), and the value of a simulation of n keys ("measured", with its standard error).
+Kolmogorov-Smirnov tests compare the laws of the largest weight, of Σw² and of the output with those of the limit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from limitlens.experiments.quantity import Quantity, sampled, verified
 from limitlens.experiments.regimes_figure import FEWEST_KEYS, regime_figures
 from limitlens.experiments.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.record import Run, to_json
-from limitlens.report.view import Block, Figure, Row, Section, Table, Text, View, line, points
-from limitlens.report.words import cell, falling, read_words, short, worded_figure, worded_view
+from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, Text, View, line, points
+from limitlens.report.words import cell, falling, short
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, regimes, weights
@@ -32,16 +32,41 @@ from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law, uniform
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
 from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
 
-WORDS = read_words("experiments/scaling_words.json")["limits"]
+FATE = {
+    "averaging": "many keys share the mass, and the output is an average",
+    "selective": "a few keys share the mass",
+    "frozen": "one key holds nearly all of the mass",
+}
+CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
+QUANTITIES = {
+    "participation": "Σw², the inverse number of effective keys",
+    "top_weight": "largest weight w₁",
+    "inverse_top_weight": "1/w₁",
+    "entropy": "entropy (nats)",
+    "keys_holding_90": "keys that hold 90% of the mass",
+    "output_gap": "output gap β(1 − <q, Γ>)",
+    "output_gap_variance": "variance of the output gap",
+    "output_tangential_variance": "variance orthogonal to the query, × β",
+}
+FORMULAS = {
+    "averaging": {
+        "mean": "output along the query",
+        "bias": "its bias at order 1/n",
+        "radial_variance": "its variance",
+        "tangential_variance": "variance orthogonal to the query",
+        "effective_sample_size": "effective sample size",
+    },
+    "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
+}
 _CURVE_POINTS = 25
-_MOST_NUMBERS = 2e8  # coordinates drawn by brute force before the nearest keys alone are drawn instead
-_COLLAPSED_TOP = 0.9  # of E w₁: the formulas of the collapse are its first order, good to some percent from here on
+_MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
+_COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _NEAR_LIMIT = 0.2  # in log E Σw²
 
 
 @dataclass(frozen=True)
 class LawTest:
-    """A measured law against the one of `against`: Kolmogorov-Smirnov distance and p-value."""
+    """Kolmogorov-Smirnov distance and p-value of a measured law against the law named by `against`."""
 
     against: str
     ks: float
@@ -50,7 +75,7 @@ class LawTest:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The subcritical formulas in the units of the output itself, <q, Γ> and one coordinate across."""
+    """The subcritical formulas for the output along the query, <q, Γ>, and for one coordinate orthogonal to it."""
 
     applies: bool
     mean: Quantity
@@ -63,7 +88,7 @@ class Averaging:
 
 @dataclass(frozen=True)
 class Collapse:
-    """The supercritical formulas: how far the nearest key is, and what leaks from it, where that is known."""
+    """The supercritical formulas: distance of the nearest key, and the mass that the others keep where it is known."""
 
     applies: bool
     nearest_distance: Quantity
@@ -72,7 +97,7 @@ class Collapse:
 
 @dataclass(frozen=True)
 class Ambient:
-    """What keys of low exponent get at the critical β of the sphere they lie in."""
+    """Keys of low local exponent at the critical β of the sphere they lie in."""
 
     beta: float
     theta: Quantity
@@ -84,19 +109,19 @@ class ScalingLimits(Result):
     """Everything predicted and measured for attention over n keys of a law at one β."""
 
     kind, file = "scaling", "scaling"
-    law: GapLaw  # the document names it in `inputs`
-    inputs: Mapping[str, Any]  # law and its parameters, dim of the sphere around the keys, n, θ, β, replicates, seed
+    law: GapLaw  # named in `inputs`, so not part of the document
+    inputs: Mapping[str, Any]  # law and its parameters, dimension of the ambient sphere, n, θ, β, replicates, seed
     local: Mapping[str, float]  # exponent, a and c of P(D ≤ s) ~ c s^a near the query
     control: Mapping[str, Quantity]  # θ, and the critical β and n
     regime: Regime  # by the exact E Σw²
-    quantities: Mapping[str, Quantity]  # expectations: the limit, exact at n, measured
-    averaging: Averaging  # the formulas of the two sides of the critical scale
-    collapse: Collapse
+    quantities: Mapping[str, Quantity]  # expectations: of the limit, exact at n, measured
+    averaging: Averaging  # formulas below the critical scale
+    collapse: Collapse  # formulas above it
     laws: Mapping[str, LawTest]
-    warnings: tuple[str, ...]  # where the limit is not the law at this n: the higher the exponent, the farther it is
+    warnings: tuple[str, ...]  # that n is too small for the limit, which high exponents approach slowly
     method: str  # how keys were drawn: "direct" or "nearest keys"
-    replaced_mass: float  # that a Gaussian stood in for, at most
-    ambient: Ambient | None  # where the keys have a lower exponent than the sphere
+    replaced_mass: float  # largest share of mass that a Gaussian approximates
+    ambient: Ambient | None  # where the keys have a lower exponent than the ambient sphere
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
@@ -108,8 +133,8 @@ class ScalingLimits(Result):
         parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
             {"part": part, "quantity": name, **to_json(quantity)}
-            for part, found in parts.items()
-            for name, quantity in found.items()
+            for part, quantities in parts.items()
+            for name, quantity in quantities.items()
             if isinstance(quantity, Quantity)
         ]
         return pd.DataFrame(rows).dropna(axis=1, how="all")
@@ -118,44 +143,66 @@ class ScalingLimits(Result):
     def load(cls, run: Run) -> Self:
         """The result that a run folder holds."""
         inputs = run.document["inputs"]
-        given = {name: inputs[name] for name in ("concentration", "cosine", "sub", "power") if name in inputs}
-        law = named_law(inputs["law"], inputs["dim"], **given)
+        parameters = {name: inputs[name] for name in ("concentration", "cosine", "sub", "power") if name in inputs}
+        law = named_law(inputs["law"], inputs["dim"], **parameters)
         return super().load(replace(run, document={**run.document, "law": law}))
 
     def view(self) -> View:
-        """The three regimes at one n and β, predicted beside measured."""
-        inputs, known, found = self.inputs, self.control, self.quantities["participation"].measured
-        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in WORDS["control"].items()]
+        """The regime of the head, and every quantity predicted and measured."""
+        inputs, known = self.inputs, self.control
+        n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
+        shared = self.quantities["participation"].measured
+        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
-        view = worded_view(
-            WORDS,
-            [_along_theta(self), Table("control parameters", WORDS["controls"], control)],
-            _tables(self),
-            [Table("laws", WORDS["laws"], laws)],
+        return View(
+            f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
+            f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)} · local exponent "
+            f"{self.local['exponent']:g} · {replicates} replicates ({self.method})",
+            (
+                f"One query attended to {n} random keys at inverse temperature {short(inputs['beta'])}, in "
+                f"{replicates} replicates; in theory everything depends on the effective number of keys θ, here "
+                f"{short(inputs['theta'])}.",
+                f"The head is {self.regime}: {FATE[self.regime]} ({short(1 / shared if shared else None)} effective "
+                f"keys){_largest_difference(self)}.",
+                f"At this temperature it stops selecting beyond about {short(known['critical_n'].predicted)} keys; "
+                f"with {n} keys, β near {short(known['critical_beta'].predicted)} is the critical scale, and β must "
+                f"grow like {falling(-2 / self.local['exponent'])} to stay there.",
+            ),
+            [
+                Section(
+                    "Regime of this head",
+                    "E Σw², the inverse number of effective keys, against the effective number of keys θ: near 1 one "
+                    "key holds the mass, near 0 many share it. The line is the scaling limit, the point is this run.",
+                    [_along_theta(self), Table("control parameters", ["", "exact", "asymptotic"], control)],
+                ),
+                Section("Predicted and measured", "Every expectation with its status.", _tables(self)),
+                Section(
+                    "Distributions",
+                    "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ.",
+                    [Table("laws", ["law of", "against", "distance", "p"], laws)],
+                ),
+            ],
+            later=self._regimes,
             warnings=self.warnings,
-            of=self,
-            law=inputs["law"].capitalize(),
-            beta=short(inputs["beta"]),
-            theta=short(inputs["theta"]),
-            fine_beta=short(inputs["beta"], 6),
-            fine_theta=short(inputs["theta"], 4),
-            fate=WORDS["fate"][self.regime],
-            sharing=short(1 / found if found else None),
-            farthest=_farthest(self),
-            critical_n=short(known["critical_n"].predicted),
-            critical_beta=short(known["critical_beta"].predicted),
-            growth=falling(-2 / self.local["exponent"]),
+            trust=[
+                "Statuses: proved (in the literature), verified (derived here, confirmed by simulation), heuristic."
+            ],
         )
-        return replace(view, later=self._regimes)
 
     def _regimes(self) -> list[Section]:
-        drawn, (title, lead) = regime_figures(self.law, self.inputs["n"], self.inputs["seed"]), WORDS["regimes"]
-        return [Section(title, lead, [Row(drawn[:3]), Row(drawn[3:])])] if drawn else []
+        """The same keys at three temperatures, for a page."""
+        drawn = regime_figures(self.law, self.inputs["n"], self.inputs["seed"])
+        lead = (
+            "The same keys at three temperatures: each disc is a key at its true distance from the query and at a "
+            "random angle; its area is its weight. Below, points are simulations of n keys with 95% bars, dashed lines "
+            "the scaling limit."
+        )
+        return [Section("Average, select, collapse", lead, [Row(drawn[:3]), Row(drawn[3:])])] if drawn else []
 
     def figures(self) -> list[Figure]:
-        """The same keys at three temperatures, their ordered weights, and Σw² along the scale of θ."""
+        """The same keys at three temperatures, their ordered weights, and Σw² against θ."""
         if (n := self.inputs["n"]) < FEWEST_KEYS:
-            raise InputError(f"n is {n:g}; expected at least {FEWEST_KEYS} keys, to draw what θ = 100 of them do")
+            raise InputError(f"n is {n:g}; expected at least {FEWEST_KEYS} keys, to draw the three regimes")
         return regime_figures(self.law, n, self.inputs["seed"])
 
     def __repr__(self) -> str:
@@ -175,29 +222,33 @@ def scaling_limits(
     name: str | None = None,
     dim: int | None = None,
 ) -> ScalingLimits:
-    """Everything predicted and measured for attention over n keys of a law, at β or at θ.
+    """Predict and measure attention over n keys of a law, at β or at θ.
 
-    Keys of a subsphere are uniform keys in its own dimension: `name` and `dim` then tell what they are called and the
-    dimension of the sphere around them.
+    Keys of a subsphere have the law of uniform keys in its own dimension; `name` and `dim` are then the name of the law
+    and the dimension of the ambient sphere.
     """
     if (theta is None) == (beta is None):
         raise InputError("expected exactly one of theta and beta: the other follows from it")
     beta = control.critical_beta(n, law, theta) if theta is not None else float(beta or 0.0)
     theta = control.theta(n, beta, law)
     rng = np.random.default_rng(seed)
-    found, method = measure_weights(law, n, beta, replicates, rng)
+    sample, method = measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
     limit = sample_weights(poisson, replicates, rng, law.tangent_dim)
-    own, dim = law.parameters["dim"], int(law.parameters["dim"]) if dim is None else dim
-    sub = {"sub": own} if name == "subsphere" else {}
-    rest = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
+    own_dim = law.parameters["dim"]
+    dim = int(own_dim) if dim is None else dim
+    sub = {"sub": own_dim} if name == "subsphere" else {}
+    run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
     critical_beta, critical_n = control.critical_beta(n, law), control.critical_n(beta, law)
-    leak = sampled(1 - found.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    leak = sampled(1 - sample.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
     exact, expected = weights.participation(finite), weights.participation(poisson)
-    far = WORDS["far"].format(n=n, exponent=law.exponent, exact=exact, expected=expected)
+    far = (
+        f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
+        f"and {expected:.3g} in the limit; trust the exact values"
+    )
     return ScalingLimits(
         law,
-        inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **rest},
+        inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **run},
         local={"exponent": law.exponent, "a": law.a, "c": law.c},
         control={
             "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),
@@ -205,33 +256,33 @@ def scaling_limits(
             "critical_n": verified(critical_n, asymptotic=control.critical_n(beta, law.local)),
         },
         regime=control.regime(exact),
-        quantities=_quantities(law, finite, poisson, found, limit),
-        averaging=_averaging(law, n, beta, found, control.regime(exact) == "averaging"),
+        quantities=_quantities(law, finite, poisson, sample, limit),
+        averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
         collapse=Collapse(
             mean_top(finite) > _COLLAPSED_TOP,
-            sampled(np.sqrt(2 * found.nearest / beta), predicted=regimes.nearest_distance(n, law)),
+            sampled(np.sqrt(2 * sample.nearest / beta), predicted=regimes.nearest_distance(n, law)),
             leak,
         ),
-        laws=_laws(law, n, beta, found, limit),
+        laws=_laws(law, n, beta, sample, limit),
         warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
         method=method,
-        replaced_mass=float(found.remainder.max()),
+        replaced_mass=float(sample.remainder.max()),
         ambient=ambient(law, dim, n, replicates, seed) if law.exponent < dim - 1 else None,
     )
 
 
 def ambient(law: GapLaw, dim: int, n: int, replicates: int = 2000, seed: int = 0) -> Ambient:
-    """What keys of low exponent get at the critical β of the sphere they lie in: mass spread thin, since α < d − 1."""
+    """Keys of low exponent α < d − 1 at the critical β of the sphere they lie in, where many of them share the mass."""
     beta = control.critical_beta(n, uniform(dim))
-    found, _ = measure_weights(law, n, beta, replicates, np.random.default_rng(seed))
-    shared = sampled(found.participation, predicted=weights.participation(KeyPoints(law, n, beta)))
+    sample, _ = measure_weights(law, n, beta, replicates, np.random.default_rng(seed))
+    shared = sampled(sample.participation, predicted=weights.participation(KeyPoints(law, n, beta)))
     return Ambient(beta, verified(control.theta(n, beta, law)), shared)
 
 
 def measure_weights(
     law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
 ) -> tuple[WeightSample, str]:
-    """Simulate n keys, and say how: "direct" while brute force is affordable, else "nearest keys"."""
+    """Simulate n keys by brute force ("direct") while that is affordable, else by the "nearest keys"; returns which."""
     check_replicates(replicates)
     if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
         return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
@@ -239,33 +290,33 @@ def measure_weights(
 
 
 def _quantities(
-    law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, found: WeightSample, limit: WeightSample
+    law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
 ) -> dict[str, Quantity]:
-    """Per quantity: the limit, the exact value at n, the measurement."""
+    """Value in the limit, exact value at n and measurement of every quantity."""
     expected = {
-        "participation": (weights.participation, found.participation),
-        "top_weight": (mean_top, found.top),
-        "inverse_top_weight": (mean_inverse_top, 1 / found.top),
-        "entropy": (weights.entropy, found.entropy),
-        "output_gap": (weights.gap_mean, found.gap),
-        "output_gap_variance": (weights.gap_variance, _squared(found.gap)),
+        "participation": (weights.participation, sample.participation),
+        "top_weight": (mean_top, sample.top),
+        "inverse_top_weight": (mean_inverse_top, 1 / sample.top),
+        "entropy": (weights.entropy, sample.entropy),
+        "output_gap": (weights.gap_mean, sample.gap),
+        "output_gap_variance": (weights.gap_variance, _squared(sample.gap)),
     }
     if law.tangent_dim is not None:
         across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
-        expected["output_tangential_variance"] = (across, np.square(found.tangential))
+        expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     drawn, sharing = Quantity.sampled(limit.keys90), regimes.keys_holding(finite)
     return {
         name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()
     } | {
         "keys_holding_90": sampled(
-            found.keys90, predicted=drawn.measured, predicted_stderr=drawn.stderr, averaging=sharing
+            sample.keys90, predicted=drawn.measured, predicted_stderr=drawn.stderr, averaging=sharing
         )
     }
 
 
-def _averaging(law: GapLaw, n: int, beta: float, found: WeightSample, applies: bool) -> Averaging:
+def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
     limit = regimes.averaging(n, beta, law)
-    radial, share = 1 - found.gap / beta, found.participation.mean()
+    radial, share = 1 - sample.gap / beta, sample.participation.mean()
     expansion = regimes.shrinkage_expansion(beta, law.dim) if isinstance(law, PowerGap) and law.power == 0 else None
     across = limit.tangential_variance
     return Averaging(
@@ -278,20 +329,20 @@ def _averaging(law: GapLaw, n: int, beta: float, found: WeightSample, applies: b
             limit.effective_sample_size,
             Status.PROVED,
             measured=float(1 / share),
-            stderr=float(found.participation.std(ddof=1) / share**2 / np.sqrt(found.top.size)),
+            stderr=float(sample.participation.std(ddof=1) / share**2 / np.sqrt(sample.top.size)),
         ),
-        tangential_variance=None if across is None else sampled(np.square(found.tangential) / beta, predicted=across),
+        tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
     )
 
 
-def _laws(law: GapLaw, n: int, beta: float, found: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
+def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
     """Kolmogorov-Smirnov tests of the measured laws against the limit, and of the output against a Gaussian."""
     names = {"top": "top_weight", "participation": "participation", "gap": "output_gap"}
     if law.tangent_dim is not None:
         names["tangential"] = "output_tangential"
-    tests = {name: ("limit", stats.ks_2samp(getattr(found, of), getattr(limit, of))) for of, name in names.items()}
+    tests = {name: ("limit", stats.ks_2samp(getattr(sample, of), getattr(limit, of))) for of, name in names.items()}
     shape = regimes.averaging(n, beta, law)
-    centred = (shape.shrinkage - shape.bias - found.gap / beta) / np.sqrt(shape.radial_variance)
+    centred = (shape.shrinkage - shape.bias - sample.gap / beta) / np.sqrt(shape.radial_variance)
     tests["output_gaussian"] = ("averaging", stats.kstest(centred, "norm"))
     return {name: LawTest(of, float(test.statistic), float(test.pvalue)) for name, (of, test) in tests.items()}
 
@@ -301,10 +352,10 @@ def _squared(values: Array) -> Array:
     return np.asarray(np.square(values - values.mean()) * (values.size / (values.size - 1)))
 
 
-def _farthest(result: ScalingLimits) -> str:
-    """How far measured and exact expectations are apart at most, in standard errors."""
+def _largest_difference(result: ScalingLimits) -> str:
+    """Clause on the largest difference between measured and exact expectations, in standard errors."""
     apart = [
-        (abs(row.measured - row.exact) / row.stderr, WORDS["quantities"][name])
+        (abs(row.measured - row.exact) / row.stderr, QUANTITIES[name])
         for name, row in result.quantities.items()
         if row.exact is not None and row.measured is not None and row.stderr
     ]
@@ -321,29 +372,43 @@ def _along_theta(result: ScalingLimits) -> Figure:
         line("scaling limit", fine, limit, "grey"),
         points("this run", [theta], [shared.measured], "blue", [shared.stderr]),
     ]
-    return worded_figure(WORDS["along_theta"], series)
+    return Figure(
+        "E Σw² against the effective number of keys",
+        Axis("effective number of keys θ", log=True),
+        Axis("E Σw²", log=True, high=1.2),
+        series,
+        [Guide("θ = 1: critical", x=1.0)],
+    )
 
 
 def _tables(result: ScalingLimits) -> list[Block]:
-    """Expectations, the formulas of the side that applies, and the critical β of the sphere around the keys."""
+    """Expectations, the formulas of the regime that applies, and the keys at the critical β of the ambient sphere."""
     rows = [
-        (label, row.predicted, row.exact, row.cell, row.status and row.status.value)
-        for name, label in WORDS["quantities"].items()
+        (label, row.predicted, row.exact, row.estimate, row.status and row.status.value)
+        for name, label in QUANTITIES.items()
         if (row := result.quantities.get(name)) is not None
     ]
-    blocks: list[Block] = [Table("expectations", WORDS["expectations"], rows)]
-    for side, labels in WORDS["sides"].items():
-        found = getattr(result, side)
-        if found.applies:
-            formulas = [
-                (label, row.predicted, row.cell, row.status.value)
+    columns = ["expectation of", "scaling limit", "exact at n", "measured", "status"]
+    blocks: list[Block] = [Table("expectations", columns, rows)]
+    for side, labels in FORMULAS.items():
+        formulas = getattr(result, side)
+        if formulas.applies:
+            found = [
+                (label, row.predicted, row.estimate, row.status.value)
                 for name, label in labels.items()
-                if (row := getattr(found, name)) is not None
+                if (row := getattr(formulas, name)) is not None
             ]
-            blocks.append(Table(f"formulas of the {side} side", WORDS["formulas"], formulas))
+            columns = ["formula", "predicted", "measured", "status"]
+            blocks.append(Table(f"formulas of the {side} side", columns, found))
     if (around := result.ambient) is not None:
-        known = (around.beta, around.theta.predicted, around.participation.predicted)
-        beta, theta, predicted = (short(value, 4) for value in known)
-        told = {"beta": beta, "theta": theta, "predicted": predicted, "measured": cell(around.participation.cell)}
-        blocks.append(Text([WORDS["ambient"].format(**told)]))
+        shared = around.participation
+        blocks.append(
+            Text(
+                [
+                    f"At the critical β of the ambient sphere, {short(around.beta, 4)}: θ = "
+                    f"{short(around.theta.predicted, 4)}, E Σw² = {short(shared.predicted, 4)} (measured "
+                    f"{cell(shared.estimate)})."
+                ]
+            )
+        )
     return blocks

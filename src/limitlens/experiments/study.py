@@ -1,19 +1,14 @@
-"""Error curves of a law of tokens: every size and replicate in one pass over the tokens, with few queries.
-
-The queries of a replicate are its first m tokens; at size n the first min(n, m) of them count. Tokens are exchangeable,
-so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
-"""
+"""`study`: error curves of attention over n tokens of a law against its infinite-token limit, and their rates."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,50 +17,39 @@ from torch import Tensor
 from limitlens.attention.design import HARDMAX_BEYOND
 from limitlens.attention.device import choose_device
 from limitlens.attention.head import Head, as_head
-from limitlens.attention.kernels import Kernel, Precision, as_precision, kernel_words, state_of
-from limitlens.attention.kernels.reference import attend as plain_kernel
-from limitlens.attention.state import State
+from limitlens.attention.kernels import as_precision, kernel_words
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.experiments.reference import Reference, reference_for
+from limitlens.experiments.reference import reference_for
+from limitlens.experiments.study_pass import (
+    MOST_QUERIES,
+    PILOT_QUERIES,
+    ReplicatePass,
+    Rows,
+    StudySetup,
+    choose_queries,
+    join_rows,
+)
 from limitlens.experiments.study_result import MOMENT, StudyResult
-from limitlens.experiments.uniform import told_of, uniform_errors
+from limitlens.experiments.uniform import missed_note
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
 from limitlens.measures.own import OwnMeasure, TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.checkpoint import Checkpoint, Saved, identity, under
+from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
-from limitlens.sampling.memory import halved, room
-from limitlens.sampling.streams import PAGE, generator_for
-from limitlens.statistics.estimators import QuerySums, TokenSums, replicate_errors
+from limitlens.sampling.memory import halved
+from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
 from limitlens.theory.proxy import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
 # Seconds for each number of a token, for each of its scores, and for each product in the root of a covariance.
-A_NUMBER, A_SCORE, A_ROOT = 3e-7, 3e-10, 3e-9
-KEPT = 40  # numbers kept of each replicate and size, for each dimension of a value
-CHECKED_QUERIES = 32  # at which K of a person's own law must be finite
-CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
-DEVICE_TIMES = 512  # as many on a GPU, which many replicates fill: some 20 GB
-FLOAT_BYTES = 10  # that each of them costs at most, with all that is made of it on the way
-FLOOR_QUERIES = 4  # queries attended again in float64 to know the numerical floor
-PILOT_REPLICATES, PILOT_QUERIES = 16, 256
-# Queries at least: with as many a dimension, tokens cost as much to draw as to attend, and fewer save no time. Among
-# few, one far query makes a rare replicate, of which the intervals of the output error do not know until it is seen.
-PER_DIMENSION, FEWEST_QUERIES = 8, 128
-# Wanted share of query noise in a squared error. Where errors hardly scatter it is removed nearly exactly, so that the
-# less they do, the more noise may be.
-NOISE_SHARE, MOST_NOISE = 0.06, 0.3
-PLAIN_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N|, the scatter of a scalar error
-MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
-
-
-# What replicates gave, by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4), controls
-# (replicates, sizes, F), and the numerical floor (1, sizes), which is 0 where it was not asked for.
-Rows: TypeAlias = dict[str, Array]
+NUMBER_SECONDS, SCORE_SECONDS, ROOT_SECONDS = 3e-7, 3e-10, 3e-9
+KEPT_NUMBERS = 40  # kept for each replicate, size and dimension of a value
+CHECKED_QUERIES = 32  # at which K of a user-defined law must be finite
+PILOT_REPLICATES = 16
 
 
 def study(
@@ -86,347 +70,247 @@ def study(
     ray: str | None = None,
     precision: str = "accurate",
 ) -> StudyResult:
-    """Errors of attention over n tokens against its limit, for nested sizes n, and their rates.
+    """Measure the error of attention over n tokens against its infinite-token limit, for nested sizes n, and its rate.
 
-    A `Sample` is drawn from without replacement and compared with attention over all of it. There are as many `queries`
-    per replicate as a pilot asks for: 3% of bias in an error that scatters as much as itself, up to 16% in one that
-    hardly scatters; what bias there is, is measured and removed. `mask_self` leaves each query's own token out of its
-    softmax; with a `radius` the uniform error over the ball of this radius is measured too. `progress` is called with
-    (done, total); an interrupt (Ctrl-C) returns the curve of the replicates finished so far, and leaves a `checkpoint`
-    where one was given, from which the same call goes on. `memory` bounds the bytes that the process holds. `ray`
-    is "auto" or the HOST:PORT of a Ray cluster over whose workers the replicates are spread. The `precision` of
-    attention on a GPU is "accurate", to about 1e-6, "fast", to 1e-3, or "exact", plain float32.
-    What takes more than a day or more memory than there is (`limitlens.cost`) is begun with `yes` alone.
+    Tokens of a `Sample` are drawn without replacement and compared with attention over all of it. A pilot chooses the
+    number of `queries` per replicate so that their noise biases an error by 3% where it scatters as much as its size,
+    and by up to 16% where it hardly scatters; the bias is measured and removed. `mask_self` leaves each query's own
+    token out of its softmax. With a `radius` the uniform error over the ball of this radius is measured too.
+
+    `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
+    leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
+    process holds. `ray` is "auto" or the HOST:PORT of a Ray cluster that runs the replicates. `precision` is that of
+    attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3) or "exact" (float32). A study estimated to take more than
+    a day, or more memory than the machine has, starts only with `yes`.
 
     >>> curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800], replicates=20, queries=32)
     >>> 0.3 < curve.rate('output').slope < 0.7
     True
     """
     started = time.perf_counter()
-    measure, cells = as_measure(measure), Cells(parse_sizes(sizes))
+    measure = as_measure(measure)
+    cells = Cells(parse_sizes(sizes))
     head = as_head(head, measure.dim)
+    _check(measure, cells, replicates, queries, mask_self, radius, seed)
+    where = choose_device(device)
+    check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
+    if isinstance(measure, OwnMeasure):
+        measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
+    reference = reference_for(measure, head, cells.sizes[-1], seed, where)
+    setup = StudySetup(
+        measure, reference, head, cells, replicates, mask_self, radius, where, memory, as_precision(precision)
+    )
+    options: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
+    options |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory, "precision": precision}
+    job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **options})
+    warnings = list(reference.warnings)
+    if queries is None:
+        queries = _pilot_queries(setup, job.saved, warnings)
+    run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
+    interrupted = run.finish(job, progress, warnings, None if ray is None else (ray, device, seed))
+    return run.result(seed, started, interrupted, warnings)
+
+
+def _check(
+    measure: Measure,
+    cells: Cells,
+    replicates: int,
+    queries: int | None,
+    mask_self: bool,
+    radius: float | None,
+    seed: int,
+) -> None:
+    """Refuse arguments of a study that are out of range, before any work."""
     check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
-    few = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
-    check_number("queries", 2 if queries is None else queries, few, low=2, below=MOST_QUERIES + 1)
+    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
     if radius is not None:
         check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
     check_seed(seed)
     measure.check_spread()
     if mask_self and cells.sizes[0] < 2:
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
-    where = choose_device(device)
-    check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
-    if isinstance(measure, OwnMeasure):
-        measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
-    reference = reference_for(measure, head, cells.sizes[-1], seed, where)
-    work = _Work(measure, reference, head, cells, replicates, mask_self, radius, where, memory, as_precision(precision))
-    asked: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
-    asked |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory, "precision": precision}
-    job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **asked})
-    warnings = list(reference.warnings)
-    if queries is None:
-        at = None if job.saved is None else job.saved.position
-        queries = choose_queries(work, min(PILOT_REPLICATES, replicates)) if at is None else int(at["queries"])
-        if queries >= min(MOST_QUERIES, cells.sizes[-1]) and queries < cells.sizes[-1]:
-            warnings.append(
-                f"the pilot asked for more than {MOST_QUERIES} queries; the noise of these is corrected for"
-            )
-    queries = min(queries, cells.sizes[-1])
-    going = _Going(work, queries, job.saved)
-    interrupted = False
-    with held_interrupt() as interrupt:
-        try:
-            if ray is not None:
-                for _ in going.spread(ray, device, seed, interrupt):
-                    interrupt.during(progress, going.start, replicates)
-                    if not interrupt.asked:
-                        job.passed(going.group * cells.sizes[-1], going.state, interrupt)
-                job.passed(0, going.state, interrupt)
-            while going.start < replicates:
-                try:
-                    for tokens in going.on():
-                        job.passed(tokens, going.state, interrupt)
-                except torch.cuda.OutOfMemoryError:
-                    going.group, going.passing = halved(min(going.group, replicates), "replicates", warnings), None
-                    continue
-                interrupt.during(progress, going.start, replicates)
-                job.passed(0, going.state, interrupt)
-        except KeyboardInterrupt:
-            if going.start < 2:
-                raise
-            interrupted = True
-            warnings.append(f"interrupted: {going.start} of {replicates} replicates were finished")
-    job.keep(going.state())
-    reached = reach(measure.covariance, head.A)
-    warnings += reached.warnings(cells.sizes[-1], mask_self=mask_self)
-    found = going.rows
-    notes = [] if radius is None else [told_of(found["missed"])]
-    errors, noise, fewer = (under(prefix, found) for prefix in ("errors.", "noise.", "fewer."))
-    scale = float(reference.covariance.trace().clamp_min(0))
-    return StudyResult(
-        sizes=cells.sizes,
-        replicate_errors=errors,
-        query_noise=noise,
-        fewer_queries=fewer,
-        controls=found["controls"],
-        reference_factor=np.array([reference.factor(n) for n in cells.sizes]),
-        floor=found["floor"].max(0),
-        scale=(float(np.sqrt(scale + float(reference.mean.square().sum()))), float(np.sqrt(scale))),
-        measure=repr(measure),
-        theory=_in_theory(reached, proxy_reach(measure, head.A)),
-        asymptotic={name: _asymptotic(name, measure, reached.horizon) for name in errors},
-        foretell=partial(_predicted, measure, head, reached, cells.sizes, mask_self),
-        mask_self=mask_self,
-        queries=queries,
-        seed=seed,
-        device=str(where),
-        kernel=kernel_words(torch.empty(0, max(head.key_dim, head.value_dim), device=where), work.precision),
-        interrupted=interrupted,
-        seconds=time.perf_counter() - started,
-        warnings=tuple(warnings),
-        notes=tuple(notes),
-    )
 
 
 def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -> tuple[float, float]:
-    """Seconds that a study takes and bytes that it keeps, from counts alone (`limitlens.cost`)."""
-    steps, dim = float(replicates) * len(cells.sizes), head.value_dim
+    """Seconds that a study takes and bytes that it keeps, estimated from counts (`limitlens.cost`)."""
+    dim = head.value_dim
+    steps = float(replicates) * len(cells.sizes)
     numbers = float(replicates) * cells.sizes[-1] * (head.dim + head.key_dim + dim)
-    scores = min(queries or PILOT_QUERIES, cells.sizes[-1]) * A_SCORE
-    return numbers * (A_NUMBER + scores) + steps * A_ROOT * dim**3, 8 * steps * KEPT * dim
+    scores = min(queries or PILOT_QUERIES, cells.sizes[-1]) * SCORE_SECONDS
+    return numbers * (NUMBER_SECONDS + scores) + steps * ROOT_SECONDS * dim**3, 8 * steps * KEPT_NUMBERS * dim
 
 
-def _in_theory(of: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling, and the rates they predict for unbounded tokens; NaN where nothing is proved."""
+def _pilot_queries(setup: StudySetup, saved: Saved | None, warnings: list[str]) -> int:
+    """Number of queries per replicate: that of the checkpoint, or else chosen by a pilot."""
+    largest = setup.cells.sizes[-1]
+    if saved is not None:
+        queries = int(saved.position["queries"])
+    else:
+        queries = choose_queries(setup, min(PILOT_REPLICATES, setup.replicates))
+    if min(MOST_QUERIES, largest) <= queries < largest:
+        warnings.append(f"the pilot asked for more than {MOST_QUERIES} queries; their noise is corrected for")
+    return queries
+
+
+class _StudyRun:
+    """The replicates of a study, one chunk after another: the rows of finished ones, and the chunk under way."""
+
+    def __init__(self, setup: StudySetup, queries: int, saved: Saved | None) -> None:
+        self.setup, self.queries = setup, queries
+        self.start = 0  # replicates that are finished
+        self.chunk_size = setup.chunk_size(queries)
+        self.rows: Rows = {}
+        self.under_way: ReplicatePass | None = None
+        if saved is not None:
+            self.start, self.chunk_size = saved.position["start"], saved.position["group"]
+            self.rows = {name: part.numpy() for name, part in under("rows.", saved.tensors).items()}
+            if blocks := saved.position["blocks"]:
+                self._begin().restore(under("pass.", saved.tensors), blocks)
+
+    def finish(
+        self, job: Job, progress: Progress | None, warnings: list[str], cluster: tuple[str, str, int] | None
+    ) -> bool:
+        """Measure all remaining replicates, with checkpoints; returns whether an interrupt ended the run early."""
+        replicates = self.setup.replicates
+        interrupted = False
+        with held_interrupt() as interrupt:
+            try:
+                if cluster is not None:
+                    for _ in self._spread(*cluster, interrupt):
+                        interrupt.during(progress, self.start, replicates)
+                        if not interrupt.asked:
+                            job.passed(self.chunk_size * self.setup.cells.sizes[-1], self.state, interrupt)
+                    job.passed(0, self.state, interrupt)
+                while self.start < replicates:
+                    try:
+                        for tokens in self._chunk():
+                            job.passed(tokens, self.state, interrupt)
+                    except torch.cuda.OutOfMemoryError:
+                        self.chunk_size = halved(min(self.chunk_size, replicates), "replicates", warnings)
+                        self.under_way = None
+                        continue
+                    interrupt.during(progress, self.start, replicates)
+                    job.passed(0, self.state, interrupt)
+            except KeyboardInterrupt:
+                if self.start < 2:
+                    raise
+                interrupted = True
+                warnings.append(f"interrupted: {self.start} of {replicates} replicates were finished")
+        job.keep(self.state())
+        return interrupted
+
+    def _begin(self) -> ReplicatePass:
+        chunk = range(self.start, min(self.start + self.chunk_size, self.setup.replicates))
+        self.under_way = ReplicatePass(self.setup, chunk, self.queries, floor=self.start == 0)
+        return self.under_way
+
+    def _chunk(self) -> Iterator[int]:
+        """Continue the chunk under way, or begin the next; yields the tokens of each block."""
+        chunk = self.under_way or self._begin()
+        yield from chunk.blocks()
+        self._add(chunk.rows_with_uniform(), chunk.replicates.stop)
+
+    def _add(self, rows: Rows, stop: int) -> None:
+        self.rows = join_rows([self.rows, rows]) if self.rows else rows
+        self.start, self.under_way = stop, None
+
+    def _spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
+        """Measure all remaining chunks on a Ray cluster; yields after each."""
+        setup, queries = self.setup, self.queries
+
+        def prepare() -> Callable[[range], Rows]:
+            where = choose_device(device)
+            reference = reference_for(setup.measure, setup.head, setup.cells.sizes[-1], seed, where)
+            remote = replace(setup, reference=reference, device=where)
+            return lambda chunk: ReplicatePass(remote, chunk, queries, floor=chunk.start == 0).rows_with_uniform()
+
+        def pieces(workers: int) -> Iterable[range]:
+            left = range(self.start, setup.replicates)
+            self.chunk_size = min(self.chunk_size, -(-len(left) // (PIECES * workers)))
+            chunks = (left[start : start + self.chunk_size] for start in range(0, len(left), self.chunk_size))
+            return takewhile(lambda _: not interrupt.asked, chunks)
+
+        for rows in spread(ray, prepare, pieces, gpus=device != "cpu"):
+            self._add(rows, self.start + len(rows["controls"]))
+            yield
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Position and tensors of a checkpoint."""
+        position = {"start": self.start, "group": self.chunk_size, "queries": self.queries, "blocks": 0}
+        tensors = {f"rows.{name}": torch.from_numpy(part) for name, part in self.rows.items()}
+        if self.under_way is not None:
+            position["blocks"] = self.under_way.done
+            tensors |= {f"pass.{name}": part for name, part in self.under_way.tensors().items()}
+        return position, tensors
+
+    def result(self, seed: int, started: float, interrupted: bool, warnings: list[str]) -> StudyResult:
+        """The result of the finished replicates."""
+        setup, rows = self.setup, self.rows
+        measure, head, reference, sizes = setup.measure, setup.head, setup.reference, setup.cells.sizes
+        head_reach = reach(measure.covariance, head.A)
+        warnings += head_reach.warnings(sizes[-1], mask_self=setup.mask_self)
+        variance = float(reference.covariance.trace().clamp_min(0))
+        errors = under("errors.", rows)
+        width = torch.empty(0, max(head.key_dim, head.value_dim), device=setup.device)
+        return StudyResult(
+            sizes=sizes,
+            replicate_errors=errors,
+            query_noise=under("noise.", rows),
+            fewer_queries=under("fewer.", rows),
+            controls=rows["controls"],
+            reference_factor=np.array([reference.factor(n) for n in sizes]),
+            floor=rows["floor"].max(0),
+            scale=(float(np.sqrt(variance + float(reference.mean.square().sum()))), float(np.sqrt(variance))),
+            measure=repr(measure),
+            theory=_predicted_rates(head_reach, proxy_reach(measure, head.A)),
+            asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in errors},
+            predict=partial(_predicted_curves, measure, head, head_reach, sizes, setup.mask_self),
+            mask_self=setup.mask_self,
+            queries=self.queries,
+            seed=seed,
+            device=str(setup.device),
+            kernel=kernel_words(width, setup.precision),
+            interrupted=interrupted,
+            seconds=time.perf_counter() - started,
+            warnings=tuple(warnings),
+            notes=() if setup.radius is None else (missed_note(rows["missed"]),),
+        )
+
+
+def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
+    """Horizons and coupling, and the rates they predict for unbounded tokens; NaN where no rate is proved."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
-    found = {"horizon": of.horizon, "horizon_one_sided": of.horizon_one_sided, "coupling": of.coupling}
-    proved = math.nan if proxy is None else rates.rate_proved(proxy.coupling)
-    return found | {law.__name__: law(of.horizon) for law in laws} | {"rate_proved": proved}
+    return {
+        "horizon": head_reach.horizon,
+        "horizon_one_sided": head_reach.horizon_one_sided,
+        "coupling": head_reach.coupling,
+        **{law.__name__: law(head_reach.horizon) for law in laws},
+        "rate_proved": math.nan if proxy is None else rates.rate_proved(proxy.coupling),
+    }
 
 
-def _asymptotic(name: str, measure: Measure, horizon: float) -> float:
-    """The rate an error tends to: the sharp ones, or 1/2 where the tokens are bounded or the error is uniform."""
+def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
+    """Rate an error tends to: the sharp one, or 1/2 where tokens are bounded or the error is uniform over a ball."""
     if name == "uniform" or np.isfinite(measure.radius):
         return 0.5
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
 
 
-def _predicted(measure: Measure, head: Head, of: Reach, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
+def _predicted_curves(
+    measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
+) -> dict[str, Array]:
     """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
 
-    `output` is exact; `mean` follows the influence function, for centred tokens that attend themselves too, in d = 1
-    and where ‖B‖_F is small (docs/theory.md). The grid behind them grows with the horizon, so none is drawn past the
-    largest.
+    `output` is exact. `mean` follows from the influence function, for centred tokens without `mask_self`, in d = 1 and
+    where ‖B‖_F is small (docs/theory.md). The grid behind them grows with the horizon, so beyond `HARDMAX_BEYOND` there
+    is no prediction.
     """
-    if not isinstance(measure, Gaussian) or head.query_bias.any() or of.horizon > HARDMAX_BEYOND:
+    if not isinstance(measure, Gaussian) or head.query_bias.any() or head_reach.horizon > HARDMAX_BEYOND:
         return {}
     covariance, A, V = measure.covariance, head.A, head.V
-    found = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}
-    if mask_self or measure.mean.any() or not rates.moments_verified(of):
-        return found
+    predicted = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}
+    if mask_self or measure.mean.any() or not rates.moments_verified(head_reach):
+        return predicted
     mean = curve.mean_error(covariance, A, sizes, V)
-    return found if mean is None else found | {"mean": mean}
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def choose_queries(work: _Work, replicates: int) -> int:
-    """Queries per replicate so that their noise is a small share of every squared error, from a pilot.
-
-    The pilot runs on replicates of its own (beyond 2³⁰), with few queries; noise falls like 1/queries.
-    """
-    largest = work.cells.sizes[-1]
-    first = min(PILOT_QUERIES, largest)
-    own, group = range(1 << 30, (1 << 30) + replicates), work.group(first)
-    chunks = [own[start : start + group] for start in range(0, replicates, group)]
-    pilot = _joined([_Pass(work, chunk, first, floor=False).rows() for chunk in chunks])
-    wanted = float(np.clip(PER_DIMENSION * work.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
-    for name, excess in under("noise.", pilot).items():
-        errors = pilot[f"errors.{name}"]
-        squared, tiny = (errors**2).mean(0), np.finfo(float).tiny
-        ratio = excess.mean(0) / np.maximum(np.maximum(squared - excess.mean(0), squared / 50), tiny)
-        scatter = errors.var(0) / np.maximum(squared, tiny)
-        share = np.clip(NOISE_SHARE * PLAIN_SCATTER / np.maximum(scatter, 1e-9), NOISE_SHARE, MOST_NOISE)
-        wanted = max(wanted, first * float((ratio * (1 - share) / share).max()))
-    return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What every chunk of replicates is measured with."""
-
-    measure: Measure
-    reference: Reference
-    head: Head
-    cells: Cells
-    replicates: int
-    mask_self: bool
-    radius: float | None
-    device: torch.device
-    memory: int | None
-    precision: Precision
-
-    def group(self, queries: int) -> int:
-        """Replicates that are taken at a time, so that their tokens and queries fit the memory bound."""
-        head, width = self.head, self.head.dim + self.head.key_dim + 2 * self.head.value_dim
-        floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
-        bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else DEVICE_TIMES)
-        left = room(self.memory, self.device, FLOAT_BYTES * floats, "a study of one replicate at a time")
-        return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
-
-    def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
-        return state_of(
-            query, self.head.keys(tokens), self.head.values(tokens), bias=bias, kernel=kernel or self.precision
-        )
-
-    def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
-        """−inf where a query meets itself; None for blocks without queries."""
-        if not self.mask_self or start >= queries:
-            return None
-        same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
-        return torch.zeros(same.shape, dtype=torch.float32).masked_fill(same, float("-inf")).to(self.device)
-
-
-class _Going:
-    """The replicates of a study, a chunk at a time: what those that are finished gave, and where the others stand."""
-
-    def __init__(self, work: _Work, queries: int, saved: Saved | None) -> None:
-        self.work, self.queries = work, queries
-        self.start, self.group = 0, work.group(queries)
-        self.rows: Rows = {}
-        self.passing: _Pass | None = None
-        if saved is not None:
-            self.start, self.group, blocks = (saved.position[name] for name in ("start", "group", "blocks"))
-            self.rows = {name: part.numpy() for name, part in under("rows.", saved.tensors).items()}
-            if blocks:
-                self._begin().restore(under("pass.", saved.tensors), blocks)
-
-    def on(self) -> Iterator[int]:
-        """Go on with the chunk at hand, or begin the next: tokens of each block."""
-        yield from (self.passing or self._begin()).blocks()
-        assert self.passing is not None
-        self._take(self.passing.measured(), self.passing.replicates.stop)
-
-    def _take(self, rows: Rows, stop: int) -> None:
-        self.rows = _joined([self.rows, rows]) if self.rows else rows
-        self.start, self.passing = stop, None
-
-    def spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
-        """Do all that is left on a cluster, a chunk after another."""
-        work, queries = self.work, self.queries
-
-        def prepare() -> Callable[[range], Rows]:
-            where = choose_device(device)
-            reference = reference_for(work.measure, work.head, work.cells.sizes[-1], seed, where)
-            there = replace(work, reference=reference, device=where)
-            return lambda chunk: _Pass(there, chunk, queries, floor=chunk.start == 0).measured()
-
-        def pieces(workers: int) -> Iterable[range]:
-            left = range(self.start, work.replicates)
-            self.group = min(self.group, -(-len(left) // (PIECES * workers)))
-            chunks = (left[start : start + self.group] for start in range(0, len(left), self.group))
-            return takewhile(lambda _: not interrupt.asked, chunks)
-
-        for rows in spread(ray, prepare, pieces, gpus=device != "cpu"):
-            self._take(rows, self.start + len(rows["controls"]))
-            yield
-
-    def _begin(self) -> _Pass:
-        chunk = range(self.start, min(self.start + self.group, self.work.replicates))
-        self.passing = _Pass(self.work, chunk, self.queries, floor=self.start == 0)
-        return self.passing
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """How far it is, and what is known by then."""
-        at = {"start": self.start, "group": self.group, "queries": self.queries, "blocks": 0}
-        tensors = {f"rows.{name}": torch.from_numpy(part) for name, part in self.rows.items()}
-        if self.passing is not None:
-            at["blocks"] = self.passing.done
-            tensors |= {f"pass.{name}": part for name, part in self.passing.tensors().items()}
-        return at, tensors
-
-
-class _Pass:
-    """A chunk of replicates on its way through its tokens, block by block."""
-
-    def __init__(self, work: _Work, replicates: range, queries: int, *, floor: bool) -> None:
-        self.work, self.replicates, self.queries, self.floor = work, replicates, queries, floor
-        head, device = work.head, work.device
-        tokens, vectors = work.reference.draw(replicates, 0, queries)
-        self.at_queries = work.reference.limits(vectors)
-        self.limits = QuerySums.of(self.at_queries)
-        self.query = head.queries(tokens).float()
-        self.precise = head.queries(tokens[:1, :FLOOR_QUERIES])
-        self.state = State.empty((len(replicates),), queries, head.value_dim, device=device)
-        self.exact = State.empty((1,), self.precise.shape[1], head.value_dim, device=device)
-        self.sums = TokenSums.zero(len(replicates), vectors)
-        self.steps: list[dict[str, Tensor]] = []
-        self.floors = np.zeros((1, len(work.cells.sizes)))
-        self.done = 0  # blocks
-
-    def blocks(self) -> Iterator[int]:
-        """Go on; after each block, how many tokens it had."""
-        blocks = list(self.work.cells.blocks(self.work.reference.page))
-        for step, start, stop in blocks[self.done :]:
-            self._add(start, stop)
-            self.done += 1
-            if self.done == len(blocks) or blocks[self.done][0] != step:
-                self._measure(step)
-            yield len(self.replicates) * (stop - start)
-
-    def rows(self) -> Rows:
-        """What the replicates give, once all blocks are done."""
-        deque(self.blocks(), maxlen=0)
-        stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
-        return {**stacked, "floor": self.floors}
-
-    def measured(self) -> Rows:
-        """The same, with the uniform error over a ball where it is asked for."""
-        work, rows = self.work, self.rows()
-        if work.radius is None:
-            return rows
-        uniform = uniform_errors(work.measure, work.head, work.reference, work.cells, self.replicates, work.radius)
-        return rows | {"errors.uniform": uniform.largest, "missed": uniform.missed}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that is known after some blocks."""
-        held = {"first": self.sums.first, "second": self.sums.second, "floors": torch.from_numpy(self.floors)}
-        held |= {f"state.{name}": part for name, part in self.state.tensors().items()}
-        held |= {f"exact.{name}": part for name, part in self.exact.tensors().items()}
-        return held | {f"step{j}.{name}": part for j, step in enumerate(self.steps) for name, part in step.items()}
-
-    def restore(self, saved: dict[str, Tensor], done: int) -> None:
-        """Go back to where `tensors` were taken, after `done` blocks."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(saved[name])
-        blocks = list(self.work.cells.blocks(self.work.reference.page))
-        self.sums, self.done = replace(self.sums, count=blocks[done - 1][2]), done
-        self.steps = [found for j in range(len(self.work.cells.sizes)) if (found := under(f"step{j}.", saved))]
-
-    def _add(self, start: int, stop: int) -> None:
-        work = self.work
-        tokens, vectors = work.reference.draw(self.replicates, start, stop)
-        self.sums = self.sums.add(vectors)
-        bias = work.bias(self.queries, start, stop)
-        self.state = self.state.merge(work.attend(self.query, tokens.float(), bias))
-        if self.floor:
-            seen = None if bias is None else bias[: self.precise.shape[1]].double()
-            self.exact = self.exact.merge(work.attend(self.precise, tokens[:1], seen, plain_kernel))
-
-    def _measure(self, step: int) -> None:
-        """The errors of the size that was just reached."""
-        reference, used = self.work.reference, min(self.queries, self.work.cells.sizes[step])
-        outputs, law = self.state.output[:, :used], (reference.mean, reference.covariance)
-        known = self.at_queries[:, :used]
-        limits = self.limits if used == self.queries else QuerySums.of(known)
-        found = replicate_errors(outputs, known, limits, reference.limit_sums(self.sums), *law)
-        step_rows = {"controls": reference.controls(self.sums)}
-        for kind, rows in zip(("errors", "noise", "fewer"), found, strict=True):
-            step_rows |= {f"{kind}.{name}": row for name, row in rows.items()}
-        self.steps.append({name: row.cpu() for name, row in step_rows.items()})
-        if self.floor:
-            same = min(self.exact.output.shape[1], used)
-            gap = self.exact.output[0, :same] - self.state.output[0, :same]
-            self.floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
+    return predicted if mean is None else predicted | {"mean": mean}

@@ -1,4 +1,4 @@
-"""The result of a study: error curves, their rates, and what theory says of them."""
+"""`StudyResult`: measured error curves of a study, their fitted rates, and the predictions of theory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from limitlens.statistics.error_curve import ErrorCurve, TokensFor
 from limitlens.statistics.estimators import denoised
 from limitlens.statistics.fit import Rate
 
-MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates alike; others are E|error|
-BY_NAME = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # rows, in a file and here
+MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates; the others are E|error|
+FIELD_OF = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # by prefix in a file
 AS_STORED = (
     "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds"
 )  # fmt: skip
@@ -31,42 +31,42 @@ AS_STORED = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyResult(Result):
-    """Errors of attention over n tokens, for nested sizes n: what was measured, and what theory says of it."""
+    """Errors of attention over n tokens for nested sizes n, measured and predicted."""
 
     kind = "study"
     sizes: tuple[int, ...]
-    replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; uniform where it was asked for
-    query_noise: Mapping[str, Array]  # the same: excess in the squares because few queries stand for all tokens
-    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2 or 4): from halves and quarters of them, and squares
-    controls: Array  # (replicates, sizes, F): of expectation zero, moving with the errors, taken out of every average
+    replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; `uniform` only with a radius
+    query_noise: Mapping[str, Array]  # (replicates, sizes) by name: excess of the squared error from using few queries
+    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2 or 4): errors from halves and quarters of the queries
+    controls: Array  # (replicates, sizes, F): control variates of expectation zero
     reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
     floor: Array  # (sizes,): root mean square difference of the outputs from float64
     scale: tuple[float, float]  # root mean squares of |Γ(X)| and |Γ(X) − EΓ|
-    measure: str  # what was studied, in words
-    # Horizons and coupling of the head over the law, and the rates they predict for unbounded tokens: `rate_sharp` is
-    # that of the moments; the output error, squared over queries and replicates, has `rate_rms_output`, and that of one
-    # typical sample `rate_sharp_output`.
+    measure: str  # repr of the law
+    # Horizons and coupling of the head over the law, and the rates they predict for unbounded tokens: `rate_sharp` for
+    # the moments, `rate_rms_output` for the output error (a root mean square over queries and replicates), and
+    # `rate_sharp_output` for the output error of one typical sample.
     theory: Mapping[str, float]
     asymptotic: Mapping[str, float]  # rate each error tends to: the sharp one, or 1/2 (bounded tokens, uniform error)
-    foretell: Callable[[], Mapping[str, Array]]  # of `predicted`: on a GPU it would take longer than the study
+    predict: Callable[[], Mapping[str, Array]]  # computes `predicted`, which takes longer than a study on a GPU
     mask_self: bool
     queries: int  # per replicate
     seed: int
     device: str = "cpu"
-    kernel: str = "float32"  # what attention was computed with, in words
+    kernel: str = "float32"  # description of the attention kernel and its precision
     interrupted: bool = False
     seconds: float = 0.0
     warnings: Sequence[str] = ()
-    notes: Sequence[str] = ()  # what a reader should know beside the numbers
+    notes: Sequence[str] = ()  # caveats about the numbers
 
     @cached_property
     def predicted(self) -> Mapping[str, Array]:
         """Error curves that theory predicts without sampling, for Gaussian tokens."""
-        return self.foretell()
+        return self.predict()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The errors measured."""
+        """Names of the measured errors."""
         return tuple(self.replicate_errors)
 
     @property
@@ -76,18 +76,18 @@ class StudyResult(Result):
 
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
-        """The curve of every error, freed of query noise and of what the controls explain."""
-        known: dict[str, Any] = {"finite_population_correction": self.reference_factor, "seed": self.seed}
-        found = {}
+        """The curve of every error, with query noise removed and control variates applied."""
+        options: dict[str, Any] = {"finite_population_correction": self.reference_factor, "seed": self.seed}
+        curves = {}
         for name in self.names:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
-            rows = controlled(self.freed(name), self.controls)
-            found[name] = ErrorCurve.of(self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor, **known)
-        return found
+            rows = controlled(self.denoised_moments(name), self.controls)
+            curves[name] = ErrorCurve.of(self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor, **options)
+        return curves
 
     @cached_property
     def relative(self) -> ErrorCurve:
-        """The output error over the root mean square of the limit."""
+        """The output error relative to the root mean square of the limit."""
         return self.errors["output"].scaled(self.scale[0])
 
     def error(self, name: str) -> Array:
@@ -111,20 +111,21 @@ class StudyResult(Result):
         return self.relative.tokens_for(check_relative(error), context)
 
     def correction(self, name: str) -> Array:
-        """Factor (sizes,) that is in the error `name`, for the reference and for query noise."""
+        """Factor (sizes,) by which the error `name` was corrected, for the reference and for query noise."""
         factor = 1 / self.reference_factor
         if name in self.fewer_queries:
-            measured, clean = self.replicate_errors[name].mean(0), self.freed(name).mean(0)
+            measured, clean = self.replicate_errors[name].mean(0), self.denoised_moments(name).mean(0)
             factor = factor * np.divide(clean, measured, out=np.ones_like(clean), where=measured > 0)
         return np.asarray(factor)
 
     def scatter_left(self, name: str) -> Array:
-        """Share (sizes,) of the variance over replicates that is left when what is known is taken out; 1 is all."""
-        left, all_of_it = self._curve(name).error_moments[0].var(0), self.freed(name).var(0)
-        return np.asarray(left / np.maximum(all_of_it, np.finfo(float).tiny))
+        """Share (sizes,) of the variance over replicates that is left after the control variates."""
+        controlled_variance = self._curve(name).error_moments[0].var(0)
+        variance = self.denoised_moments(name).var(0)
+        return np.asarray(controlled_variance / np.maximum(variance, np.finfo(float).tiny))
 
-    def freed(self, name: str) -> Array:
-        """|error|^moment of every replicate, so corrected for query noise that its mean over replicates is."""
+    def denoised_moments(self, name: str) -> Array:
+        """|error|^moment (replicates, sizes), corrected so that its mean over replicates is free of query noise."""
         errors = self.replicate_errors[name]
         if name in self.fewer_queries:
             errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
@@ -132,13 +133,17 @@ class StudyResult(Result):
 
     def _curve(self, name: str) -> ErrorCurve:
         if name not in self.errors:
-            raise InputError(f"this curve has no error {name!r}; expected one of {', '.join(self.names)}")
+            raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.names)}")
         return self.errors[name]
 
     def _parts(self, name: str) -> dict[str, Array]:
-        """The error at each size and what was done to it, as tables and documents call it."""
-        made = {"correction": self.correction(name), "scatter_left": self.scatter_left(name)}
-        return {"value": self.error(name), "stderr": self.stderr(name), **made}
+        """Columns of an error, one value per size, for tables and documents."""
+        return {
+            "value": self.error(name),
+            "stderr": self.stderr(name),
+            "correction": self.correction(name),
+            "scatter_left": self.scatter_left(name),
+        }
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -164,11 +169,14 @@ class StudyResult(Result):
 
     @cached_property
     def replicate_table(self) -> pd.DataFrame:
-        """Every replicate's errors as measured: error, replicate, n, value; neither corrected nor controlled."""
-        sizes, count = np.tile(self.sizes, self.replicates), np.repeat(np.arange(self.replicates), len(self.sizes))
-        parts = {name: errors.ravel() for name, errors in self.replicate_errors.items()}
-        found = [pd.DataFrame({"error": name, "replicate": count, "n": sizes, "value": parts[name]}) for name in parts]
-        return pd.concat(found, ignore_index=True)
+        """Uncorrected errors of every replicate: error, replicate, n, value."""
+        sizes = np.tile(self.sizes, self.replicates)
+        replicate = np.repeat(np.arange(self.replicates), len(self.sizes))
+        parts = [
+            pd.DataFrame({"error": name, "replicate": replicate, "n": sizes, "value": errors.ravel()})
+            for name, errors in self.replicate_errors.items()
+        ]
+        return pd.concat(parts, ignore_index=True)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of a run folder."""
@@ -194,17 +202,17 @@ class StudyResult(Result):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """What was measured; `StudyResult.stored` turns it back."""
-        rows = {f"{of}.{name}": rows for of, part in BY_NAME.items() for name, rows in getattr(self, part).items()}
+        """The measured arrays, which `StudyResult.stored` reads back."""
+        rows = {f"{key}.{name}": rows for key, of in FIELD_OF.items() for name, rows in getattr(self, of).items()}
         return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
 
     @classmethod
     def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array], **known: Any) -> StudyResult:
-        """The curve with this document and these arrays."""
+        """The result with this document and these arrays."""
         names = tuple(document["errors"])
         rows: dict[str, Any] = {
-            part: {name: arrays[key] for name in names if (key := f"{of}.{name}") in arrays}
-            for of, part in BY_NAME.items()
+            of: {name: arrays[key] for name in names if (key := f"{prefix}.{name}") in arrays}
+            for prefix, of in FIELD_OF.items()
         }
         return cls(
             sizes=parse_sizes(document["n"]),
@@ -212,7 +220,7 @@ class StudyResult(Result):
             reference_factor=arrays["reference_factor"],
             floor=np.asarray(document["floor"], dtype=float),
             scale=(document["scale"]["output"], document["scale"]["output_centred"]),
-            foretell=lambda: {name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
+            predict=lambda: {name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
             warnings=tuple(document["warnings"]),
             notes=tuple(document["notes"]),
             **{key: document[key] for key in AS_STORED},
@@ -226,7 +234,7 @@ class StudyResult(Result):
         return cls.stored(run.document, run.arrays(), made=run.made)
 
     def figures(self) -> list[Figure]:
-        """Every error with its bars and its fitted rate, on logarithmic axes."""
+        """Every error with its 95% bars and its fitted power law."""
         return [errors_figure(self)]
 
     def __repr__(self) -> str:

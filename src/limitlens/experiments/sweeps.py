@@ -1,4 +1,4 @@
-"""Sweeps of a study: over the horizon of the head, and over the radius of compactly supported tokens."""
+"""`sweep`: a study for each horizon of the head, or for each radius of compactly supported tokens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import StudyResult
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
+from limitlens.measures.base import Measure
 from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.view import Figure
@@ -31,11 +32,11 @@ FEWEST_RADII = 3  # a growth has two parameters
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Swept(Result):
-    """One study for each value of what is swept, which `kind` names."""
+    """One study for each value of the swept parameter, which `kind` names."""
 
     values: tuple[float, ...]
     curves: tuple[StudyResult, ...]
-    interrupted: bool = False  # there are fewer than were asked for
+    interrupted: bool = False  # fewer values than requested
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -48,7 +49,7 @@ class _Swept(Result):
         return {self.kind: list(self.values), "studies": studies, "interrupted": self.interrupted}
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays of every curve, under its place."""
+        """The arrays of every study, prefixed by its index."""
         return {f"{k}.{name}": array for k, curve in enumerate(self.curves) for name, array in curve.arrays().items()}
 
     @classmethod
@@ -66,17 +67,17 @@ class HorizonSweep(_Swept):
 
     @property
     def horizons(self) -> tuple[float, ...]:
-        """The horizons that were swept."""
+        """The horizons, one per study."""
         return self.values
 
     @property
     def table(self) -> pd.DataFrame:
-        """The tables of every curve, with a column `horizon`."""
+        """The tables of all studies, with a column `horizon`."""
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.horizons, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
     def figures(self) -> list[Figure]:
-        """Fitted rates against the horizon, over the drawn and sharp lines."""
+        """Fitted rates against the horizon, with the predicted ones."""
         return [rates_figure(self)]
 
     def __repr__(self) -> str:
@@ -88,11 +89,11 @@ class HorizonSweep(_Swept):
 
 @dataclass(frozen=True)
 class Growth:
-    """How the constant C of C/√n grows with the radius of the tokens: ln C = a + b R against ln C = a + p ln R."""
+    """Growth of the constant C of C/√n with the radius R of the tokens: ln C = a + b R against ln C = a + p ln R."""
 
     exponential_rate: float
     polynomial_degree: float
-    evidence: float  # AIC(polynomial) − AIC(exponential), of as many parameters: positive speaks for exponential
+    evidence: float  # AIC(polynomial) − AIC(exponential), with as many parameters: positive favours exponential
 
     @property
     def law(self) -> str:
@@ -107,7 +108,7 @@ class RadiusSweep(_Swept):
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """The radii that were swept."""
+        """The radii, one per study."""
         return self.values
 
     def constants(self, name: str) -> tuple[Array, Array]:
@@ -117,7 +118,7 @@ class RadiusSweep(_Swept):
         return value, stderr
 
     def growth(self, name: str) -> Growth | None:
-        """Exponential against polynomial growth of the constant; None where an interrupt left fewer than 3 radii."""
+        """Growth of the constant of an error; None where an interrupt left fewer than 3 radii."""
         if len(self.radii) < FEWEST_RADII:
             return None
         value, stderr = self.constants(name)
@@ -131,8 +132,8 @@ class RadiusSweep(_Swept):
     @property
     def table(self) -> pd.DataFrame:
         """One row per error and radius: error, radius, constant, stderr."""
-        found = {name: (self.radii, *self.constants(name)) for name in GROWING}
-        rows = [(name, *row) for name, columns in found.items() for row in zip(*columns, strict=True)]
+        columns = {name: (self.radii, *self.constants(name)) for name in GROWING}
+        rows = [(name, *row) for name, column in columns.items() for row in zip(*column, strict=True)]
         return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
 
     def document(self) -> dict[str, Any]:
@@ -163,29 +164,33 @@ def sweep(
     sizes: str | Sequence[int] = "1000:30000:12", replicates: int = 200, queries: int | None = None,
     radius: float | None = None, yes: bool = False, progress: Progress | None = None, seed: int = 0, **options: Any,
 ) -> HorizonSweep | RadiusSweep:  # fmt: skip
-    """A study for each of the horizons of a designed head, or for each of the radii that compact tokens are scaled to.
+    """Run a study for each horizon of a designed head, or for each radius to which compact tokens are scaled.
 
-    Exactly one of `horizons` and `radii` is given. `spectrum` is that of a designed head; with horizons
-    `radius` asks for the uniform error over the ball of this radius too. With radii R the `head`, or a designed one of
-    this `horizon` over the law as given, stays the same, so scores grow like R², and the uniform error over |x| ≤ R is
-    measured beside the moments'. Its bound grows exponentially with them, since the ball holds queries that few tokens
-    answer; the moments average over queries that are tokens, and grow like a power of R. In low dimension even the
-    uniform error ends up growing like a power, once tilted laws are small caps. The others are those of `study`.
+    Give exactly one of `horizons` and `radii`. `spectrum` is that of the designed head. With horizons, `radius` adds
+    the uniform error over the ball of this radius. With radii R the head stays the same: `head`, or one designed for
+    this `horizon` over the law as given. Scores then grow like R², and the uniform error over |x| ≤ R is measured as
+    well as the errors of the moments. The bound of the uniform error grows exponentially with the scores, since the
+    ball holds queries with few tokens near them; the moments average over queries that are tokens, and grow like a
+    power of R. In low dimension the uniform error too ends up growing like a power, once tilted laws are small caps.
+    The other options are those of `study`.
 
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
     <HorizonSweep: Gaussian(dim=1, mean=0, covariance=1), 2 horizons from 0.5 to 1.5>
     """
     if (horizons is None) == (radii is None):
-        given = "neither horizons nor radii" if radii is None else "both horizons and radii"
-        raise InputError(f"{given} were given; expected one of them, such as horizons=[0.5, 1, 2]")
+        which = "neither horizons nor radii" if radii is None else "both horizons and radii"
+        raise InputError(f"{which} were given; expected one of them, such as horizons=[0.5, 1, 2]")
     if radii is not None and radius is not None:
         raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
     if radii is None and head is not None:
         raise InputError("both head and horizons were given; expected a head with radii alone: horizons make their own")
-    values, law = [float(value) for value in (horizons if radii is None else radii) or ()], as_measure(measure)
+    values = [float(value) for value in (horizons if radii is None else radii) or ()]
+    law = as_measure(measure)
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
+    if radii is not None:
+        _check_radii(law, values)
     designed = [horizon] if radii is not None else values
     heads = [head] if head else [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in designed]
     seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
@@ -194,23 +199,27 @@ def sweep(
     one = partial(study, yes=True, **options)
     if radii is None:
         studies = [partial(one, law, head, radius=radius) for head in heads]
-        return HorizonSweep(*_each(values, studies, progress, options.get("ray")))
-    if not np.isfinite(law.radius):
-        raise InputError(f"{measure!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
-    if len(values) < FEWEST_RADII:
-        raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
+        return HorizonSweep(*_run_each(values, studies, progress, options.get("ray")))
     studies = [partial(one, law.scaled(R / law.radius), heads[0], radius=R) for R in values]
-    return RadiusSweep(*_each(values, studies, progress, options.get("ray")))
+    return RadiusSweep(*_run_each(values, studies, progress, options.get("ray")))
 
 
-def _each(
+def _check_radii(law: Measure, radii: Sequence[float]) -> None:
+    """Refuse radii for tokens of unbounded support, and too few of them for a growth."""
+    if not np.isfinite(law.radius):
+        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
+    if len(radii) < FEWEST_RADII:
+        raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
+
+
+def _run_each(
     values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None, ray: str | None
 ) -> tuple[tuple[float, ...], tuple[StudyResult, ...], bool]:
-    """Run the studies of these values one after another; an interrupt keeps what was finished, and says so."""
+    """Values, results and whether an interrupt ended the sweep, of the studies that finished."""
     report = progress or (lambda done, total: None)
     curves: list[StudyResult] = []
     try:
-        with nullcontext() if ray is None else connected(ray):  # one connection for all, whose workers stay warm
+        with nullcontext() if ray is None else connected(ray):  # one connection for all, so that workers stay warm
             for index, run in enumerate(studies):
                 curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
                 if curves[-1].interrupted:

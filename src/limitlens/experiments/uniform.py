@@ -1,13 +1,13 @@
 """The uniform error over a ball, sup over |x| ≤ R of |Γ_n(x) − Γ(x)|, by ascent from many starts.
 
 Γ_n and Γ are gradients: with K_n the empirical cumulant function, δ(t) = ∇K_n(t) − ∇K(t) and the error is |V δ(A x)|.
-The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, that is the derivative of δ itself along u: two
-more evaluations of δ give it, so the ascent needs nothing but attention, streams its tokens, and works for every law.
+The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, that is the derivative of δ along u. Two more
+evaluations of δ give it, so the ascent needs only attention, streams its tokens, and works for every law.
 
-Climbs begin where the error is largest among many candidates, of which the useful ones aim at tokens far out: the query
-x = R Aᵀ(X − m)/|Aᵀ(X − m)| sees the token X best. What is found is a lower bound of the supremum. What one half of the
-candidates misses of both is measured; as the expected maximum is concave in their number, twice as many would add at
-most twice that.
+The ascent starts where the error is largest among many candidates. The useful ones aim at tokens far out: the query
+x = R Aᵀ(X − m)/|Aᵀ(X − m)| gives the token X the largest weight. The result is a lower bound of the supremum. The
+candidates form two halves, and the shortfall of one half against both is measured; as the expected maximum is concave
+in the number of candidates, twice as many would add at most twice that.
 """
 
 from typing import NamedTuple
@@ -25,19 +25,19 @@ from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.streams import PAGE
 
-CANDIDATES, STARTS, STEPS = 192, 8, 32  # of each half: points looked at, of which so many are climbed from, for so long
-AIMED = 1 / 3  # of the candidates, at the farthest tokens
+CANDIDATES, STARTS, STEPS = 192, 8, 32  # of each half: candidates, those that start an ascent, and its steps
+AIMED = 1 / 3  # share of the candidates that aim at the farthest tokens
 
 
 class UniformErrors(NamedTuple):
-    """The largest errors found, and how far short of them one half of the starts falls; each (replicates, sizes)."""
+    """Largest errors, and the relative shortfall of one half of the starts; each (replicates, sizes)."""
 
     largest: Array
-    missed: Array  # relative: 1 − (mean of the halves' largest)/largest
+    missed: Array  # 1 − (mean over halves of their largest)/largest
 
 
-def told_of(missed: Array) -> str:
-    """What the search may have missed, at the largest size, with its standard error over replicates."""
+def missed_note(missed: Array) -> str:
+    """Sentence on what the search may have missed, at the largest size, with its standard error over replicates."""
     last = 100 * missed[:, -1]
     less = f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}%"
     return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
@@ -48,14 +48,14 @@ def uniform_errors(
 ) -> UniformErrors:
     """Uniform errors of each replicate at each size, in float64."""
     ascent = _Ascent(measure, head, reference, replicates, radius)
-    known, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
+    previous, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
     for size in cells.sizes:
-        x, error = ascent.climb(np.concatenate((*ascent.halves(size), known), 1), size)
+        x, error = ascent.climb(np.concatenate((*ascent.halves(size), previous), 1), size)
         best = error.max(1)
-        alone = (error[:, :STARTS].max(1) + error[:, STARTS : 2 * STARTS].max(1)) / 2
+        one_half = (error[:, :STARTS].max(1) + error[:, STARTS : 2 * STARTS].max(1)) / 2
         largest.append(best)
-        missed.append(1 - np.divide(alone, best, out=np.ones_like(best), where=best > 0))
-        known = x[np.arange(len(x)), error.argmax(1)][:, None]  # the next size has its own landscape, often alike
+        missed.append(1 - np.divide(one_half, best, out=np.ones_like(best), where=best > 0))
+        previous = x[np.arange(len(x)), error.argmax(1)][:, None]  # a good start for the next size too
     return UniformErrors(np.stack(largest, 1), np.stack(missed, 1))
 
 
@@ -65,11 +65,11 @@ class _Ascent:
     def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
         self.measure, self.head, self.reference = measure, head, reference
         self.replicates, self.radius = replicates, radius
-        # One for each replicate, so that its starts do not depend on which others are climbed beside it.
+        # One for each replicate, so that its starts do not depend on the other replicates of the group.
         self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
 
     def halves(self, size: int) -> tuple[Array, Array]:
-        """Two independent sets of starts (r, STARTS, d): the candidates of each with the largest errors."""
+        """Two independent sets of starts (r, STARTS, d): the candidates with the largest errors in each half."""
         aimed = self._aimed(size, 2 * int(AIMED * CANDIDATES))
         first, second = (self._best(np.concatenate((self._spread(), aimed[:, half::2]), 1), size) for half in (0, 1))
         return first, second
@@ -79,16 +79,16 @@ class _Ascent:
         return np.take_along_axis(candidates, np.argsort(-error, axis=1)[:, :STARTS, None], 1)
 
     def _spread(self) -> Array:
-        """Points spread over the ball, half of them on its surface, where the farthest tilts are."""
+        """Candidates over the ball (r, count, d), half of them on its surface, where the tilts are largest."""
         count = CANDIDATES - int(AIMED * CANDIDATES)
-        direction = np.stack([own.standard_normal((count, self.head.dim)) for own in self.generators])
+        direction = np.stack([rng.standard_normal((count, self.head.dim)) for rng in self.generators])
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
         distance, inner = np.ones((1, count, 1)), count // 2
         distance[:, :inner, 0] = np.linspace(1 / inner, 1, inner) ** (1 / self.head.dim)
         return np.asarray(self.radius * distance * direction)
 
     def _aimed(self, size: int, count: int) -> Array:
-        """The queries that see the `count` tokens best which lie farthest out as keys: (r, at most count, d)."""
+        """Queries aimed at the `count` tokens whose keys lie farthest out: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
             tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
@@ -100,7 +100,10 @@ class _Ascent:
         return np.asarray(self.radius * queries / np.maximum(lengths, 1e-300))
 
     def climb(self, x: Array, size: int) -> tuple[Array, Array]:
-        """Local maxima above x and their errors (r, s): a step that fails is halved, one that helps is lengthened."""
+        """Ascend from starts x (r, s, d) to local maxima and their errors (r, s).
+
+        A step that lowers the error is undone and halved; one that raises it is lengthened.
+        """
         delta = self._delta(self.head.tilts(x), size)
         error = self._norm(delta)
         length = np.full(error.shape, self.radius / 4)

@@ -1,10 +1,10 @@
-"""Simulation of attention from one query: exact at any number of keys, because only the nearest ones need drawing.
+"""Simulation of attention from one query at any number of keys: only the nearest keys are drawn.
 
 The rescaled gaps x_1 < x_2 < … of n keys are Λ^{−1} of ordered uniform numbers (times n), and ordered uniform numbers
 are normalised partial sums of exponential ones (Rényi), which can be drawn from the smallest on without drawing the
-others. The limit is the same with Λ^{−1} of the partial sums themselves. Beyond the keys that are drawn, the others are
-independent of them given the last one; their total weight is replaced by its conditional mean plus a Gaussian
-fluctuation of the right covariance. `WeightSample.remainder` says how large that fluctuation is.
+others. The limit uses Λ^{−1} of the partial sums themselves. Given the last key that is drawn, the remaining keys are
+independent of those before it; their total weight is approximated by its conditional mean plus a Gaussian fluctuation
+with the exact covariance. `WeightSample.remainder` is the size of that fluctuation.
 """
 
 import math
@@ -19,8 +19,8 @@ from limitlens.theory.scaling.laws import check_dim, negligible_beyond
 from limitlens.theory.scaling.points import Points
 
 MOST_DRAWN = 4096  # keys drawn one by one per replicate
-_UNFELT = 80.0  # a weight e^{−80} below the largest is lost in rounding, even times 1e18 keys
-_CHUNK = 1 << 21  # keys held at a time
+_NEGLIGIBLE_GAP = 80.0  # a weight e^{−80} below the largest is lost in rounding, even times 1e18 keys
+_CHUNK = 1 << 21  # keys held in memory
 check_replicates = partial(check_number, "replicates", expected="at least 2, to have a standard error", low=2)
 
 
@@ -33,22 +33,22 @@ def check_count(n: float) -> int:
 
 @dataclass(frozen=True)
 class WeightSample:
-    """What attention did in each of several independent replicates; every array has shape (replicates,)."""
+    """Weights and output of attention in independent replicates; every array has shape (replicates,)."""
 
     top: Array  # the largest weight w₁
     participation: Array  # Σ w²
     entropy: Array  # −Σ w log w
-    keys90: Array  # how many nearest keys hold 90% of the mass; NaN where more keys than were drawn are needed
+    keys90: Array  # number of nearest keys that hold 90% of the mass; NaN where it exceeds the number drawn
     gap: Array  # Σ w x = β(1 − <q, Γ>), the output along the query
-    tangential: Array  # √β times one coordinate of the output across it; NaN where keys are not uniform around it
+    tangential: Array  # √β times an output coordinate orthogonal to it; NaN where keys are not uniform around it
     nearest: Array  # x_1, the rescaled gap of the nearest key
-    remainder: Array  # standard deviation of the mass replaced by a Gaussian, over the total; 0 with every key drawn
+    remainder: Array  # standard deviation of the approximated mass over the total mass; 0 where every key is drawn
 
 
 def sample_weights(
     points: Points, replicates: int, rng: np.random.Generator, tangent_dim: int | None = None
 ) -> WeightSample:
-    """Draw attention over the keys of a point process: n keys of any law (`KeyPoints`) or the limit (`PoissonPoints`).
+    """Simulate attention over n keys of a law (`KeyPoints`) or over those of the scaling limit (`PoissonPoints`).
 
     `tangent_dim` is the dimension of the directions around the query, for laws that are uniform over them.
     """
@@ -73,33 +73,33 @@ def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.G
 
 
 def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random.Generator) -> WeightSample:
-    """The same by brute force for keys uniform on S^{d−1}: every key is a vector, attention is softmax(β K q)ᵀ K."""
+    """Simulate attention softmax(β K q)ᵀ K over n keys uniform on S^{d−1} by brute force, with every key a vector."""
     check_dim(dim)
     check_keys(n)
     check_beta(beta)
     check_replicates(replicates)
-    parts, nothing = [], np.zeros((5, 1))
+    parts, no_rest = [], np.zeros((5, 1))
     for _ in range(replicates):
         keys = rng.standard_normal((n, dim))
         keys /= np.sqrt(np.einsum("ij,ij->i", keys, keys))[:, None]
         keys[:, 0] -= 1
         x = beta / 2 * np.einsum("ij,ij->i", keys, keys)  # β|q − k|²/2, free of the cancellation in 1 − <q, k>
-        felt = np.flatnonzero(x < x.min() + _UNFELT)
-        felt = felt[np.argsort(x[felt])][None]
-        x, across = x[felt], math.sqrt(beta) * keys[felt, 1]
-        parts.append(_summary(x, np.exp(x[:, :1] - x), nothing, across, np.zeros(1)))
+        near = np.flatnonzero(x < x.min() + _NEGLIGIBLE_GAP)
+        near = near[np.argsort(x[near])][None]
+        x, across = x[near], math.sqrt(beta) * keys[near, 1]
+        parts.append(_summary(x, np.exp(x[:, :1] - x), no_rest, across, np.zeros(1)))
     return WeightSample(*np.concatenate(parts, axis=1))
 
 
 def _chunks(replicates: int, drawn: int) -> list[int]:
-    """Numbers of replicates to draw at a time, bounded in memory."""
+    """Sizes of the chunks of replicates, so that memory is bounded."""
     check_replicates(replicates)
     step = max(1, _CHUNK // drawn)
     return [min(step, replicates - start) for start in range(0, replicates, step)]
 
 
 def _keys_to_draw(points: Points) -> int:
-    """All keys if they are few, else those whose mass could matter, at most `MOST_DRAWN`."""
+    """Number of keys to draw: all if they are few, else those whose mass could matter, at most `MOST_DRAWN`."""
     if points.total <= MOST_DRAWN:
         return int(points.total)
     farthest = float(points.reach(20.0)) + negligible_beyond(points.a) / 2
@@ -108,7 +108,7 @@ def _keys_to_draw(points: Points) -> int:
 
 
 def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Gaps x (replicates, drawn), increasing; their weights e^{x_1 − x}; what is left; and 1/w₁, the sum of both."""
+    """Increasing gaps x (replicates, drawn), weights e^{x_1 − x}, sums over the other keys (`_rest`), and 1/w₁."""
     count = np.cumsum(rng.standard_exponential((replicates, drawn)), axis=1)
     if math.isfinite(points.total):
         beyond = rng.standard_gamma(points.total + 1 - drawn, replicates)
@@ -120,7 +120,7 @@ def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator)
 
 
 def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) -> Array:
-    """The fields of `WeightSample` (8, replicates), of keys drawn (replicates, drawn) and what is left of others."""
+    """The fields of `WeightSample` (8, replicates) from drawn keys (replicates, drawn) and sums over the others."""
     mass, moment, square, _, deviation = rest
     total = weight.sum(axis=1) + mass
     keys90 = 1.0 + np.sum(np.cumsum(weight, axis=1) < 0.9 * total[:, None], axis=1)
@@ -133,13 +133,13 @@ def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) 
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:
-    """Sums of e, ex, e² and e²ρ² over the keys not drawn, e = e^{x_1 − x}, and the deviation of the first: 5 rows."""
+    """Sums (5, replicates) of e, ex, e², e²ρ² over the keys not drawn, e = e^{x_1 − x}, and the deviation of Σe."""
     left = points.total - drawn
     if left <= 0:
         return np.zeros((5, last.size))
     end = np.minimum(last + negligible_beyond(points.a), points.edge)
     x, mass = points.between(last, end)
-    # given the last key drawn, the others follow the same law beyond it; for the Poisson process the factor is one
+    # Given the last drawn key, the others follow the same law beyond it; for the Poisson process the factor is 1.
     if math.isfinite(left):
         mass *= (left / (points.total - points.cumulative(last)))[:, None]
     weight = np.exp(nearest[:, None] - x)
@@ -147,16 +147,18 @@ def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.rando
     second = first * weight
     mean, moment = first.sum(axis=1), np.einsum("ij,ij->i", first, x)
     square = second.sum(axis=1)
-    # covariance of (Σe, Σex) over independent keys: second moments minus the product of means per key
+    # Covariance of (Σe, Σex) over independent keys: second moments minus the product of means per key.
     variance = square - mean * mean / left
     covariance = np.einsum("ij,ij->i", second, x) - mean * moment / left
     moment_variance = np.einsum("ij,ij,ij->i", second, x, x) - moment * moment / left
     deviation = np.sqrt(np.maximum(variance, 0))
     slope = np.divide(covariance, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    own = np.sqrt(np.maximum(moment_variance - slope * slope, 0))
-    shared, apart = rng.standard_normal((2, last.size))
+    residual = np.sqrt(np.maximum(moment_variance - slope * slope, 0))
+    shared, independent = rng.standard_normal((2, last.size))
     across = np.einsum("ij,ij->i", second, points.tangent_square(x))
-    return np.stack((mean + deviation * shared, moment + slope * shared + own * apart, square, across, deviation))
+    return np.stack(
+        (mean + deviation * shared, moment + slope * shared + residual * independent, square, across, deviation)
+    )
 
 
 def _coordinate(shape: tuple[int, ...], tangent_dim: int, rng: np.random.Generator) -> Array:

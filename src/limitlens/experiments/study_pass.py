@@ -1,0 +1,206 @@
+"""One chunk of replicates of a study, measured at every size in one pass over its tokens, block by block.
+
+The queries of a replicate are its first m tokens; at size n the first min(n, m) of them count. Tokens are exchangeable,
+so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from limitlens.attention.head import Head
+from limitlens.attention.kernels import Kernel, Precision, state_of
+from limitlens.attention.kernels.reference import attend as plain_kernel
+from limitlens.attention.state import State
+from limitlens.errors import Array
+from limitlens.experiments.reference import Reference
+from limitlens.experiments.uniform import uniform_errors
+from limitlens.measures.base import Measure
+from limitlens.sampling.cells import Cells
+from limitlens.sampling.checkpoint import under
+from limitlens.sampling.memory import room
+from limitlens.sampling.streams import PAGE
+from limitlens.statistics.estimators import QuerySums, TokenSums, replicate_errors
+
+CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
+GPU_CHUNK_FACTOR = 512  # times as many on a GPU, which needs many replicates to be busy: about 20 GB
+FLOAT_BYTES = 10  # upper bound on the bytes for each of these numbers, temporaries included
+FLOOR_QUERIES = 4  # queries attended again in float64 to measure the numerical floor
+PILOT_QUERIES = 256
+# Lower bound on the queries. With this many per dimension, drawing tokens costs as much as attending to them, and fewer
+# queries save no time. With few, a single query far out makes a rare replicate with a large error, which the interval
+# of the output error does not cover until such a replicate occurs.
+QUERIES_PER_DIMENSION, FEWEST_QUERIES = 8, 128
+# Target share of query noise in a squared error. Where errors hardly scatter over replicates, the noise is removed
+# almost exactly, so the less they scatter, the larger the share may be.
+NOISE_SHARE, MOST_NOISE = 0.06, 0.3
+SCALAR_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N(0, 1)|, the scatter of a scalar error
+MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
+
+# Measurements of replicates by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4),
+# controls (replicates, sizes, F), and floor (1, sizes), which is 0 in chunks that do not measure it.
+Rows: TypeAlias = dict[str, Array]
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of several chunks of replicates, one below the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclass(frozen=True)
+class StudySetup:
+    """Everything that all chunks of replicates of a study share."""
+
+    measure: Measure
+    reference: Reference
+    head: Head
+    cells: Cells
+    replicates: int
+    mask_self: bool
+    radius: float | None
+    device: torch.device
+    memory: int | None
+    precision: Precision
+
+    def chunk_size(self, queries: int) -> int:
+        """Number of replicates in a chunk, so that their tokens and queries fit the memory bound."""
+        head = self.head
+        width = head.dim + head.key_dim + 2 * head.value_dim
+        floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
+        bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else GPU_CHUNK_FACTOR)
+        left = room(self.memory, self.device, FLOAT_BYTES * floats, "a study of one replicate at a time")
+        return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
+
+    def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
+        """State of the queries over a block of tokens."""
+        keys, values = self.head.keys(tokens), self.head.values(tokens)
+        return state_of(query, keys, values, bias=bias, kernel=kernel or self.precision)
+
+    def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
+        """−inf (queries, stop − start) where a query meets itself; None for blocks that hold no query."""
+        if not self.mask_self or start >= queries:
+            return None
+        same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
+        return torch.zeros(same.shape, dtype=torch.float32).masked_fill(same, float("-inf")).to(self.device)
+
+
+class ReplicatePass:
+    """A chunk of replicates on its way through its tokens."""
+
+    def __init__(self, setup: StudySetup, replicates: range, queries: int, *, floor: bool) -> None:
+        self.setup, self.replicates, self.queries = setup, replicates, queries
+        self.floor = floor  # whether to measure the numerical floor, on the first replicate
+        head, device = setup.head, setup.device
+        tokens, vectors = setup.reference.draw(replicates, 0, queries)
+        self.at_queries = setup.reference.limits(vectors)
+        self.limits = QuerySums.of(self.at_queries)
+        self.query = head.queries(tokens).float()
+        self.precise_query = head.queries(tokens[:1, :FLOOR_QUERIES])
+        self.state = State.empty((len(replicates),), queries, head.value_dim, device=device)
+        self.precise_state = State.empty((1,), self.precise_query.shape[1], head.value_dim, device=device)
+        self.sums = TokenSums.zero(len(replicates), vectors)
+        self.steps: list[dict[str, Tensor]] = []
+        self.floors = np.zeros((1, len(setup.cells.sizes)))
+        self.done = 0  # blocks
+
+    def blocks(self) -> Iterator[int]:
+        """Process the remaining blocks; yields the number of tokens after each."""
+        blocks = list(self.setup.cells.blocks(self.setup.reference.page))
+        for step, start, stop in blocks[self.done :]:
+            self._add(start, stop)
+            self.done += 1
+            if self.done == len(blocks) or blocks[self.done][0] != step:
+                self._measure(step)
+            yield len(self.replicates) * (stop - start)
+
+    def rows(self) -> Rows:
+        """The measurements of the replicates, after all remaining blocks."""
+        deque(self.blocks(), maxlen=0)
+        stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
+        return {**stacked, "floor": self.floors}
+
+    def rows_with_uniform(self) -> Rows:
+        """The measurements, with the uniform error over a ball where the study has a radius."""
+        setup, rows = self.setup, self.rows()
+        if setup.radius is None:
+            return rows
+        uniform = uniform_errors(
+            setup.measure, setup.head, setup.reference, setup.cells, self.replicates, setup.radius
+        )  # fmt: skip
+        return rows | {"errors.uniform": uniform.largest, "missed": uniform.missed}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint needs after some blocks."""
+        held = {"first": self.sums.first, "second": self.sums.second, "floors": torch.from_numpy(self.floors)}
+        held |= {f"state.{name}": part for name, part in self.state.tensors().items()}
+        held |= {f"exact.{name}": part for name, part in self.precise_state.tensors().items()}
+        return held | {f"step{j}.{name}": part for j, step in enumerate(self.steps) for name, part in step.items()}
+
+    def restore(self, saved: dict[str, Tensor], done: int) -> None:
+        """Return to where `tensors` were taken, after `done` blocks."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(saved[name])
+        blocks = list(self.setup.cells.blocks(self.setup.reference.page))
+        self.sums = replace(self.sums, count=blocks[done - 1][2])
+        self.done = done
+        steps = (under(f"step{j}.", saved) for j in range(len(self.setup.cells.sizes)))
+        self.steps = [step for step in steps if step]
+
+    def _add(self, start: int, stop: int) -> None:
+        """Attend to the tokens of one block."""
+        setup = self.setup
+        tokens, vectors = setup.reference.draw(self.replicates, start, stop)
+        self.sums = self.sums.add(vectors)
+        bias = setup.bias(self.queries, start, stop)
+        self.state = self.state.merge(setup.attend(self.query, tokens.float(), bias))
+        if self.floor:
+            precise_bias = None if bias is None else bias[: self.precise_query.shape[1]].double()
+            block = setup.attend(self.precise_query, tokens[:1], precise_bias, plain_kernel)
+            self.precise_state = self.precise_state.merge(block)
+
+    def _measure(self, step: int) -> None:
+        """Record the errors at the size that the pass just reached."""
+        reference, used = self.setup.reference, min(self.queries, self.setup.cells.sizes[step])
+        at_queries = self.at_queries[:, :used]
+        limits = self.limits if used == self.queries else QuerySums.of(at_queries)
+        parts = replicate_errors(
+            self.state.output[:, :used], at_queries, limits, reference.limit_sums(self.sums),
+            reference.mean, reference.covariance,
+        )  # fmt: skip
+        step_rows = {"controls": reference.controls(self.sums)}
+        for kind, rows in zip(("errors", "noise", "fewer"), parts, strict=True):
+            step_rows |= {f"{kind}.{name}": row for name, row in rows.items()}
+        self.steps.append({name: row.cpu() for name, row in step_rows.items()})
+        if self.floor:
+            same = min(self.precise_state.output.shape[1], used)
+            gap = self.precise_state.output[0, :same] - self.state.output[0, :same]
+            self.floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
+
+
+def choose_queries(setup: StudySetup, replicates: int) -> int:
+    """Number of queries per replicate that keeps their noise a small share of every squared error, from a pilot.
+
+    The pilot uses few queries and replicates of its own (numbers from 2³⁰ on); noise falls like 1/queries.
+    """
+    largest = setup.cells.sizes[-1]
+    first = min(PILOT_QUERIES, largest)
+    pilot_replicates, size = range(1 << 30, (1 << 30) + replicates), setup.chunk_size(first)
+    chunks = [pilot_replicates[start : start + size] for start in range(0, replicates, size)]
+    pilot = join_rows([ReplicatePass(setup, chunk, first, floor=False).rows() for chunk in chunks])
+    wanted = float(np.clip(QUERIES_PER_DIMENSION * setup.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
+    tiny = np.finfo(float).tiny
+    for name, excess in under("noise.", pilot).items():
+        errors = pilot[f"errors.{name}"]
+        squared = (errors**2).mean(0)
+        ratio = excess.mean(0) / np.maximum(np.maximum(squared - excess.mean(0), squared / 50), tiny)
+        scatter = errors.var(0) / np.maximum(squared, tiny)
+        share = np.clip(NOISE_SHARE * SCALAR_SCATTER / np.maximum(scatter, 1e-9), NOISE_SHARE, MOST_NOISE)
+        wanted = max(wanted, first * float((ratio * (1 - share) / share).max()))
+    return min(int(32 * np.ceil(wanted / 32)), MOST_QUERIES, largest)
