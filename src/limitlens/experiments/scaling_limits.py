@@ -58,7 +58,6 @@ FORMULAS = {
     },
     "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
 }
-_CURVE_POINTS = 25
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _NEAR_LIMIT = 0.2  # in log E Σw²
@@ -235,11 +234,9 @@ def scaling_limits(
     sample, method = measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
     limit = sample_weights(poisson, replicates, rng, law.tangent_dim)
-    own_dim = law.parameters["dim"]
-    dim = int(own_dim) if dim is None else dim
-    sub = {"sub": own_dim} if name == "subsphere" else {}
+    dim = int(law.parameters["dim"]) if dim is None else dim
+    sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
-    critical_beta, critical_n = control.critical_beta(n, law), control.critical_n(beta, law)
     leak = sampled(1 - sample.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
     exact, expected = weights.participation(finite), weights.participation(poisson)
     far = (
@@ -252,8 +249,8 @@ def scaling_limits(
         local={"exponent": law.exponent, "a": law.a, "c": law.c},
         control={
             "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),
-            "critical_beta": verified(critical_beta, asymptotic=control.critical_beta(n, law.local)),
-            "critical_n": verified(critical_n, asymptotic=control.critical_n(beta, law.local)),
+            "critical_beta": verified(control.critical_beta(n, law), asymptotic=control.critical_beta(n, law.local)),
+            "critical_n": verified(control.critical_n(beta, law), asymptotic=control.critical_n(beta, law.local)),
         },
         regime=control.regime(exact),
         quantities=_quantities(law, finite, poisson, sample, limit),
@@ -304,14 +301,10 @@ def _quantities(
     if law.tangent_dim is not None:
         across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
-    drawn, sharing = Quantity.sampled(limit.keys90), regimes.keys_holding(finite)
-    return {
-        name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()
-    } | {
-        "keys_holding_90": sampled(
-            sample.keys90, predicted=drawn.measured, predicted_stderr=drawn.stderr, averaging=sharing
-        )
-    }
+    rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
+    keys90 = Quantity.sampled(limit.keys90)
+    known = {"predicted": keys90.measured, "predicted_stderr": keys90.stderr, "averaging": regimes.keys_holding(finite)}
+    return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
@@ -366,7 +359,7 @@ def _largest_difference(result: ScalingLimits) -> str:
 def _along_theta(result: ScalingLimits) -> Figure:
     theta, shared = result.inputs["theta"], result.quantities["participation"]
     here = math.log(theta)
-    fine = np.exp(np.linspace(max(min(here - 2, -7.0), -12.0), max(here + 2, 7.0), _CURVE_POINTS)).tolist()
+    fine = np.exp(np.linspace(max(min(here - 2, -7.0), -12.0), max(here + 2, 7.0), 25)).tolist()
     limit = [weights.participation(PoissonPoints(value, result.local["a"])) for value in fine]
     series = [
         line("scaling limit", fine, limit, "grey"),
@@ -401,14 +394,7 @@ def _tables(result: ScalingLimits) -> list[Block]:
             columns = ["formula", "predicted", "measured", "status"]
             blocks.append(Table(f"formulas of the {side} side", columns, found))
     if (around := result.ambient) is not None:
-        shared = around.participation
-        blocks.append(
-            Text(
-                [
-                    f"At the critical β of the ambient sphere, {short(around.beta, 4)}: θ = "
-                    f"{short(around.theta.predicted, 4)}, E Σw² = {short(shared.predicted, 4)} (measured "
-                    f"{cell(shared.estimate)})."
-                ]
-            )
-        )
+        beta, theta, shared = short(around.beta, 4), short(around.theta.predicted, 4), around.participation
+        sentence = f"At the critical β of the ambient sphere, {beta}: θ = {theta}, E Σw² = {short(shared.predicted, 4)}"
+        blocks.append(Text([f"{sentence} (measured {cell(shared.estimate)})."]))
     return blocks
