@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
 BEYOND = "beyond"  # in place of a number of tokens that lies beyond the largest size predicted
-RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant", "law": "law"}  # of a head, of its `Rate`
+RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant"}  # of a head, of its `Rate`
 # Fields of a head that a page reads under their own names.
 FIELDS = (
     "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
@@ -124,6 +124,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         **{name: getattr(head, name) for name in FIELDS},
         **{f"tokens_{error}": BEYOND if found.beyond else found.n for error, found in needed.items()},
         **{name: rate and getattr(rate, part) for name, part in RATE.items()},
+        "law": rate and rate.law if curve.measured else None,
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": law and law.slope, "rate_pooled_stderr": law and law.stderr,
         **{f"rate_{kind}": (own := head.moment_curves.get(kind)) and own.rate and own.rate.slope for kind in MOMENTS},
