@@ -12,7 +12,7 @@ from head_cases import curve_of, head_record, replicate_rows
 from limitlens.attention.kernels import peak_over
 from limitlens.attention.state import Peak
 from limitlens.probing.moment_errors import MIN_SNR, OutputMoments
-from limitlens.probing.predictors import PREDICTORS, rate_skill, rate_skills
+from limitlens.probing.overview import PREDICTORS, rate_skill, rate_skills
 from limitlens.theory import rates
 
 WINDOWS, EACH, DIM = 24, 8, 3

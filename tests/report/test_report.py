@@ -136,18 +136,18 @@ def test_keys_beside_a_sink_are_those_of_its_scaled_curve() -> None:
 
 def test_notable_heads_are_extremes_and_distinct(probe: ProbeRun) -> None:
     picked = notable(probe)
-    assert len({item.head.place for item in picked}) == len(picked)
+    assert len({head.place for head, _ in picked}) == len(picked)
     assert 2 <= len(picked) <= 5
     for why, score in (
         ("largest error left", lambda head: head.curve.error[-1]),
         ("slowest to converge", lambda head: -head.curve.rate.slope),
     ):
-        (item,) = (item for item in picked if why in item.why)
-        assert item.head is max(probe.records, key=score)
+        (found,) = (head for head, reason in picked if why in reason)
+        assert found is max(probe.records, key=score)
     data = data_of(probe)
     first = data["jumps"][0]
-    assert probe.records[first["head"]] is picked[0].head
-    assert first["text"] == f"{picked[0].head.name}: {picked[0].why}"
+    assert probe.records[first["head"]] is picked[0][0]
+    assert first["text"] == f"{picked[0][0].name}: {picked[0][1]}"
     assert data["first"] == first["head"]
 
 
@@ -158,7 +158,7 @@ def test_a_head_whose_error_rises_is_not_among_the_fastest() -> None:
     run = probe_run([*falls, rises])
     assert 3 not in set(run.fastest()["head"])
     assert len(run.fastest()) == 3
-    assert all(item.head is not rises for item in notable(run) if "fastest" in item.why)
+    assert all(head is not rises for head, why in notable(run) if "fastest" in why)
     assert "in 1 head it still grows (most in layer 0, head 3)" in verdict(run)[1]
     tables = [block for part in run.view().sections for block in part.blocks if isinstance(block, Table)]
     (fastest,) = (table for table in tables if "fastest" in table.title)

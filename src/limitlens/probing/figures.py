@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.probing.predictors import PREDICTORS, curve_of_kind
+from limitlens.probing.overview import PREDICTORS, curve_of_kind
 from limitlens.probing.record import COUPLED, HeadRecord
 from limitlens.probing.regimes import Regime
 from limitlens.report.view import Axis, Colour, Dash, Figure, Guide, Series, band, head_map, line, points
@@ -33,7 +33,7 @@ MOMENT_LINES: tuple[tuple[str, str, Colour, Dash], ...] = (
 
 
 def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
-    """Theory's rates of a kind of error (`probing.predictors`) for Gaussian tokens, over a range of horizons."""
+    """Theory's rates of a kind of error (`probing.overview`) for Gaussian tokens, over a range of horizons."""
     fine = np.geomspace(min(horizons), max(horizons), 80)
     series = []
     for name, rate, colour, dash in OUTPUT_LINES if kind == "output" else MOMENT_LINES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 CONTEXT = 32_768  # tokens of the context for which budgets of a causal model are given; an encoder has its window
 TIGHT, LOOSE = 0.05, 0.2  # relative errors that "What to do" names
 MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
-
-
-@dataclass(frozen=True)
-class Notable:
-    """A head worth looking at first, and why."""
-
-    head: HeadRecord
-    why: str
 
 
 def context_of(run: ProbeRun) -> int:
@@ -98,14 +89,14 @@ def verdict(run: ProbeRun) -> tuple[str, str, str]:
 
 
 def _found(run: ProbeRun) -> str:
-    verbs = {Regime.AVERAGING: "average{} over many tokens", Regime.SELECTIVE: "select{} a few"}
+    verbs = {
+        Regime.AVERAGING: ("averages over many tokens", "average over many tokens"),
+        Regime.SELECTIVE: ("selects a few", "select a few"),
+        Regime.FROZEN: ("has frozen onto one", "have frozen onto one"),
+    }
     parts = []
     if regimes := counts(run.records):
-        said = [
-            f"{count:,} "
-            + verbs.get(regime, f"{'has' if count == 1 else 'have'} frozen onto one").format("s" * (count == 1))
-            for regime, count in regimes.items()
-        ]
+        said = [f"{count:,} {verbs[regime][count > 1]}" for regime, count in regimes.items()]
         parts.append(f"of the heads, {join(said)}")
     if errors := [head.curve.error[-1] for head in run.records if np.isfinite(head.curve.error[-1])]:
         parts.append(f"with {run.n[-1]:,} tokens the median head is still {median(errors):.0%} away from its limit")
@@ -132,20 +123,18 @@ def _do(run: ProbeRun) -> str:
     shares = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {kept}, at {LOOSE:.0%} it keeps {loose:.0%}"
     parts = [f"{lead} {shares}, if each head gets its own budget"]
     if few := found.get(Regime.SELECTIVE):
-        parts.append(f"for {_the(few, 'selective')} keep the keys with the largest weights instead of random ones")
+        parts.append(
+            f"for the {plural(few, 'selective head')} keep the keys with the largest weights instead of random ones"
+        )
     if one := found.get(Regime.FROZEN):
-        parts.append(f"for {_the(one, 'frozen')} never evict the sink or the largest keys")
+        parts.append(f"for the {plural(one, 'frozen head')} never evict the sink or the largest keys")
     if not run.measured:
         parts.append("run `limitlens probe` to measure what must be certain, or raise --tokens to narrow the intervals")
     return "; ".join(parts) + "."
 
 
-def _the(count: int, kind: str) -> str:
-    return f"the {count:,} {kind} head{'' if count == 1 else 's'}"
-
-
-def notable(run: ProbeRun, most: int = 5) -> list[Notable]:
-    """Heads worth looking at first, no head twice."""
+def notable(run: ProbeRun, most: int = 5) -> list[tuple[HeadRecord, str]]:
+    """Heads worth looking at first, each with the reason, no head twice."""
     reasons: tuple[tuple[str, Callable[[HeadRecord], float | None]], ...] = (
         ("largest error left", lambda head: head.curve.error[-1] if head.curve.defined else None),
         ("slowest to converge", lambda head: -head.curve.rate.slope if head.curve.rate else None),
@@ -159,7 +148,7 @@ def notable(run: ProbeRun, most: int = 5) -> list[Notable]:
         if known := [(value, head) for head in run.records if (value := score(head)) is not None]:
             _, head = max(known, key=lambda pair: pair[0])
             words.setdefault(head.place, (head, []))[1].append(why)
-    return [Notable(head, ", ".join(why)) for head, why in list(words.values())[:most]]
+    return [(head, ", ".join(why)) for head, why in list(words.values())[:most]]
 
 
 def advice(run: ProbeRun) -> list[str]:

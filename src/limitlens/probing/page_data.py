@@ -23,6 +23,8 @@ FIELDS = (
     "entropy", "sink_mass", "pareto_k", "local_dimension", "sliding_window", "regime_reason",
 )  # fmt: skip
 
+CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest weight is 1/5 with scores times this."
+
 
 class Quantity(NamedTuple):
     """A number of a head: its key in the page's data, its label and help; with a `kind` it can colour the map."""
@@ -37,29 +39,17 @@ class Quantity(NamedTuple):
 QUANTITIES = (
     Quantity("rate", "Rate β of the error", "The error falls like n to the −β: 0.5 is plain averaging.", "number"),
     Quantity("rate_mean", "Rate of the mean's error", "Rate for the mean of the outputs over the queries.", "number"),
-    Quantity(
-        "rate_covariance", "Rate of the covariance's error", "Rate for the covariance of the outputs over the queries.",
-        "number",
-    ),
+    Quantity("rate_covariance", "Rate of the covariance's error", "Rate for the outputs' covariance.", "number"),
     Quantity("rate_interval", "Rate, 95% interval"),
     Quantity("law", "Law that fits better", "Power of n or of ln n, where the evidence decides."),
     Quantity("tokens_0.1", "Tokens for 10% error"),
-    Quantity(
-        "tokens_0.05", "Tokens for 5% error", "Random tokens that bring the output within 5% of its limit.", "number",
-        True,
-    ),
+    Quantity("tokens_0.05", "Tokens for 5% error", "Random tokens for an output within 5%.", "number", True),
     Quantity("tokens_0.01", "Tokens for 1% error"),
     Quantity("regime", "Regime", "Averaging over many tokens, selective among a few, or frozen onto one.", "regime"),
     Quantity("score_std", "Score spread", "Standard deviation of a query's scores over the tokens.", "number"),
-    Quantity(
-        "pareto_k", "Tail of the weights, k̂", "Pareto shape of the largest weights: 0 for a thin tail, larger for a "
-        "heavier one.", "number",
-    ),
+    Quantity("pareto_k", "Tail of the weights, k̂", "Pareto shape of the largest weights: 0 is a thin tail.", "number"),
     Quantity("sink_mass", "Mass on the sink", "Share of the attention on the sink or the special tokens.", "number"),
-    Quantity(
-        "sink_dilution", "Dilution length of the sink", "Number of other tokens that halve the share of the sink.",
-        "number", True,
-    ),
+    Quantity("sink_dilution", "Dilution length of the sink", "Tokens that halve the sink's share.", "number", True),
     Quantity("error_last", "Error at the largest n", "Relative output error of the largest sample.", "number", True),
     Quantity("effective_last", "Effective tokens", "1/Σw² at the largest n.", "number", True),
     Quantity("growth", "Growth exponent of effective tokens"),
@@ -69,21 +59,14 @@ QUANTITIES = (
     Quantity("horizon_one_sided", "Horizon, one-sided"),
     Quantity("coupling", "Coupling Ψ"),
     Quantity("mean_tilt", "Mean tilt τ₀", "How strongly the average query tilts the tokens.", "number"),
-    Quantity(
-        "critical_factor", "Critical factor on the scores", "Factor on the scores at which the largest weight of the "
-        "median query is one fifth in a window: above 1 the head averages, below 1 it has concentrated.", "number",
-        True,
-    ),
+    Quantity("critical_factor", "Critical factor on the scores", CRITICAL, "number", True),
     Quantity("hardmax_law", "Law of the argmax error", "Power of n or of ln n for argmax in place of softmax."),
-    Quantity(
-        "local_dimension", "Local dimension α", "How fast keys thin out towards a query; not known where most queries "
-        "lie outside the keys' support.", "number",
-    ),
+    Quantity("local_dimension", "Local dimension α", "How fast keys thin out towards a query.", "number"),
     Quantity("rate_sharp", "Sharp rate, moments"),
     Quantity("rate_predicted", "Sharp rate, output (rms)"),
     Quantity("kv_head", "Key/value head"),
     Quantity("sliding_window", "Sliding window"),
-)  # fmt: skip
+)
 
 
 def page_data(run: ProbeRun) -> dict[str, Any]:
@@ -95,13 +78,13 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
     return {
         "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records), "window": run.window,
-        "predicted": not run.measured, "ranks": list(run.records[0].ranks), "first": places[notable[0].head.place],
+        "predicted": not run.measured, "ranks": list(run.records[0].ranks), "first": places[notable[0][0].place],
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [one._asdict() for one in known if one.kind],
         "facts": [one._asdict() for one in known if one.key not in ("rate", "regime")],
         "remedies": {regime.value: regime.remedy for regime in regimes},
         "rate_axes": _rate_axes(run),
-        "jumps": [{"head": places[item.head.place], "text": f"{item.head.name}: {item.why}"} for item in notable],
+        "jumps": [{"head": places[head.place], "text": f"{head.name}: {why}"} for head, why in notable],
         "regimes": [
             {"name": regime.value, "colour": COLOURS[regime], "count": count, "meaning": regime.meaning}
             for regime, count in regimes.items()

@@ -14,8 +14,7 @@ from limitlens import results
 from limitlens.arrays import Drawing, Tensor, pd
 from limitlens.errors import InputError, check_number, check_seed
 from limitlens.probing import figures, findings
-from limitlens.probing.overview import LayerRecord, layer_documents, summary
-from limitlens.probing.predictors import rate_skills
+from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
 from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
 from limitlens.probing.regimes import Regime, Thresholds
 from limitlens.probing.view import probe_view

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from limitlens.estimate import Estimate
 from limitlens.probing import findings
 from limitlens.probing.figures import map_figure
-from limitlens.probing.overview import summary
+from limitlens.probing.overview import rate_skills, summary
 from limitlens.probing.page_data import BEYOND, page_data
-from limitlens.probing.predictors import rate_skills
 from limitlens.probing.record import MOMENTS, HeadRecord, share_of_keys
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
 from limitlens.report.words import short
