@@ -75,9 +75,9 @@ def test_every_damage_is_seen_and_the_one_before_is_used(
     for length in (0, 7, 100, len(good) // 2, len(good) - 1):
         (tmp_path / NEWEST).write_bytes(good[:length])
         assert told(study(ll.Checkpoint(tmp_path, resume=True))) == whole
-        assert "going on from the checkpoint before it" in capsys.readouterr().err
+        assert "resuming from the previous checkpoint" in capsys.readouterr().err
     (tmp_path / BEFORE).write_bytes(b"\0" * 99)
-    with pytest.raises(ll.InputError, match=r"is damaged .*; expected one that is whole, so begin again"):
+    with pytest.raises(ll.InputError, match=r"is damaged .*; expected an undamaged file, so start again"):
         ll.Checkpoint(tmp_path, resume=True)
     (tmp_path / NEWEST).unlink()
     (tmp_path / BEFORE).unlink()
@@ -132,7 +132,7 @@ def test_a_full_disk_stops_nothing_and_spoils_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         assert told(study(ll.Checkpoint(tmp_path, every=1, resume=True))) == told(study(None))
-    assert "no checkpoint could be written" in capsys.readouterr().err
+    assert "the checkpoint could not be written" in capsys.readouterr().err
     assert (tmp_path / NEWEST).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [BEFORE, NEWEST]
 
@@ -140,18 +140,18 @@ def test_a_full_disk_stops_nothing_and_spoils_nothing(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"seed": 1}, "of seed 0 and this is seed 1"),
-        ({"sizes": [50, 5000]}, r"of sizes \[50, 5000, 20000\] and"),
-        ({"replicates": 5}, "of replicates 4 and this is replicates 5"),
-        ({"mask_self": True}, "of mask_self False and"),
-        ({"queries": None}, "of queries 64 and this is queries None"),
+        ({"seed": 1}, "seed 0, and this run has seed 1"),
+        ({"sizes": [50, 5000]}, r"sizes \[50, 5000, 20000\], and"),
+        ({"replicates": 5}, "replicates 4, and this run has replicates 5"),
+        ({"mask_self": True}, "mask_self False, and"),
+        ({"queries": None}, "queries 64, and this run has queries None"),
     ],
 )
 def test_other_arguments_are_refused(
     changed: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped(monkeypatch, study, tmp_path)
-    with pytest.raises(ll.InputError, match=f"the checkpoint in .* is {words}.*; expected the same, so give"):
+    with pytest.raises(ll.InputError, match=f"the checkpoint in .* was made with {words}.*; expected the same, so use"):
         study(ll.Checkpoint(tmp_path, resume=True), **changed)
 
 
@@ -179,7 +179,7 @@ def test_another_law_head_model_text_or_machine_is_refused(tmp_path: Path, monke
             checkpoint=ll.Checkpoint(tmp_path / "probe", resume=True),
         )  # fmt: skip
     monkeypatch.setattr(module, "installed", lambda names: {"limitlens": "9.9.9"})
-    with pytest.raises(ll.InputError, match=r"limitlens .* and this is limitlens 9\.9\.9"):
+    with pytest.raises(ll.InputError, match=r"limitlens .*, and this run has limitlens 9\.9\.9"):
         ll.Checkpoint(tmp_path / "probe", resume=True)
 
 
@@ -245,7 +245,7 @@ def test_the_command_goes_on_after_a_signal(
         code, cut, err = ran(capsys, "--out", out)
     assert code == 130
     assert cut["interrupted"]
-    assert f"the work so far is in {out}/{NEWEST}" in err
+    assert f"the state is saved in {out}/{NEWEST}" in err
     code, document, _ = ran(capsys, "--out", out, "--resume", "--checkpoint-every", "60s")
     assert code == 0
     assert document == ran(capsys)[1]
@@ -258,7 +258,7 @@ def test_the_command_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--checkpoint-every", "60s"], "--checkpoint-every was given without --out"),
         (["--checkpoint-every", "soon", "--out", str(tmp_path)], "every 'soon'; expected tokens"),
         (["--memory", "4"], "--memory is '4'; expected a size such as 16MB"),
-        (["--memory", "1MB"], "memory is bounded to 0.001 GB; expected"),
+        (["--memory", "1MB"], "the memory limit is 0.001 GB; expected"),
     ):
         code, _, err = ran(capsys, *arguments)
         assert code == 2

@@ -88,7 +88,7 @@ def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) 
     assert asked[-1] < 32 * 16
     near(tight, whole)
     assert told(probe(None, memory=10**12)) == told(whole)
-    with pytest.raises(ll.InputError, match=r"memory is bounded to 0\.001 GB; expected .* GB at least for a forward"):
+    with pytest.raises(ll.InputError, match=r"the memory limit is 0\.001 GB; expected at least .* GB for a forward"):
         probe(None, memory=10**6)
 
 
@@ -148,7 +148,7 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     monkeypatch.setattr(Moments, "add", short)
     run = probe(None)
     assert full[0] == 1  # from there on windows come in twos
-    assert run.warnings[-1] == "the GPU ran out of memory: windows were taken 2 at a time from there on"
+    assert run.warnings[-1] == "the GPU ran out of memory: from there on windows were processed 2 at a time"
     assert run.warnings[-1] in capsys.readouterr().err
     near(run, whole)
     count = [0]
@@ -180,7 +180,7 @@ def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytes
     monkeypatch.setattr(ll.study.__globals__["_Pass"], "_add", short)
     curve = study(None)
     assert [warning for warning in curve.warnings if "GPU" in warning] == [
-        f"the GPU ran out of memory: replicates were taken {few} at a time from there on" for few in (2, 1)
+        f"the GPU ran out of memory: from there on replicates were processed {few} at a time" for few in (2, 1)
     ]
     for name in whole.names:
         np.testing.assert_allclose(curve.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Attention: heads (`head`, `design`), what they output (`attend`, `limit`), their `scores`, `state` and `kernels`.
+"""Attention: heads (`head`, `design`), outputs (`attend`, `limit`), `scores`, mergeable `state`, and `kernels`.
 
 Import from the modules: heads are NumPy and load without torch, so that theory can use them.
 """

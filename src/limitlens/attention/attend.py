@@ -1,4 +1,4 @@
-"""Attention over n tokens, block by block; `limit` is the other side of every comparison."""
+"""Attention over n tokens, computed block by block (`limit` has attention over infinitely many)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array, InputError
 
-BLOCK = 8192  # tokens attended at a time: enough to fill the cores, little enough to stay in cache
+BLOCK = 8192  # tokens per block: enough to use all cores, few enough to stay in the cache
 
 
 def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int = BLOCK) -> Array:
@@ -28,8 +28,9 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
 def attend_state(
     tokens: Any, head: Head, x: Any, *, times: float = 1.0, precise: bool = True, block: int = BLOCK
 ) -> State:
-    """The state behind `attend`, of queries that are multiplied by a number."""
-    head, dtype = as_head(head), torch.float64 if precise else torch.float32
+    """The state of `attend`, with all queries multiplied by `times`."""
+    head = as_head(head)
+    dtype = torch.float64 if precise else torch.float32
     if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:
         raise InputError(f"tokens have shape {np.shape(tokens)}; expected (n, {head.dim}) with at least one row")
     points = head.check_tokens("x", x)

@@ -1,4 +1,4 @@
-"""Heads made to measure: a given horizon and spectrum over a given law of tokens."""
+"""Design of heads with a given horizon and spectrum over a given law of tokens."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,7 +10,7 @@ from limitlens.attention.head import Head
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
 from limitlens.measures.own import TokenLaw, as_measure
 
-HARDMAX_BEYOND = 1000  # of the horizon: n = 30,000 tokens are hardmax long before
+HARDMAX_BEYOND = 1000  # largest horizon: attention over 30,000 tokens is hardmax long before
 
 
 def designed_head(
@@ -19,8 +19,8 @@ def designed_head(
     """A head whose B = Σ^{1/2} A Σ^{1/2} has largest singular value `horizon`, with V the identity.
 
     B = R diag(s) with R a rotation drawn uniformly from SO(d), so that d = 1 gives A = +horizon/Σ. The shape of s is
-    "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given in the place of the law of tokens;
-    directions without variance are left alone.
+    "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given instead of the law of tokens; directions
+    without variance are ignored.
 
     >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
     [[0.5]]
@@ -53,7 +53,7 @@ def designed_head(
 
 
 def random_rotation(dim: int, seed: int) -> Array:
-    """A rotation drawn uniformly from SO(d): the orthogonal factor of a Gaussian matrix, with signs put right."""
+    """Random rotation, uniform on SO(d): the orthogonal factor of a Gaussian matrix, with corrected signs."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0x2071]))
     orthogonal, triangular = np.linalg.qr(generator.standard_normal((dim, dim)))
     orthogonal *= np.sign(np.diag(triangular))

@@ -1,4 +1,4 @@
-"""Where kernels run."""
+"""Choice of the device on which kernels run."""
 
 import torch
 
@@ -6,9 +6,9 @@ from limitlens.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device named auto, cpu or cuda."""
+    """The torch device for the name auto, cpu or cuda; auto is cuda where there is one."""
     if name not in ("auto", "cpu", "cuda"):
         raise InputError(f"the device is {name!r}; expected auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("the device is cuda and torch finds none; expected cpu or auto")
+        raise InputError("the device is cuda, but torch finds no CUDA device; expected cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""A head: how it turns tokens into queries, keys and values, and queries into tilts."""
+"""An attention head: maps from tokens to queries, keys and values, and from queries to tilts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from limitlens.errors import Array, InputError, as_array, check_number
 class Head:
     """One attention head, linear in its tokens.
 
-    The score of token y for query x is <y, A x>, so attention over a law of tokens sees a query only through its tilt
-    t = A x. Its value for token y is V y. Both are kept factored: A = Wkᵀ Wq is never formed when the head dimension k
-    is smaller than d (`Head.from_projections`).
+    The score of token y for query x is <y, A x>, so attention over a law of tokens depends on a query only through its
+    tilt t = A x. The value of token y is V y. Both are kept factored: A = Wkᵀ Wq is never formed if the head dimension
+    k is smaller than d (`Head.from_projections`).
 
-    The score matrix A (d, d) holds the 1/√k; a scalar means that multiple of the identity (of V's dimension, else
-    d = 1). The value matrix V (v, d) is the identity when left out.
+    The score matrix A (d, d) includes the factor 1/√k; a scalar means that multiple of the identity (of V's dimension,
+    else d = 1). The value matrix V (v, d) is the identity by default.
 
     >>> head = ll.Head(1.5)
     >>> head.A.tolist(), head.V.tolist()
@@ -47,10 +47,10 @@ class Head:
         value_bias: Any = None,
         head_dim: int | None = None,
     ) -> Head:
-        """The head of projections q = Wq x + query_bias, k = Wk y, v = Wv y + value_bias, scores <q, k>/√head_dim.
+        """Head from projections q = Wq x + query_bias, k = Wk y, v = Wv y + value_bias, scores <q, k>/√head_dim.
 
-        Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear.weight`; Wv is the identity and
-        head_dim the number of rows when left out. A query bias (k,) shifts every tilt by Wkᵀ query_bias/√k. A key bias
+        Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear.weight`; by default Wv is the
+        identity and head_dim the number of rows. A query bias (k,) shifts every tilt by Wkᵀ query_bias/√k. A key bias
         adds the same number to all scores of a query and cancels in the softmax, so there is no argument for it.
         """
         query, key = as_array("Wq", Wq, ndim=2), as_array("Wk", Wk, ndim=2)
@@ -91,12 +91,12 @@ class Head:
 
     @property
     def A(self) -> Array:
-        """The score matrix (d, d). Formed when asked for."""
+        """The score matrix (d, d), computed on access."""
         return self.query_map if self.key_map is None else np.asarray(self.key_map.T @ self.query_map)
 
     @property
     def V(self) -> Array:
-        """The value matrix (v, d). Formed when asked for."""
+        """The value matrix (v, d), computed on access."""
         return np.eye(self.dim) if self.value_map is None else self.value_map
 
     def tilts(self, x: Any) -> Array:
@@ -128,7 +128,7 @@ class Head:
 
 
 def as_head(head: Any, dim: int | None = None) -> Head:
-    """`head` where it is one, over tokens of dimension `dim` where that is given."""
+    """`head`, checked to be a Head, and to have dimension `dim` if given; else an InputError."""
     if not isinstance(head, Head):
         raise InputError(f"the head is a {type(head).__name__}; expected a Head, second after a measure or tokens")
     if dim is not None and dim != head.dim:

@@ -1,4 +1,4 @@
-"""Attention over infinitely many tokens; no torch, so that theory never waits for it."""
+"""Attention over infinitely many tokens; this module does not import torch, which loads slowly."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Scores before the softmax, and the bound that some models put on them."""
+"""Attention scores before the softmax, with the soft cap that some models apply."""
 
 from limitlens.arrays import Tensor, torch
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Scores bounded by softcap · tanh(scores / softcap), or as they are."""
+    """Scores softcap · tanh(scores / softcap), or unchanged if `softcap` is None."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from limitlens.errors import InputError
 
-LARGEST = 10**15  # of a size: larger ones are no whole numbers in float64
-MOST = 10_000  # sizes, horizons or whatever a grid holds
+LARGEST = 10**15  # largest size: larger integers are not exact in float64
+MOST = 10_000  # largest number of values in a grid
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Cells:
         return tuple(int(step) for step in np.diff(self.sizes, prepend=0))
 
     def blocks(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks (step, start, stop) that cross neither a cell's border nor a multiple of `length`."""
+        """Blocks (step, start, stop) of tokens that lie in one cell and between two multiples of `length`."""
         start = 0
         for step, size in enumerate(self.sizes):
             while start < size:

@@ -1,9 +1,9 @@
-"""Where a long job stands, kept on disk so that it survives a kill: tensors and a plain header, whole or not at all.
+"""Checkpoints: the state of a long job on disk, so that an interrupted run can be resumed.
 
-The file has the safetensors format (never pickle); its header says what the job was asked, how far it is, what made it,
-and a digest of all of this and of every tensor. It is written beside the file before it, flushed to the disk and
-renamed; the one before is kept, and used where the newest is damaged. Random numbers come from seeds and places, so a
-position is all that has to be known of them.
+The file has the safetensors format (never pickle). Its header holds the arguments of the job, its position, the
+versions that made it, and a digest of all this and of every tensor. A new file is written under a temporary name,
+flushed to the disk and renamed; the previous one is kept, and used if the newest is damaged. Random numbers depend only
+on seeds and positions, so a checkpoint stores no generator state.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
 
 NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 FORMAT = 1
-EXACT = ("limitlens", "numpy", "torch", "transformers")  # other versions of these may round otherwise
-DTYPES = {"float64": "F64", "int64": "I64", "float32": "F32", "uint8": "U8"}
-DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # of a file that is not whole
-MOST_WRITING = 0.1  # share of the time that is spent writing, at most, where checkpoints are asked for by the clock
+EXACT = ("limitlens", "numpy", "torch", "transformers")  # packages whose other versions may round differently
+DTYPES = {"float64": "F64", "int64": "I64", "float32": "F32", "uint8": "U8", "bool": "BOOL"}
+# Errors of reading an incomplete file.
+DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)
+MOST_WRITING = 0.1  # largest share of the time spent writing, if the interval is given in seconds
 
 Item = TypeVar("Item")
-State: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # how far a job is, as JSON, and what it holds
+State: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # position of a job as JSON, and its tensors
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """One job of a checkpoint."""
+    """Saved state of one job."""
 
-    job: dict[str, Any]  # what it was asked, by the name of each argument
-    position: dict[str, Any]  # how far it is
+    job: dict[str, Any]  # its arguments by name
+    position: dict[str, Any]  # how far it has come
     tensors: dict[str, Tensor]
 
 
 class Checkpoint:
-    """The jobs of a run in a folder, one after another, each with where it stands.
+    """Saves the state of the jobs of a run in a folder, and resumes them.
 
-    `every` is how often it is written: tokens, such as 100000, or seconds, such as "60s"; left out, it is written when
-    the work is interrupted (Ctrl-C, SIGTERM) alone. With `resume` jobs go on from what the folder holds, where it holds
-    anything. Without a folder nothing is kept.
+    `every` is the interval between writes: tokens, such as 100000, or seconds, such as "60s"; by default the checkpoint
+    is written only when the run is interrupted (Ctrl-C, SIGTERM). With `resume`, jobs continue from the state in the
+    folder, if it has one. Without a folder nothing is written.
 
     >>> law, head = ll.Gaussian(0.0, 1.0), ll.Head(0.5)
     >>> kept = ll.Checkpoint('runs/long', every='60s', resume=True)
@@ -71,8 +72,7 @@ class Checkpoint:
     ) -> None:
         found = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?) *(s?)", str(every))
         if every is not None and (found is None or not float(found[1]) > 0):
-            given = f"a checkpoint was asked for every {every!r}"
-            raise InputError(f"{given}; expected tokens, such as 100000, or seconds, such as 60s")
+            raise InputError(f"the checkpoint interval is {every!r}; expected tokens, such as 100000, or seconds: 60s")
         self.folder = None if folder is None else Path(folder)
         self._every = float("inf") if found is None else float(found[1])
         self._by_clock = found is not None and found[2] == "s"
@@ -81,27 +81,28 @@ class Checkpoint:
         self._tokens, self._written, self._cost = 0, time.monotonic(), 0.0
 
     def begin(self, job: Mapping[str, Any]) -> Job:
-        """The next job of the run: where it stood, if it was begun before; refused where that was another job."""
-        place, asked = self._begun, json.loads(json.dumps(to_json(job)))
+        """Start or resume the next job of the run; refused if the checkpoint holds a job with other arguments."""
+        place = self._begun
+        arguments = json.loads(json.dumps(to_json(job)))
         self._begun += 1
         if place == len(self._jobs):
-            self._jobs.append(Saved(asked, {}, {}))
+            self._jobs.append(Saved(arguments, {}, {}))
             return Job(self, place, None)
         saved = self._jobs[place]
-        _same(f"the checkpoint in {str(self.folder)!r}", saved.job, asked)
-        self._jobs[place] = Saved(asked, saved.position, {})  # whoever goes on holds the tensors from here on
+        _same(f"the checkpoint in {str(self.folder)!r}", saved.job, arguments)
+        self._jobs[place] = Saved(arguments, saved.position, {})  # from here on only the job holds the tensors
         return Job(self, place, saved if saved.position else None)
 
     def each(
         self, job: Mapping[str, Any], count: int, make: Callable[[int], dict[str, Any]], *, tokens: int = 1,
         fewest: int | None = None, progress: Progress | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """What `make` returns for 0 .. count − 1, each array stacked; or `fewest` at least, where interrupted."""
-        mine = self.begin(job)
+        """Arrays that `make` returns for 0 .. count − 1, stacked; at least `fewest` of them if interrupted."""
+        running = self.begin(job)
         rows: list[dict[str, Any]] = []
-        if mine.saved is not None:
-            whole = {name: tensor.numpy() for name, tensor in mine.saved.tensors.items()}
-            rows = [{name: array[k] for name, array in whole.items()} for k in range(mine.saved.position["rows"])]
+        if running.saved is not None:
+            whole = {name: tensor.numpy() for name, tensor in running.saved.tensors.items()}
+            rows = [{name: array[k] for name, array in whole.items()} for k in range(running.saved.position["rows"])]
 
         def stacked() -> dict[str, Any]:
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -113,14 +114,14 @@ class Checkpoint:
             for k in range(len(rows), count):
                 rows.append(make(k))
                 interrupt.during(progress, len(rows), count)
-                mine.passed(tokens, state, interrupt)
+                running.passed(tokens, state, interrupt)
         if len(rows) < (count if fewest is None else fewest):
             raise KeyboardInterrupt
-        mine.keep(state())
+        running.keep(state())
         return stacked()
 
     def remove(self) -> None:
-        """Take the files away, once what they were for is saved."""
+        """Delete the checkpoint files, once the result is saved."""
         if self.folder is not None:
             for name in (NEWEST, BEFORE):
                 (self.folder / name).unlink(missing_ok=True)
@@ -131,7 +132,7 @@ class Checkpoint:
         return passed >= max(self._every, self._cost / MOST_WRITING) if self._by_clock else self._tokens >= self._every
 
     def _keep(self, place: int, state: State, folder: Path | None) -> bool:
-        """Take note of a state, and write all there are where a folder is named; whether that was possible."""
+        """Keep the state of a job, and write all jobs if a folder is given; returns whether they were written."""
         self._jobs[place] = Saved(self._jobs[place].job, *state)
         started, written = time.monotonic(), folder is not None
         try:
@@ -139,15 +140,15 @@ class Checkpoint:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write(folder, self._jobs)
         except (OSError, InputError) as error:
-            written, told = False, "the work goes on, and the checkpoint before this one, if there is one, stays"
-            print(f"limitlens: no checkpoint could be written ({error}); {told}", file=sys.stderr)
+            written = False
+            print(f"limitlens: the checkpoint could not be written ({error}); the run continues", file=sys.stderr)
         self._tokens, self._written = 0, time.monotonic()
         self._cost = self._written - started
         return written
 
     @staticmethod
     def _read(folder: Path) -> list[Saved]:
-        """The jobs of the newest file that is whole; none where there is no file."""
+        """Jobs of the newest undamaged file; empty without a file."""
         damaged = []
         for path in (folder / NEWEST, folder / BEFORE):
             try:
@@ -159,42 +160,42 @@ class Checkpoint:
                 continue
             _same(f"the checkpoint in {str(folder)!r}", header, _made())
             if damaged:
-                print(f"limitlens: {damaged[0]}; going on from the checkpoint before it", file=sys.stderr)
+                print(f"limitlens: {damaged[0]}; resuming from the previous checkpoint", file=sys.stderr)
             return jobs
         if damaged:
             given = f"the checkpoint in {str(folder)!r} is damaged ({'; '.join(damaged)})"
-            raise InputError(f"{given}; expected one that is whole, so begin again without resuming")
+            raise InputError(f"{given}; expected an undamaged file, so start again without resuming")
         return []
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A job of a checkpoint while it runs."""
+    """A running job of a checkpoint."""
 
     checkpoint: Checkpoint
     place: int
-    saved: Saved | None  # where it stood, if it was begun before
+    saved: Saved | None  # state to resume from; None for a new job
 
     def passed(self, tokens: int, state: Callable[[], State], interrupt: Interrupt) -> None:
-        """So many more tokens are done: keep the state where that is due, or where the work is to stop; then stop."""
+        """Count finished tokens, write the state if that is due or an interrupt was requested, and then stop if so."""
         kept, folder = self.checkpoint, self.checkpoint.folder
         due = kept._due(tokens) or interrupt.asked
         if folder is not None and due and kept._keep(self.place, state(), folder) and interrupt.asked:
-            print(f"limitlens: the work so far is in {folder / NEWEST}; resume goes on from it", file=sys.stderr)
+            print(f"limitlens: the state is saved in {folder / NEWEST}; resume with --resume", file=sys.stderr)
         interrupt.check()
 
     def keep(self, state: State) -> None:
-        """The job is done: the checkpoints of those after it hold what it found."""
+        """Keep the result of a finished job, so that checkpoints of later jobs contain it."""
         self.checkpoint._keep(self.place, state, None)
 
 
 def under(prefix: str, named: Mapping[str, Item]) -> dict[str, Item]:
-    """Those whose names begin with a prefix, without it."""
+    """Items whose names begin with a prefix, with the prefix removed."""
     return {name.removeprefix(prefix): part for name, part in named.items() if name.startswith(prefix)}
 
 
 def digest(*arrays: Any) -> str:
-    """A digest of texts and of arrays: their shapes, types and numbers."""
+    """SHA-256 digest of texts and arrays (shape, type and numbers)."""
     found = hashlib.sha256()
     for array in arrays:
         if isinstance(array, str):
@@ -207,26 +208,26 @@ def digest(*arrays: Any) -> str:
 
 
 def identity(measure: Measure, head: Head) -> dict[str, str]:
-    """Digests of a law, by its name and a few draws or all it holds, and of a head."""
+    """Digests of a law (its name and a few draws, or all tokens of a sample) and of a head."""
     drawn = measure.tokens if isinstance(measure, Sample) else measure.sample(16, torch.Generator().manual_seed(0))
     return {"law": digest(repr(measure), drawn), "head": digest(head.A, head.V, head.query_bias, head.value_bias)}
 
 
 def _made() -> dict[str, Any]:
-    """What numbers depend on beyond what a job is asked."""
+    """Versions and hardware on which the numbers of a job depend besides its arguments."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    about = {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}  # threads may differ: only rounding does
+    about = {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}  # not the number of threads
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
 def _same(where: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Say the first thing that differs."""
+    """Raise an InputError that names the first difference."""
     for name in dict.fromkeys((*now, *then)):
         if then.get(name) != now.get(name):
             was, is_now = (str(found.get(name, "none"))[:40] for found in (then, now))
             raise InputError(
-                f"{where} is of {name} {was} and this is {name} {is_now}; expected the same, so give what it was made "
-                "with, or begin again without resuming"
+                f"{where} was made with {name} {was}, and this run has {name} {is_now}; expected the same, so use the "
+                "arguments it was made with, or start again without resuming"
             )
 
 
@@ -235,7 +236,7 @@ def _bytes(array: Any) -> memoryview:
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """As arrays, those of the widest numbers first: what is aligned stays so."""
+    """Tensors as arrays, widest type first, so that all stay aligned in the file."""
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     return dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
 
@@ -272,15 +273,15 @@ def _write(folder: Path, jobs: Sequence[Saved]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
-    """What made a file and its jobs; a ValueError where it is not whole."""
+    """Versions that made a file, and its jobs; a ValueError if the digest does not match."""
     with safe_open(path, "pt") as file:
         header = file.metadata() or {}
-        flat = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        flat = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     made, told = json.loads(header["limitlens"])
     jobs = [
         Saved(job, position, {name: flat[f"{k}.{name}"] for name in names})
         for k, (job, position, names) in enumerate(told)
     ]
     if _header(jobs, made, _ordered(flat)) != header:
-        raise ValueError("its checksum is not that of its contents")
+        raise ValueError("its checksum does not match its contents")
     return made, jobs

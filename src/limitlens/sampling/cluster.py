@@ -1,7 +1,7 @@
-"""Work spread over the workers of a Ray cluster: pieces that depend on nobody, each done whole by one core or one GPU.
+"""Distribute independent pieces of work over the workers of a Ray cluster, one core or one GPU per piece.
 
-Results come back in the order of the pieces, so that whoever adds them up gets the same whichever worker did which. A
-piece whose worker or machine died is done again elsewhere: nothing is lost but its time.
+Results come back in the order of the pieces, so that sums do not depend on which worker did which piece. If a worker or
+its machine dies, its piece is repeated on another worker.
 """
 
 import importlib.util
@@ -20,32 +20,32 @@ from limitlens.errors import InputError
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
-PIECES = 8  # into which work is cut for each worker: what a dead one loses is a part of its own
-AHEAD = 2  # pieces that are out for each worker: one in its hands, and the next
-TRIES = 3  # workers that may die over one piece before the work is given up
-KNOCK = 5.0  # seconds for a cluster to answer at all
-_prepared: dict[str, Callable[[Any], Any]] = {}  # on a worker: what it works with, under its name
+PIECES = 8  # per worker: a worker that dies loses only a part of its work
+AHEAD = 2  # pieces submitted per worker: the running one and the next
+TRIES = 3  # retries of a piece whose worker died, before the run fails
+KNOCK = 5.0  # seconds to wait for the first answer of a cluster
+_prepared: dict[str, Callable[[Any], Any]] = {}  # on a worker: the prepared function, by the id of its Ray object
 
 
 def spread(
     address: str, prepare: Callable[[], Callable[[Piece], Result]], pieces: Callable[[int], Iterable[Piece]],
     *, gpus: bool = True,
 ) -> Iterator[Result]:  # fmt: skip
-    """What the function that `prepare` returns, once on each worker, makes of every piece, in order.
+    """Results, in order, of a function applied to every piece; `prepare` makes the function once on each worker.
 
-    `pieces` is told how many workers there are: one for each GPU of the cluster where `gpus` are wanted and there are
-    any, else one for each core, with one thread. The address is that of its head, or "auto" for the one that runs here.
+    `pieces` is called with the number of workers: one for each GPU of the cluster if `gpus` is set and there are any,
+    else one for each core, with one thread. The address is that of the head node, or "auto" for a local cluster.
     """
     with connected(address) as ray:
         there = ray.cluster_resources()
         kind = "GPU" if gpus and there.get("GPU", 0) >= 1 else "CPU"
         workers = max(1, int(there.get(kind, 0)))
-        # A process that has a model on its GPU is kept for the next piece, as one without is anyway.
+        # max_calls=0 keeps a process with its model on the GPU for the next piece.
         task = ray.remote(**{f"num_{kind.lower()}s": 1}, max_calls=0, max_retries=TRIES)(_work)
         held, out = ray.put(prepare), deque[Any]()
         try:
             for piece in pieces(workers):
-                out.append(task.remote([held], piece))  # in a list it is fetched where it is needed, not each time
+                out.append(task.remote([held], piece))  # inside a list the object is fetched only when needed
                 if len(out) >= AHEAD * workers:
                     yield _result(ray, out.popleft(), address)
             while out:
@@ -56,7 +56,7 @@ def spread(
 
 
 def _work(held: list[Any], piece: Any) -> Any:
-    """Do a piece of work, on a worker."""
+    """Process one piece, on a worker."""
     import ray
 
     name = held[0].hex()
@@ -76,15 +76,16 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
             raise InputError(str(cause)) from None
         reason = (str(cause).strip().splitlines() or [""])[0].rstrip(".")
         given = f"a worker of the Ray cluster at {address!r} failed ({type(cause).__name__}: {reason})"
-        raise InputError(f"{given}; expected machines with this limitlens, the model and the memory it needs") from None
+        raise InputError(f"{given}; expected machines with this limitlens, the model and enough memory") from None
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The module `ray`, connected; a connection that was there before is used and left."""
+    """The module `ray`, connected to a cluster; an existing connection is used and left open."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError(f"the cluster {address!r} needs `pip install 'limitlens[cluster]'` first, here and there")
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no report, no warning
+        raise InputError(f"the cluster {address!r} needs Ray; run `pip install 'limitlens[cluster]'` on all machines")
+    # Ray sends no usage report and warns of nothing.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     import ray
 
     before = ray.is_initialized()
@@ -106,9 +107,9 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Refuse what is no HOST:PORT, or one where nobody answers: Ray itself would try for minutes."""
+    """Raise an error if an address is not HOST:PORT or nothing answers there; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or host.isdecimal() or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("which is no address")
+            raise ValueError("not an address")
         socket.create_connection((host, int(port)), timeout=KNOCK).close()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between steps, not within them: the first one waits until the work at hand is whole."""
+"""Delay Ctrl-C and SIGTERM until the current step of work is complete."""
 
 import signal
 import sys
@@ -8,33 +8,35 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ParamSpec
 
-Told = ParamSpec("Told")
+Arguments = ParamSpec("Arguments")
 
 
 class Interrupt:
-    """Whether somebody asked to stop, and asked once more, to stop at once."""
+    """Whether an interrupt was requested (`asked`), and a second one that stops at once (`again`)."""
 
     asked = again = False
 
     def check(self) -> None:
-        """Raise the interrupt that was asked for."""
+        """Raise KeyboardInterrupt if one was requested."""
         if self.asked:
             raise KeyboardInterrupt
 
-    def during(self, told: Callable[Told, None] | None, *progress: Told.args, **named: Told.kwargs) -> None:
-        """Tell of progress; an interrupt meanwhile is only noted."""
+    def during(
+        self, report: Callable[Arguments, None] | None, *progress: Arguments.args, **named: Arguments.kwargs
+    ) -> None:
+        """Report progress; an interrupt during the call is recorded, not raised."""
         try:
-            if told is not None:
-                told(*progress, **named)
+            if report is not None:
+                report(*progress, **named)
         except KeyboardInterrupt:
             self.asked = True
 
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Within the block a first Ctrl-C or SIGTERM is only noted, for `Interrupt.check`; a second interrupts at once."""
+    """Within the block a first Ctrl-C or SIGTERM is recorded for `Interrupt.check`; a second one interrupts at once."""
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():  # signals do not reach it
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield interrupt
         return
 
@@ -43,8 +45,8 @@ def held_interrupt() -> Iterator[Interrupt]:
             interrupt.again = True
             raise KeyboardInterrupt
         interrupt.asked = True
-        told = "limitlens: stopping after the work at hand; Ctrl-C again stops at once and saves nothing"
-        print(told, file=sys.stderr)
+        message = "limitlens: stopping after the current step; Ctrl-C again stops at once without saving"
+        print(message, file=sys.stderr)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

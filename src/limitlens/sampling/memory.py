@@ -1,4 +1,4 @@
-"""Memory: how much a process holds, how much is left of what it may take, and what to do when a GPU has no more."""
+"""Memory limits: memory in use, memory left below a limit, and smaller batches when a GPU runs out."""
 
 import os
 import sys
@@ -9,33 +9,33 @@ from limitlens.errors import InputError
 
 
 def resident(device: torch.device) -> int:
-    """Bytes that the process holds now, on a GPU where work is done there."""
+    """Bytes of memory in use by this process, on the GPU if `device` is one."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
     if not sys.platform.startswith("linux"):
-        raise InputError(f"memory can be bounded on Linux, and this is {sys.platform}; leave it out here")
+        raise InputError(f"a memory limit was given on {sys.platform}; expected Linux, so leave the limit out")
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def room(memory: int | None, device: torch.device, needed: int, what: str) -> float:
-    """Bytes that are left for blocks beyond those that are `needed` in any case; refused where these do not fit."""
+    """Bytes left below the limit after the `needed` ones; an InputError if these do not fit."""
     if memory is None:
         return float("inf")
-    there = resident(device)
-    if there + needed > memory:
+    used = resident(device)
+    if used + needed > memory:
         raise InputError(
-            f"memory is bounded to {memory / 1e9:.3g} GB; expected {(there + needed) / 1e9:.3g} GB at least for {what}"
-            f", of which {there / 1e9:.3g} GB are held already, so allow more, or ask for fewer or smaller samples"
+            f"the memory limit is {memory / 1e9:.3g} GB; expected at least {(used + needed) / 1e9:.3g} GB for {what} "
+            f"({used / 1e9:.3g} GB are already in use), so raise the limit, or use fewer or smaller samples"
         )
-    return memory - there - needed
+    return memory - used - needed
 
 
 def halved(count: int, what: str, warnings: list[str]) -> int:
-    """Half of what a GPU had no memory for, said once for all; refused where that was one."""
+    """Half of a batch size for which a GPU had no memory, with a warning; an InputError if the batch was one."""
     if count < 2:
         raise InputError(f"the GPU has no memory for one of the {what}; expected more, so use the CPU or shorter ones")
     torch.cuda.empty_cache()
-    warnings.append(f"the GPU ran out of memory: {what} were taken {count // 2} at a time from there on")
+    warnings.append(f"the GPU ran out of memory: from there on {what} were processed {count // 2} at a time")
     print(f"limitlens: {warnings[-1]}", file=sys.stderr)
     return count // 2

@@ -1,9 +1,9 @@
-"""Streams of tokens for many replicates, replayable block by block.
+"""Streams of random tokens for many replicates, reproducible block by block.
 
-Tokens come in pages. Page p of replicate r comes from a generator seeded by (seed, r, p), so a replicate is the same
-whatever else runs beside it, can be replayed without being stored, and can be computed on any machine. On a GPU the
-generator is its own (Philox, which counts) and pages are longer, the more so the larger the sizes: the same tokens
-again on any such device, others than on the CPU.
+Tokens are drawn in pages. The generator of page p of replicate r is seeded by (seed, r, p), so a replicate does not
+depend on the other replicates, and can be drawn again without being stored, on any machine. A GPU uses its own
+counter-based generator (Philox) and longer pages, depending on the largest size: the tokens are the same on every GPU,
+and differ from those on the CPU.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from limitlens.errors import InputError
 from limitlens.measures.base import Measure
 
 PAGE = 4096  # tokens of a replicate drawn at a time
-DEVICE_PAGES = (1 << 15, 1 << 18)  # the same on a GPU, which launches for fewer would not fill: at least and at most
+DEVICE_PAGES = (1 << 15, 1 << 18)  # on a GPU, at least and at most: shorter pages do not use all of it
 
 
 def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator seeded by a tuple of non-negative integers."""
+    """Random generator seeded by a tuple of non-negative integers."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
@@ -40,7 +40,7 @@ class IidStream:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _page(self, replicates: range, page: int) -> Tensor:
-        if self._last[:2] != (replicates, page):  # small cells share a page: keep the last one
+        if self._last[:2] != (replicates, page):  # keep the last page: small cells share it
             drawn = (generator_for(self.seed, r, page, device=self.device) for r in replicates)
             draws = [self.measure.sample(self.page, generator).to(self.device) for generator in drawn]
             self._last = (replicates, page, torch.stack(draws))
@@ -48,10 +48,10 @@ class IidStream:
 
 
 class PoolStream:
-    """Draws without replacement from a pool of tokens (N, d): each replicate is its own random order of the pool.
+    """Draws without replacement from a pool of tokens (N, d): each replicate is a random order of the pool.
 
-    Against attention over the whole pool the mean squared error of a sample of n shrinks by 1 − n/N, as that of any
-    mean does, so errors are divided by `finite_population_correction(n)` to speak of the law the pool came from.
+    Relative to attention over the whole pool, the mean squared error of a sample of n is smaller by the factor 1 − n/N,
+    as for any mean, so errors are divided by `finite_population_correction(n)` to refer to the law of the pool.
     """
 
     def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
@@ -68,7 +68,7 @@ class PoolStream:
         return self.tokens[self.indices(replicates, start, stop)].double()
 
     def indices(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Which tokens of the pool `draw` returns: (replicates, stop − start)."""
+        """Indices in the pool of the tokens that `draw` returns: (replicates, stop − start)."""
         self._orders = {r: order for r, order in self._orders.items() if r in replicates}
         for r in replicates:
             if r not in self._orders:
@@ -77,5 +77,5 @@ class PoolStream:
         return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
     def finite_population_correction(self, n: int) -> float:
-        """The finite-population factor √(1 − n/N) by which errors against the pool shrink."""
+        """Factor √(1 − n/N) by which errors relative to the pool are smaller."""
         return float(np.sqrt(1 - n / len(self.tokens)))

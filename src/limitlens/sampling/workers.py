@@ -1,7 +1,7 @@
-"""One worker a core, each with one thread.
+"""A pool of workers, one thread per core, for the many small tasks of a probe.
 
-A probe consists of thousands of small pieces of work. Spread over the threads of torch, each would be split and joined
-again, at a price that explodes on a busy machine; spread over workers, pieces run whole.
+If torch split each small task over all its threads, synchronising them would be expensive, above all on a busy machine.
+So each worker runs whole tasks with one thread.
 """
 
 import sys
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-SWITCH = 5e-5  # seconds after which a worker may ask another for the interpreter: with 5e-3 two wait 8% longer
+SWITCH = 5e-5  # seconds between switches of the interpreter lock: with 5e-3 two workers take 8% longer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,41 +25,42 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Workers:
-    """What applies a function to many items, in any order and so many at the same time."""
+    """Applies a function to many items, `count` of them at the same time."""
 
     count: int
     spread: Callable[..., Iterator[Any]]
     stopped: Event = field(default_factory=Event)
 
     def __call__(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """The results, in the order of the items, each as soon as it is there."""
+        """Results in the order of the items, each as soon as it is available."""
         return self.spread(function, items)
 
     def check(self) -> None:
-        """Long work asks now and then whether what it is part of was broken off."""
+        """Raise KeyboardInterrupt if the work was aborted; long tasks call this from time to time."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
 
     def beside(self, windows: int) -> tuple["Workers", "Workers"]:
-        """Who runs forwards of so many windows, and who does what each of them gives to do: these workers are one.
+        """Workers for the forward passes of so many windows, and workers for the tasks within each pass.
 
-        Forwards of one thread side by side take a tenth less than one of all threads, and wait for nobody.
+        One of the two is this pool. Parallel forward passes of one thread each take a tenth less time than one pass
+        with all threads, if there are enough windows.
         """
         both = (self, one_after_another)
         return both if self.count <= windows else both[::-1]
 
 
-one_after_another = Workers(1, map)  # on a device that has its own, or on a single core
+one_after_another = Workers(1, map)  # for a GPU, or a single core
 
 
 class InTurn:
-    """Does things in the order of their turns, 0, 1, 2, ..., whoever comes first: so sums are the same again."""
+    """Runs functions in the order of their turns 0, 1, 2, ..., so that sums do not depend on the order of threads."""
 
     def __init__(self) -> None:
         self.turn, self.early, self.lock = 0, dict[int, Callable[[], None]](), Lock()
 
     def __call__(self, turn: int, do: Callable[[], None]) -> None:
-        """Do it, or leave it to whoever has the turn before."""
+        """Run the function at its turn: now, or after an earlier turn arrives from another thread."""
         with self.lock:
             self.early[turn] = do
             while self.turn in self.early:
@@ -68,12 +69,12 @@ class InTurn:
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """A product of arrays by torch, whose workers have one thread each: NumPy's own threads would contend with them."""
+    """Matrix product by torch, because the threads of NumPy would compete with the workers."""
     return np.asarray(torch.from_numpy(a) @ torch.from_numpy(b))
 
 
 def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """Sums of rows in bags, times weights (`exact_bootstrap.Bags`): a sparse product takes five times as long."""
+    """Weighted sums of rows in bags (`exact_bootstrap.Bags`), five times faster than a sparse product."""
     index, offsets, times = (torch.from_numpy(part) for part in (places, ends, weights))
     bag = torch.nn.functional.embedding_bag
     found = bag(index, torch.from_numpy(rows), offsets, mode="sum", per_sample_weights=times, include_last_offset=True)
@@ -92,7 +93,7 @@ def _switching(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[Workers]:
-    """As many workers as torch has threads on the CPU; none elsewhere."""
+    """One worker for each thread of torch on the CPU; no pool for a GPU or a single thread."""
     count = torch.get_num_threads()
     if device.type != "cpu" or count == 1:
         yield one_after_another
@@ -100,7 +101,7 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
     ready = Barrier(count + 1)
 
     def begin() -> None:
-        torch.get_num_threads()  # a thread's first call sets its number to the common one: let it be over
+        torch.get_num_threads()  # the first call in a thread resets its number of threads
         torch.set_num_threads(1)
         ready.wait()
 
@@ -108,21 +109,21 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
         for _ in range(count):
             pool.submit(int)
         ready.wait()
-        torch.set_num_threads(count)  # the number is each thread's own, but new threads take the one set last
+        torch.set_num_threads(count)  # each thread has its own number, but new threads start with the one set last
 
         def spread(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-            own = torch.inference_mode()(function)  # the mode is each thread's own too
-            futures = deque([pool.submit(own, item) for item in items])
+            inferring = torch.inference_mode()(function)  # each thread has its own mode
+            futures = deque([pool.submit(inferring, item) for item in items])
             try:
                 while futures:
                     found = futures[0].result()
-                    futures.popleft()  # what was handed out is held no longer
+                    futures.popleft()  # release the result before it is used
                     yield found
             finally:
                 under_way = [future for future in futures if not (future.cancel() or future.done())]
                 if under_way:
                     workers.stopped.set()
-                    wait(under_way)  # nobody is left behind: what is broken off may be put away
+                    wait(under_way)  # no task may run on after an abort
 
         workers = Workers(count, spread)
         yield workers
