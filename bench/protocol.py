@@ -1,22 +1,22 @@
-"""A study against the published protocol written plainly: the same fitted slopes at the same standard error.
+"""Time of a study against the published protocol, at equal standard error of the same fitted slopes.
 
 The protocol draws fresh tokens for every size and replicate and attends all n queries over all n tokens with a dense
-softmax; mean and covariance of the outputs are compared with the limit's. d = 50, covariance 0.1 I, 12 sizes
-1,000..30,000, random projections with entries of variance 1/d (short reach), 1/4 and 1 (reach beyond 1).
+softmax; mean and covariance of the outputs are compared with those of the limit. d = 50, covariance 0.1 I, 12 sizes
+1,000..30,000, random projections with entries of variance 1/d (small horizon), 1/4 and 1 (horizon above 1).
 
 limitlens nests the sizes, so its points are correlated; its standard errors come from resampling whole replicates. The
-protocol's sizes are independent, so theirs come from the scatter at each size. Times, of all processors, are scaled to
-the same standard error, which falls like 1/√replicates on both sides. A ratio's own error comes from resampling the
-replicates of both sides.
+sizes of the protocol are independent, so its standard errors come from the scatter at each size. Times, of all
+processors, are scaled to the same standard error, which falls like 1/√replicates on both sides. The error of a ratio
+comes from resampling the replicates of both sides.
 
-Floor: the protocol forms 1.95e9 scores a replicate, a study 30,000 for each query, 250 times fewer at 256 queries.
-Nested sizes need 2.7 times the replicates. Short reach more than makes up for it, since most of the scatter is known
-and taken out; beyond H = 1 nothing is, and more queries are needed. What bounds the ratio there: in 50 dimensions every
-query's tilt is near ‖B‖_F = 5 > √(2 ln n), so errors of single queries are as large as the outputs, nearly independent
-of each other (no line through the tokens explains more than a fifth of them), and none is rarer or larger than the
-others: stratified or weighted queries have nothing to gain. The square of their mean is 1/250 of theirs or less, so q
-queries leave noise of 480/q of it at n = 30,000, and the variance of a slope is up to (1 + 480/q)² of what all give.
-`limits` prints what each remedy could bring at most; `python -m bench reach` tries those that could be built.
+Counts: the protocol computes 1.95e9 scores a replicate, a study 30,000 for each query, 250 times fewer at 256 queries.
+Nested sizes need 2.7 times the replicates. At a small horizon control variates remove most of the scatter, which more
+than compensates; above H = 1 they remove nothing, and more queries are needed. There the ratio is bounded: in 50
+dimensions every query's tilt is near ‖B‖_F = 5 > √(2 ln n), so errors of single queries are as large as the outputs and
+nearly independent (no linear map of the tokens explains more than a fifth of them), and none is rarer or larger than
+the others, so stratified or weighted queries gain nothing. The square of their mean is at most 1/250 of theirs, so q
+queries leave noise of 480/q of it at n = 30,000, and the variance of a slope is up to (1 + 480/q)² times that of all
+queries. `limits` prints an upper bound on what each remedy could bring.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def plain_outputs(n: int, A: torch.Tensor, V: torch.Tensor, generator: torch.Gen
 
 
 def line_weights() -> Array:
-    """w such that −w·y is the rate of log errors y (sizes,)."""
+    """Weights w (sizes,) such that −w·y is the rate fitted to log errors y (sizes,)."""
     x = np.log(SIZES)
     return np.asarray((x - x.mean()) / np.square(x - x.mean()).sum())
 
 
 def plain(head: ll.Head) -> tuple[dict[str, Array], float]:
-    """Errors (replicates, sizes) of each moment by the protocol, and its processor time."""
+    """Errors (replicates, sizes) of each moment by the protocol, and its processor seconds."""
     A, V = (torch.tensor(matrix, dtype=torch.float32) for matrix in (head.A, head.V))
     slope = head.V @ (0.1 * head.A)
     limit = torch.tensor(0.1 * slope @ slope.T, dtype=torch.float32)
@@ -72,15 +72,15 @@ def plain(head: ll.Head) -> tuple[dict[str, Array], float]:
 
 
 def plain_variance(found: Array) -> float:
-    """Variance of the protocol's slope: independent sizes, the relative scatter about the same at each, so pooled."""
+    """Variance of the protocol's slope; its sizes are independent, and their relative scatter is pooled."""
     scatter = float((found.var(0, ddof=1) / found.mean(0) ** 2).mean())
     return scatter / len(found) * float(np.square(line_weights()).sum())
 
 
 def spread_of(variance: Callable[[Array], float], rows: Array) -> Array:
-    """Resamples (RESAMPLES,) of a variance over replicates, relative to it: each size of the protocol by itself."""
+    """Bootstrap resamples (RESAMPLES,) of a variance over replicates, relative to it."""
     generator, base = np.random.default_rng(0), variance(rows)
-    apart = variance is plain_variance  # a study's sizes are nested, so whole rows are drawn
+    apart = variance is plain_variance  # its sizes are independent; those of a study are nested: whole rows
     found = []
     for _ in range(RESAMPLES):
         drawn = generator.integers(len(rows), size=(len(rows), rows.shape[1] if apart else 1))
@@ -95,11 +95,11 @@ def study_variance(rows: Array) -> float:
 
 
 def limits(rows: Array, noise: float) -> dict[str, float]:
-    """By how much a remedy could shrink the variance of a study's slope at the same cost, if it took all there is.
+    """Upper bounds on the factor by which a remedy could reduce the variance of a study's slope at the same cost.
 
-    Variance goes like the square of error and query noise together, of which the noise is a share `noise` (heuristic):
-    `queries` takes the noise away, `samples` leaves nothing but what has noise in it. `allocation` gives up nested
-    sizes for as many replicates of each as are best: variance times tokens is then (Σ |w| s √n)², s the scatter at n.
+    The variance is proportional to the square of error and query noise together, of which the noise is a share `noise`
+    (heuristic). `queries` removes the noise, `samples` everything but the noise. `allocation` replaces nested sizes by
+    the optimal number of replicates of each: variance times tokens is then (Σ |w| s √n)², s the scatter at n.
     """
     relative, n, w = rows / rows.mean(0), np.asarray(SIZES, float), line_weights()
     apart = float((np.abs(w) * relative.std(0, ddof=1) * np.sqrt(n)).sum() ** 2)
@@ -111,11 +111,11 @@ def limits(rows: Array, noise: float) -> dict[str, float]:
 
 
 def single_queries(head: ll.Head, count: int = 1000, samples: int = 12) -> dict[str, float]:
-    """What the errors of single queries over the largest samples are like, as shares of their mean square.
+    """Statistics of the errors of single queries over the largest samples, relative to their mean square.
 
-    `square`: that over the square of the outputs' size. `weighted`: what is left of their noise if queries are drawn
-    with the best weights, |error| itself, (E|error|)²/E|error|². `explained`: by the best linear map of the tokens,
-    less what chance explains. `mean`: the square of the mean error over all tokens, less the queries' noise.
+    `square`: mean square error over mean square output. `weighted`: share of the noise left if queries are drawn with
+    the best weights, |error| itself, (E|error|)²/E|error|². `explained`: share explained by the best linear map of the
+    tokens, less that by chance. `mean`: square of the mean error over all tokens, less the noise of the queries.
     """
     A, V = (torch.tensor(matrix, dtype=torch.float32) for matrix in (head.A, head.V))
     slope, n, rows = 0.1 * V @ A, SIZES[-1], []
@@ -132,13 +132,13 @@ def single_queries(head: ll.Head, count: int = 1000, samples: int = 12) -> dict[
         rows.append([*map(float, found), float(mean.square().sum() / squares.mean() - 1 / count)])
     names = ("square", "weighted", "explained", "mean")
     average, stderr = np.mean(rows, 0), np.std(rows, 0, ddof=1) / samples**0.5
-    told = (f"{name} {value:.4f} ± {error:.4f}" for name, value, error in zip(names, average, stderr, strict=True))
-    print(f"  single queries at n = {n:,}: {', '.join(told)}", flush=True)
+    shown = (f"{name} {value:.4f} ± {error:.4f}" for name, value, error in zip(names, average, stderr, strict=True))
+    print(f"  single queries at n = {n:,}: {', '.join(shown)}", flush=True)
     return dict(zip(names, average.tolist(), strict=True))
 
 
 def against(label: str, scale: float) -> dict[str, object]:
-    """One head by both."""
+    """Compare study and protocol on one head."""
     head = random_head(scale)
     theirs, their_seconds = plain(head)
     started = time.process_time()

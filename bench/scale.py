@@ -1,8 +1,8 @@
-"""What a probe of very many tokens costs on a cluster, counted from measured rates: `python -m bench.scale`.
+"""Estimated cost of a probe of very many tokens on a cluster, from measured rates: `python -m bench.scale`.
 
-One driver reads the text, deals its tokens and adds the shares; workers do the rest, and both go on at the same time,
-so that the slower of the two sets the time. `--rate` is that of one worker, tokens a second of a whole probe: on a GPU
-what `limitlens probe --device cuda` says of itself. Without it the rate is that of one core, from bench/results.
+One driver reads the text, assigns its tokens and merges the shares; workers do the rest at the same time, so the slower
+of the two determines the time. `--rate` is the tokens a second of one worker for a whole probe; for a GPU it is the
+rate that `limitlens probe --device cuda` prints. The default is the rate of one core, from bench/results.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ HOUR = 3600.0
 class Cost:
     """Hours of each part of a probe on a cluster."""
 
-    workers: float  # of all workers together, side by side
-    reading: float  # of the driver: tokenising, dealing, adding the shares
-    dealing: float
-    adding: float
+    workers: float  # all workers in parallel
+    reading: float  # driver: tokenising
+    assigning: float  # driver: assigning tokens to cells
+    merging: float  # driver: merging the shares of the workers
 
     @property
     def hours(self) -> float:
-        """From the beginning to the end: text is read before the first window runs; the rest goes on together."""
-        return self.reading + max(self.workers, self.dealing + self.adding)
+        """Total time: the text is read before the first window runs; the rest runs in parallel."""
+        return self.reading + max(self.workers, self.assigning + self.merging)
 
 
 def cost(tokens: float, workers: int, rate: float, driver: dict[str, float], shares: int = 8) -> Cost:
-    """The cost of so many tokens on workers of this rate, of whom each sends so many shares."""
+    """Cost of a number of tokens on workers of this rate, each of which sends `shares` shares."""
     return Cost(
         workers=tokens / (workers * rate) / HOUR,
         reading=tokens / driver["read_tokens_a_second"] / HOUR,
-        dealing=tokens / driver["dealt_tokens_a_second"] / HOUR,
-        adding=workers * shares * driver["share_seconds"] / HOUR,
+        assigning=tokens / driver["dealt_tokens_a_second"] / HOUR,
+        merging=workers * shares * driver["share_seconds"] / HOUR,
     )
 
 
@@ -53,10 +53,10 @@ def main() -> None:
     rate = found["probe_tokens_a_second"] if given.rate is None else given.rate
     made = cost(given.tokens, given.workers, rate, found["driver"])
     print(f"{given.tokens:.3g} tokens on {given.workers} workers of {rate:,.0f} tokens a second each")
-    rows = {"workers, side by side": made.workers, "driver, reading": made.reading, "driver, dealing": made.dealing}
-    for name, hours in (rows | {"driver, adding": made.adding, "from beginning to end": made.hours}).items():
+    rows = {"workers in parallel": made.workers, "driver, reading": made.reading, "driver, assigning": made.assigning}
+    for name, hours in (rows | {"driver, merging": made.merging, "total": made.hours}).items():
         print(f"  {name:24} {hours:14,.2f} hours")
-    print(f"  {'paid for':24} {given.workers * made.hours:14,.0f} worker-hours")
+    print(f"  {'worker time':24} {given.workers * made.hours:14,.0f} worker-hours")
 
 
 if __name__ == "__main__":

@@ -109,13 +109,9 @@ class Hardmax(Result):
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
+        inputs = {"measure": self.measure, "dim": self.dim, "replicates": self.hardmax.errors.replicates}
         return {
-            "inputs": {
-                "measure": self.measure,
-                "dim": self.dim,
-                "replicates": self.hardmax.errors.replicates,
-                "seed": self.seed,
-            },
+            "inputs": inputs | {"seed": self.seed},
             "hardmax": self.hardmax.document(),
             "softmax": [curve.document() for curve in self.softmax],
         }
@@ -127,9 +123,9 @@ class Hardmax(Result):
 
     def arrays(self) -> dict[str, Array]:
         """Errors (curves, replicates, sizes) and what few queries add to them (curves, sizes)."""
-        found = [curve.errors for curve in self.curves]
-        corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in found]
-        moments = np.stack([errors.error_moments[0] for errors in found])
+        curves = [curve.errors for curve in self.curves]
+        corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in curves]
+        moments = np.stack([errors.error_moments[0] for errors in curves])
         return {"error_moments": moments, "finite_population_correction": np.stack(corrections)}
 
     @classmethod
@@ -210,8 +206,8 @@ def hardmax(
     measured with `queries` queries per sample; a `checkpoint` keeps finished replicates. `progress` is called with
     (done, total).
 
-    >>> found = ll.hardmax([100, 1000, 10_000], replicates=20)
-    >>> sorted(found.table.columns)[:2], len(found.table)
+    >>> result = ll.hardmax([100, 1000, 10_000], replicates=20)
+    >>> sorted(result.table.columns)[:2], len(result.table)
     (['asymptotic', 'finite'], 6)
     """
     counts = parse_sizes(sizes)

@@ -166,15 +166,10 @@ def heat_flow(
     rng = np.random.default_rng(seed)
     time = layers / beta
     visible_until = heat.visible_until(n, dim, amplitude)
-    growth = [
-        ModeGrowth(
-            math.exp(heat.heat_growth(mode, dim) / beta),
-            Status.VERIFIED,
-            exact=heat.mode_growth(mode, beta, dim),
-            degree=mode,
-        )
-        for mode in range(1, degree + 1)
-    ]
+    growth = []
+    for mode in range(1, degree + 1):
+        predicted = math.exp(heat.heat_growth(mode, dim) / beta)
+        growth.append(ModeGrowth(predicted, Status.VERIFIED, exact=heat.mode_growth(mode, beta, dim), degree=mode))
     first_mode = amplitude * math.exp(heat.heat_growth(1, dim) * time)
     line_variance = float(heat.gaussian_flow(np.eye(1), beta, layers)[-1, 0, 0])
     inputs = {"dim": dim, "beta": beta, "layers": layers, "amplitude": amplitude, "degree": degree}

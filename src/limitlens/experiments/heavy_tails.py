@@ -103,11 +103,8 @@ class HeavyTails(Result):
             predicted = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
             theory = HeavyLaw(Existence(row["existence"]), from_json(tuple[Prediction, ...], predicted))
             measured = {name: stored[i] for name, stored in arrays.items()}
-            curves.append(
-                HeavyCurve(
-                    row["law"], row["tilt"], sizes=tuple(row["n"]), limit=row["limit"], theory=theory, **measured
-                )
-            )
+            known = {"sizes": tuple(row["n"]), "limit": row["limit"], "theory": theory}
+            curves.append(HeavyCurve(row["law"], row["tilt"], **known, **measured))
         return cls(inputs["law"], tuple(curves), inputs["seed"])
 
     def view(self) -> View:

@@ -216,10 +216,10 @@ def read_vectors(
 ) -> tuple[Array, Array]:
     """Queries (q, d) and keys (n, d) from arrays or .npy files, with the cost of their distances checked."""
     if keys is None or queries is None:
-        raise InputError("one of keys and queries was given; expected both, to look at and to look from")
+        raise InputError("one of keys and queries was given; expected both")
     rows = {}
-    for name, given in (("keys", keys), ("queries", queries)):
-        vectors = sample_from_file(str(given)).tokens if isinstance(given, (str, Path)) else given
+    for name, source in (("keys", keys), ("queries", queries)):
+        vectors = sample_from_file(str(source)).tokens if isinstance(source, (str, Path)) else source
         rows[name] = as_array(name, vectors, ndim=2)
     pairs = float(len(rows["keys"])) * len(rows["queries"])
     seconds = QUERY_SECONDS * len(rows["queries"]) + PAIR_SECONDS * pairs
@@ -254,17 +254,11 @@ def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Gener
         limit = PoissonPoints(limit_theta, estimate.local.a)
         drawn = sample_weights(limit, _REPLICATES, rng)
         predicted = {"theta": limit_theta, "participation": participation(limit), "top_weight": mean_top(limit)}
-        below = {"participation": drawn.participation <= shared, "top_weight": drawn.top <= top}
-        # Heuristic: the power law is assumed to hold from the farthest neighbour down to the nearest keys.
-        quantities = {
-            name: Quantity(
-                value,
-                Status.HEURISTIC,
-                measured=measured[name],
-                quantile_in_limit=float(np.mean(below[name])) if name in below else None,
-            )
-            for name, value in predicted.items()
-        }
+        below = {"participation": float(np.mean(drawn.participation <= shared))}
+        below["top_weight"] = float(np.mean(drawn.top <= top))
+        for name, value in predicted.items():  # heuristic: assumes the power law down to the nearest keys
+            quantile = below.get(name)
+            quantities[name] = Quantity(value, Status.HEURISTIC, measured=measured[name], quantile_in_limit=quantile)
         exponent = Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval)
         value, relative_stderr = estimate.critical_beta()
         critical = Quantity(measured=value, stderr=value * relative_stderr)

@@ -91,7 +91,15 @@ def study(
     measure = as_measure(measure)
     cells = Cells(parse_sizes(sizes))
     head = as_head(head, measure.dim)
-    _check(measure, cells, replicates, queries, mask_self, radius, seed)
+    check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
+    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
+    if radius is not None:
+        check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
+    check_seed(seed)
+    measure.check_spread()
+    if mask_self and cells.sizes[0] < 2:
+        raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
     check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
     if isinstance(measure, OwnMeasure):
@@ -109,27 +117,6 @@ def study(
     run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
     interrupted = run.finish(job, progress, warnings, None if ray is None else (ray, device, seed))
     return run.result(seed, started, interrupted, warnings)
-
-
-def _check(
-    measure: Measure,
-    cells: Cells,
-    replicates: int,
-    queries: int | None,
-    mask_self: bool,
-    radius: float | None,
-    seed: int,
-) -> None:
-    """Refuse arguments of a study that are out of range, before any work."""
-    check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
-    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
-    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
-    if radius is not None:
-        check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
-    check_seed(seed)
-    measure.check_spread()
-    if mask_self and cells.sizes[0] < 2:
-        raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
 
 
 def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -> tuple[float, float]:

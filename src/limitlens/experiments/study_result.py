@@ -77,12 +77,14 @@ class StudyResult(Result):
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
         """The curve of every error, with query noise removed and control variates applied."""
-        options: dict[str, Any] = {"finite_population_correction": self.reference_factor, "seed": self.seed}
         curves = {}
         for name in self.names:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
             rows = controlled(self.denoised_moments(name), self.controls)
-            curves[name] = ErrorCurve.of(self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor, **options)
+            curves[name] = ErrorCurve.of(
+                self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor,
+                finite_population_correction=self.reference_factor, seed=self.seed,
+            )  # fmt: skip
         return curves
 
     @cached_property

@@ -74,7 +74,7 @@ def study_view(curve: StudyResult) -> view.View:
         ),
         sections,
         data=data,
-        warnings=_warnings([curve]),
+        warnings=curve.warnings,
         trust=_trust([curve], curve.interrupted),
     )
 
@@ -118,7 +118,7 @@ def horizons_view(swept: HorizonSweep) -> view.View:
         ),
         sections,
         data=data,
-        warnings=_warnings(curves),
+        warnings=swept.warnings,
         trust=_trust(curves, swept.interrupted),
     )
 
@@ -151,7 +151,7 @@ def radii_view(swept: RadiusSweep) -> view.View:
             "resembles.",
         ),
         [view.Section("Growth of the constants", lead, [constants_figure(swept), *tables])],
-        warnings=_warnings(swept.curves),
+        warnings=swept.warnings,
         trust=_trust(swept.curves, swept.interrupted),
     )
 
@@ -247,11 +247,6 @@ def _smallest_error(curve: StudyResult) -> float:
 
 def _span(curve: StudyResult) -> str:
     return f"n from {curve.sizes[0]:,} to {curve.sizes[-1]:,}"
-
-
-def _warnings(curves: Sequence[StudyResult]) -> list[str]:
-    """Warnings of all studies, each once."""
-    return [*dict.fromkeys(warning for curve in curves for warning in curve.warnings)]
 
 
 def _trust(curves: Sequence[StudyResult], interrupted: bool) -> list[str]:
