@@ -382,7 +382,7 @@ def test_the_command_line_says_yes_in_its_own_words(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: ll.study(np.zeros((10, 1)), HEAD), "of tokens in an array, Sample is the law"),
+        (lambda: ll.study(np.zeros((10, 1)), HEAD), "for tokens in an array use Sample"),
         (lambda: ll.study(HEAD, LINE), "the measure is a Head without K"),
         (lambda: ll.study(LINE, LINE), "the head is a Gaussian; expected a Head"),
         (lambda: ll.limit(LINE, 1.0, [[1.0]]), "the head is a float"),

@@ -26,7 +26,7 @@ from limitlens.measures import (
     VonMisesFisher,
     as_measure,
 )
-from limitlens.measures.own import OwnMeasure
+from limitlens.measures.custom import CustomMeasure
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -397,9 +397,9 @@ def test_a_law_of_ones_own_that_answers_wrongly_is_told() -> None:
         def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
             return np.zeros(shape)
 
-    with pytest.raises(InputError, match="K gave the shape"):
+    with pytest.raises(InputError, match="K returned the shape"):
         as_measure(Wrong(Gaussian(np.zeros(2), 1.0)))
-    own = OwnMeasure(Wrong(Gaussian(np.zeros(2), 1.0)))
-    with pytest.raises(InputError, match="sample gave the shape"):
+    own = CustomMeasure(Wrong(Gaussian(np.zeros(2), 1.0)))
+    with pytest.raises(InputError, match="sample returned the shape"):
         own.sample((5,), generator(0))
     assert repr(own) == "Wrong(dim=2)"

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.attention.head import Head
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
-from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.measures.custom import TokenLaw, as_measure
 
 HARDMAX_BEYOND = 1000  # largest horizon: attention over 30,000 tokens is hardmax long before
 

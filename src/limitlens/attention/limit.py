@@ -6,7 +6,7 @@ import numpy as np
 
 from limitlens.attention.head import Head, as_head
 from limitlens.errors import Array
-from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.measures.custom import TokenLaw, as_measure
 
 
 def limit(measure: TokenLaw, head: Head, x: Any) -> Array:

@@ -22,8 +22,8 @@ from limitlens.errors import Array, InputError, Progress, check_number, check_se
 from limitlens.estimate import Estimate
 from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures.base import Measure
+from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
-from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.record import Run, from_json, to_json
 from limitlens.report.view import SHADES, Axis, Colour, Dash, Figure, Section, Table, View, cells, line, points
 from limitlens.report.words import plural, short

@@ -34,7 +34,7 @@ from limitlens.experiments.study_result import MOMENT, StudyResult
 from limitlens.experiments.uniform import missed_note
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
-from limitlens.measures.own import OwnMeasure, TokenLaw, as_measure
+from limitlens.measures.custom import CustomMeasure, TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
 from limitlens.sampling.cluster import PIECES, spread
@@ -102,7 +102,7 @@ def study(
         raise InputError("the smallest size is 1 and self is masked, which leaves no token; start sizes at 2 or more")
     where = choose_device(device)
     check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
-    if isinstance(measure, OwnMeasure):
+    if isinstance(measure, CustomMeasure):
         measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
     reference = reference_for(measure, head, cells.sizes[-1], seed, where)
     setup = StudySetup(

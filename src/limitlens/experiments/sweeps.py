@@ -19,7 +19,7 @@ from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import StudyResult
 from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
 from limitlens.measures.base import Measure
-from limitlens.measures.own import TokenLaw, as_measure
+from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.view import Figure
 from limitlens.results import Result

@@ -1,11 +1,11 @@
-"""Laws of tokens: sampling, the cumulant generating function K and its derivatives."""
+"""Probability laws of tokens: sampling, the cumulant generating function K and its derivatives."""
 
 from limitlens.measures.base import Measure
 from limitlens.measures.cube import Cube
+from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.discrete import Discrete, Sample
 from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.mixture import GaussianMixture
-from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.measures.sphere import Ball, Sphere, VonMisesFisher
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""A measure is its cumulant generating function.
+"""Base class of token laws, which are described by their cumulant generating function K(t) = log E exp<t, X>.
 
-With K(t) = log E exp<t, X>, everything attention does over the law of X follows from K (docs/theory.md): the limit of
-attention at the tilt t = A x is V ∇K(t), its asymptotic covariance comes from K(t), K(2t) and their derivatives.
+The limit of attention at the tilt t = A x is V ∇K(t), and its asymptotic covariance follows from K(t), K(2t) and their
+derivatives (docs/theory.md).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from limitlens.errors import Array, InputError, as_array
 
 
 class Measure(ABC):
-    """A law of tokens on R^d: how to sample it, K and its first two derivatives.
+    """A law of tokens on R^d: a sampler, K and its first two derivatives.
 
-    K and its derivatives are NumPy in float64 and batched over tilts; `sample` is torch, imported when called.
+    K and its derivatives use NumPy in float64 and are batched over tilts; `sample` uses torch, imported when called.
     """
 
-    dim: int  # d, of the tokens
-    radius: float = float("inf")  # of the smallest centred ball that holds the law
+    dim: int  # dimension d of the tokens
+    radius: float = float("inf")  # radius of the smallest ball around 0 that contains all tokens
 
     @abstractmethod
     def K(self, tilts: Array) -> Array:
@@ -38,7 +38,7 @@ class Measure(ABC):
 
     @abstractmethod
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw iid tokens, float64, of shape (*shape, d), on the generator's device."""
+        """Sample independent tokens in float64, of shape (*shape, d), on the generator's device."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Measure:
@@ -55,7 +55,7 @@ class Measure(ABC):
         return self.hess_K(np.zeros(self.dim))
 
     def check_spread(self) -> None:
-        """Raise an `InputError` where the tokens are equal, as far as float32 can tell."""
+        """Raise an `InputError` if all tokens are equal in float32."""
         spread = float(np.sqrt(np.trace(self.covariance)))
         if not spread > max(1e-7 * float(np.linalg.norm(self.mean)), 1e-15):
             raise InputError(f"all tokens are equal (their spread is {spread:.2g}); expected tokens with some spread")

@@ -1,4 +1,4 @@
-"""The uniform law on a cube: independent coordinates, each the uniform ball of R¹."""
+"""The uniform law on a cube."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from limitlens.measures.radial import radial_K, radial_tangential, radial_varian
 class Cube(Measure):
     """The uniform law on [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
 
-    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is a radial function with
-    d = 3, free of the cancellation of coth x − 1/x near zero.
+    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is the radial function of
+    d = 3, which avoids the cancellation in coth x − 1/x near zero.
 
     >>> ll.Cube(2).grad_K(np.array([1.0, 0.0])).round(4).tolist()
     [0.313, 0.0]
@@ -31,18 +31,18 @@ class Cube(Measure):
         return np.asarray(radial_K(self._arguments(tilts), 3).sum(axis=-1))
 
     def grad_K(self, tilts: Array) -> Array:
-        """w² t_i g_3(w|t_i|), coordinate by coordinate."""
+        """w² t_i g_3(w|t_i|) in each coordinate."""
         return self.half_width**2 * self.check_tilts(tilts) * radial_tangential(self._arguments(tilts), 3)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Diagonal, with entries w² Λ_3''(w|t_i|)."""
+        """Diagonal matrix with entries w² Λ_3''(w|t_i|)."""
         arguments = self._arguments(tilts)
         hessian = np.zeros((*arguments.shape, self.dim))
         hessian[..., range(self.dim), range(self.dim)] = self.half_width**2 * radial_variance(arguments, 3)
         return hessian
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw every coordinate uniformly on [−w, w)."""
+        """Sample every coordinate uniformly on [−w, w)."""
         return self.half_width * (2 * uniform(token_shape(shape, self.dim), generator) - 1)
 
     def scaled(self, factor: float) -> Cube:

@@ -1,6 +1,6 @@
-"""Laws on finitely many points: given atoms with weights, or anybody's tokens with equal ones.
+"""Laws on finitely many points: points with weights, and the empirical law of a sample of tokens.
 
-Here the limit is attention itself: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points stream through in
+The limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points are read in
 blocks with a running maximum, so memory is bounded by one block of tilts times one block of points.
 """
 
@@ -18,7 +18,7 @@ from limitlens.measures._shared import by_blocks, check_weights, choose, token_s
 from limitlens.measures.base import Measure
 
 _TILTS = 1024  # tilts in a block
-LONGEST = 1e15  # of a token: its square times any dimension is a number in float32
+LONGEST = 1e15  # largest norm of a token: its square times any dimension does not overflow in float32
 _ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
 
 
@@ -33,11 +33,11 @@ class _Finite(Measure):
         return by_blocks(lambda rows: self._sweep(rows, with_mean=False)[0], self.check_tilts(tilts), _TILTS)
 
     def grad_K(self, tilts: Array) -> Array:
-        """Σ_i p_i x_i, attention of the tilt over the points."""
+        """Σ_i p_i x_i, the output of attention over the points."""
         return by_blocks(lambda rows: self._sweep(rows, with_mean=True)[3], self.check_tilts(tilts), _TILTS)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, in a second pass."""
+        """Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, in a second pass over the points."""
         return by_blocks(self._hessians, self.check_tilts(tilts), _TILTS)
 
     def _hessians(self, tilts: Array) -> Array:
@@ -46,7 +46,7 @@ class _Finite(Measure):
         for points, weights in self._point_blocks(1):
             for row, (tilt, mean) in enumerate(zip(tilts, means, strict=True)):
                 shares = weights * np.exp(points @ tilt - top[row]) / total[row]
-                centred = points - mean  # centred before squaring, so that a mean far from zero costs no digits
+                centred = points - mean  # centred before squaring, to keep digits if the mean is far from zero
                 hessians[row] += (shares[:, None] * centred).T @ centred
         return hessians
 
@@ -68,7 +68,7 @@ class _Finite(Measure):
         return top + np.log(total), top, total, first / total[:, None]
 
     def _point_blocks(self, tilts: int) -> Iterator[tuple[Array, Array | float]]:
-        """Blocks of points (p, d) in float64 and their weights, sized so that they and their scores stay small."""
+        """Iterate over blocks of points (p, d) in float64 and their weights, so small that scores fit in memory too."""
         count = len(self._points)
         size = max(1, _ENTRIES // max(tilts, self.dim))
         for start in range(0, count, size):
@@ -88,17 +88,17 @@ class Discrete(_Finite):
         _check_rows("points", self.points)
         count, self.dim = self.points.shape
         self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
-        support = self.weights > 0  # a point of weight zero must not set the largest score
+        support = self.weights > 0  # the running maximum must ignore points of weight zero
         self._points, self._weights = self.points[support], self.weights[support]
         self.radius = _largest_length("points", self._points)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw points independently, with their weights."""
+        """Sample points independently, with their weights as probabilities."""
         points = torch.as_tensor(self.points, device=generator.device)
         return points[choose(self.weights, token_shape(shape, self.dim)[:-1], generator)]
 
     def scaled(self, factor: float) -> Discrete:
-        """The scaled points with the same weights."""
+        """The law on the scaled points with the same weights."""
         return Discrete(factor * self.points, self.weights)
 
     def __repr__(self) -> str:
@@ -108,8 +108,8 @@ class Discrete(_Finite):
 class Sample(_Finite):
     """The empirical law of tokens: K(t) = log (1/n) Σ_i exp<t, x_i>.
 
-    Tokens (n, d) are an array or tensor of any real type, or a memory map, kept as given, without a copy: blocks are
-    turned into float64 as they are used.
+    Tokens (n, d) are an array or tensor of any real type, or a memory map. They are not copied: each block is converted
+    to float64 when used.
 
     >>> ll.Sample(np.arange(5.0)[:, None]).mean.tolist()
     [2.0]
@@ -128,13 +128,13 @@ class Sample(_Finite):
             self.radius, seen = max(self.radius, _largest_length("tokens", block)), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw with replacement, so that the tokens are independent."""
+        """Sample with replacement, so that the tokens are independent."""
         wanted = token_shape(shape, self.dim)[:-1]
         rows = torch.randint(len(self.tokens), wanted, generator=generator, device=generator.device)
         return torch.as_tensor(np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64), device=generator.device)
 
     def scaled(self, factor: float) -> Sample:
-        """The scaled tokens, a copy of their own type."""
+        """The law of the scaled tokens, which are a copy of the same type."""
         return Sample(factor * self.tokens)
 
     def __repr__(self) -> str:
@@ -142,13 +142,13 @@ class Sample(_Finite):
 
 
 def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
-    """`tokens` as a two-dimensional real array, not copied where it is an array or a tensor in memory already."""
+    """`tokens` as a two-dimensional real array, without a copy of arrays and CPU tensors."""
     if hasattr(tokens, "detach"):
         tensor = tokens.detach().cpu()
         tokens = (tensor.float() if tensor.element_size() < 4 else tensor).numpy()  # NumPy has no bfloat16
     if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "fiu" or tokens.ndim != 2:
         return as_array("tokens", tokens, ndim=2)
-    # torch knows neither foreign byte orders nor long doubles
+    # torch supports neither foreign byte orders nor long doubles
     return tokens if tokens.dtype.isnative and tokens.dtype.itemsize <= 8 else tokens.astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Gaussian mixtures: the tilt reweights the components by a softmax, then moves each as its own Gaussian."""
+"""Gaussian mixtures: a tilt reweights the components by a softmax and shifts each component as a Gaussian."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class GaussianMixture(Measure):
         return self._by_blocks(lambda rows: _average(*self._tilted(rows)[1:]), tilts)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: the covariance within components plus that between their means."""
+        """Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: covariance within components plus covariance of their means."""
         return self._by_blocks(self._hessian, tilts)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw a component for every token, then the token."""
+        """Sample a component for every token, then the token."""
         tokens = standard_normal(token_shape(shape, self.dim), generator)
         chosen = choose(self.weights, tuple(tokens.shape[:-1]), generator)
         for index, component in enumerate(self.components):
@@ -75,9 +75,9 @@ class GaussianMixture(Measure):
         return by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
 
     def _tilted(self, tilts: Array) -> tuple[Array, Array, Array]:
-        """For m tilts: K (m,), the softmax weights p of the components (c, m), their tilted means (c, m, d)."""
+        """For m tilts: K (m,), softmax weights p of the components (c, m), their tilted means (c, m, d)."""
         spreads = self.covariances
-        by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) where all components share one covariance
+        by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) if all components share one covariance
         moves = tilts @ spreads.reshape(-1, self.dim, self.dim) if by_matrix else spreads.reshape(-1, 1, 1) * tilts
         centers = self.means[:, None, :]
         scores = self._log_weights[:, None] + np.einsum("md,cmd->cm", tilts, centers + moves / 2)

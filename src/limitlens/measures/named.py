@@ -1,4 +1,4 @@
-"""Laws by name, as the command line spells them, and samples from files."""
+"""Laws by their names on the command line, and samples from files."""
 
 import os
 
@@ -14,10 +14,10 @@ NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 def named_measure(
     name: str, dim: int, *, concentration: float = 5.0, components: int = 2, separation: float = 2.0
 ) -> Measure:
-    """The standard law of a name in dimension `dim`.
+    """The law with a name of the command line, in dimension `dim`.
 
-    gaussian: N(0, I). mixture: `components` equal parts N(m, I), their m even along the first axis between ±separation.
-    sphere, ball: the unit ones. cube: [−1, 1]^d. vmf: `concentration` around the first axis.
+    gaussian: N(0, I). mixture: `components` laws N(m, I) of equal weight, means m evenly spaced on the first axis
+    between ±separation. sphere, ball: of radius 1. cube: [−1, 1]^d. vmf: `concentration` around the first axis.
     """
     axis = np.zeros(check_dim(dim))
     axis[0] = 1
@@ -38,16 +38,16 @@ def named_measure(
 
 
 def sample_from_file(path: str) -> Sample:
-    """The tokens of a .npy file of shape (n, d). Nothing in the file is executed."""
-    if not os.path.isfile(path):  # neither a pipe nor a device, which may never end
+    """The empirical law of the tokens (n, d) in a .npy file, read without executing anything in it."""
+    if not os.path.isfile(path):  # excludes pipes and devices, which may never end
         raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with tokens of shape (n, dim)")
     try:
         with open(path, "rb") as file:
-            if file.read(6) != b"\x93NUMPY":  # an archive is not even opened: what it holds may be of any size
+            if file.read(6) != b"\x93NUMPY":  # archives are refused: their contents may have any size
                 raise ValueError
-        with np.errstate(over="ignore"):  # of the number of bytes that a header claims
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # a map fails where the file holds less
-    except Exception:  # a header is parsed by Python, which throws whatever it likes at one that lies
+        with np.errstate(over="ignore"):  # in the number of bytes that a header claims
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # a map fails if the file is shorter
+    except Exception:  # a malformed header can raise any exception in the parser
         raise InputError(f"{path!r} cannot be read as a .npy file of numbers; save tokens with numpy.save") from None
     if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.number) or np.iscomplexobj(tokens):
         raise InputError(f"{path!r} holds {tokens.dtype} of shape {tokens.shape}; expected real numbers (n, dim)")

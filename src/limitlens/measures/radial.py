@@ -4,9 +4,9 @@ Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 
 
     K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
 
-No Bessel function is formed, so nothing overflows or underflows. At a high order (ν ≥ 24) the logarithm of the Debye
-expansion is summed in a form whose value at r = 0 is removed exactly. Lower orders are reached from above, the stable
-direction of the three-term recurrence: with g = A/r,
+No Bessel function is computed, so nothing overflows or underflows. At a high order (ν ≥ 24) the logarithm of the Debye
+expansion is summed in a form from which its value at r = 0 is subtracted exactly. Lower orders follow by downward
+recurrence, which is stable: with g = A/r,
 
     g_ν = 1 / (2(ν+1) + r² g_{ν+1}),
     K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
@@ -29,7 +29,7 @@ from limitlens.measures._shared import by_blocks
 
 _LOWEST_DEBYE_ORDER = 24.0
 _DEBYE_TERMS = 11
-_BLOCK = 1 << 13  # values evaluated at a time, so that every temporary stays in the processor's cache
+_BLOCK = 1 << 13  # values evaluated at a time, so that temporaries fit into the processor's cache
 
 
 def radial_K(r: ArrayLike, dim: float) -> Array:
@@ -53,7 +53,7 @@ def radial_variance(r: ArrayLike, dim: float) -> Array:
 
 
 def radial_increment(r: float, change: ArrayLike, dim: float) -> Array:
-    """K(√(r² + change)) − K(r) without the cancellation of the difference where the change is small.
+    """K(√(r² + change)) − K(r), without cancellation for small changes.
 
     In w = r² the derivative of K is g/2, g = A/r, whose nearest poles are at −j², j the first zero of J_ν, and
     j² > d(d+8)/4. A change of at most half of r² + d(d+8)/4 is therefore integrated by ten Gauss-Legendre nodes to an
@@ -117,7 +117,7 @@ def _variance(r: Array, order: float) -> Array:
 
 
 def _rungs(order: float) -> list[float]:
-    """2(μ+1) for the orders μ from just below the first one fit for the Debye expansion down to `order`."""
+    """2(μ+1) for the orders μ of the recurrence, from just below the order of the Debye expansion down to `order`."""
     return [2 * (order + step) for step in range(max(0, math.ceil(_LOWEST_DEBYE_ORDER - order)), 0, -1)]
 
 

@@ -1,7 +1,7 @@
-"""Laws whose K depends on the length of a vector: sphere, ball and the von Mises-Fisher law, a tilted sphere.
+"""Rotationally symmetric laws: the uniform laws on sphere and ball, and the von Mises-Fisher law, a tilted sphere.
 
-All three are one function Λ(r) = log E exp(r X₁), X uniform on a unit sphere (`radial.py`). The uniform law on the ball
-of R^d is that of the first d coordinates of the sphere of R^{d+2}; a tilted sphere is a sphere at a shifted tilt.
+Their K is the function Λ(r) = log E exp(r X₁) of a length, X uniform on a unit sphere (`radial.py`). The first d
+coordinates of the uniform law on the sphere of R^{d+2} are uniform on the ball of R^d. Tilting a sphere shifts t.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from limitlens.measures.radial import radial_increment, radial_K, radial_tangent
 class _Spherical(Measure):
     """K(t) = Λ(|s|) − const, s = Rt + shift: ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) uuᵀ], g = Λ'(|s|)/|s|, u = s/|s|."""
 
-    _sphere_dim: int  # the dimension of the sphere that Λ belongs to
+    _sphere_dim: int  # dimension of the space of the sphere whose Λ is used
 
     def _arguments(self, tilts: Array) -> Array:
         """s, the argument of the radial function, shape (..., d)."""
@@ -58,7 +58,7 @@ class _Uniform(_Spherical):
         self._sphere_dim = self.dim + self._dropped
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Draw normal vectors, divide them by their lengths, and drop what lies beyond d coordinates."""
+        """Sample normal vectors, divide them by their lengths and keep the first d coordinates."""
         normals = standard_normal(token_shape(shape, self._sphere_dim), generator)
         return normals.div_(normals.norm(dim=-1, keepdim=True) / self.radius)[..., : self.dim].contiguous()
 
@@ -93,7 +93,7 @@ class Ball(_Uniform):
 class VonMisesFisher(_Spherical):
     """The law of density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
 
-    Of the mean direction μ (d,) only the direction counts; the concentration κ = 0 gives the uniform law.
+    The mean direction μ (d,) may have any length; the concentration κ = 0 gives the uniform law.
 
     >>> ll.VonMisesFisher(direction=[0, 0, 1], concentration=10.0).mean.round(4).tolist()
     [0.0, 0.0, 0.9]
@@ -119,7 +119,7 @@ class VonMisesFisher(_Spherical):
         return radial_increment(self.concentration, change, self.dim)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Wood's rejection (1994), its beta variable and its tangent taken from one normal vector per proposal."""
+        """Sample by Wood's rejection (1994), with beta variable and tangent from one normal vector per proposal."""
         tokens = torch.empty(token_shape(shape, self.dim), dtype=torch.float64, device=generator.device)
         flat = tokens.view(-1, self.dim)
         direction = torch.as_tensor(self.direction, device=generator.device)
@@ -131,7 +131,7 @@ class VonMisesFisher(_Spherical):
         return tokens
 
     def _propose(self, count: int, direction: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Up to `count` accepted tokens (accepted, d); about two thirds of the proposals or more are."""
+        """Accepted tokens (accepted, d) out of `count` proposals; about two thirds or more are accepted."""
         kappa, sides = self.concentration, self.dim - 1
         if sides == 0:
             signs = torch.where(uniform((count, 1), generator) < 1 / (1 + math.exp(-2 * kappa)), 1.0, -1.0)
@@ -140,7 +140,7 @@ class VonMisesFisher(_Spherical):
         height = (normals @ direction)[:, None]
         tangent = normals - height * direction
         beta: torch.Tensor = (1 - height / normals.norm(dim=-1, keepdim=True)) / 2
-        # Everything is written in the distances 1 − w and 1 − x₀, which stay exact at high concentration.
+        # Written in the distances 1 − w and 1 − x₀, which stay accurate at high concentration.
         b = sides / (2 * kappa + math.hypot(2 * kappa, sides))
         drop = 2 * b * beta / (1 - (1 - b) * beta)
         mode = 2 * b / (1 + b)
@@ -151,7 +151,7 @@ class VonMisesFisher(_Spherical):
         return self.radius * ((1 - drop) * direction + across * tangent)
 
     def scaled(self, factor: float) -> VonMisesFisher:
-        """The law on the sphere of radius |factor| R, its direction reversed where the factor is negative."""
+        """The law on the sphere of radius |factor| R, with the direction reversed if the factor is negative."""
         direction = math.copysign(1.0, factor) * self.direction
         return VonMisesFisher(direction, self.concentration, abs(factor) * self.radius)
 

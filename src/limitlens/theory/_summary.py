@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
+from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.gaussian import Gaussian
-from limitlens.measures.own import TokenLaw, as_measure
 from limitlens.theory import bounds, clt, curve, finite, hardmax, rates, token_influence
 from limitlens.theory._inputs import as_sizes, value_matrix
 from limitlens.theory.prediction import Status, predicted

@@ -1,6 +1,6 @@
-"""A law of a person's own: any object with `dim`, `K`, `grad_K` and `sample` is a measure.
+"""User-defined laws: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure.
 
-What it does not say follows from ∇K: the mean is ∇K(0), ∇²K comes from central differences of ∇K. Every public function
+The mean is ∇K(0), and ∇²K comes from central differences of ∇K unless the object has a `hess_K`. Every public function
 that takes a measure passes it through `as_measure`.
 """
 
@@ -16,13 +16,13 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.measures._shared import brief, check_dim, token_shape
 from limitlens.measures.base import Measure
 
-_STEP = 1e-3  # of a tilt, over the spread of the tokens: truncation and rounding both cost about 1e-12
-_CHECKED, _NEAR = 4, 0.2  # tilts at which a law is checked, and how far out they lie, over the spread of the tokens
+_STEP = 1e-3  # step of differences in tilt, times 1 / the tokens' spread: truncation and rounding are about 1e-12
+_CHECKED, _NEAR = 4, 0.2  # number of random tilts at which a law is checked, and their scale times 1 / the spread
 _NEEDED = ("dim", "K", "grad_K", "sample")
 
 
 class TokenLaw(Protocol):
-    """The least that a law of tokens must have; NumPy arrays and torch tensors are both welcome as answers."""
+    """Attributes that a user-defined law must have; its methods may return NumPy arrays or torch tensors."""
 
     @property
     def dim(self) -> int:
@@ -35,32 +35,33 @@ class TokenLaw(Protocol):
         """∇K(t): tilts (..., d) to (..., d)."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Independent tokens of shape (*shape, d) that depend on the generator alone."""
+        """Independent tokens of shape (*shape, d), determined by the generator alone."""
 
 
 def as_measure(law: TokenLaw) -> Measure:
-    """`law` as a `Measure`: itself where it is one, else with what it lacks made from `K` and `grad_K`."""
+    """Convert a law to a `Measure` and check that its grad_K is the gradient of its K; return a `Measure` unchanged."""
     if isinstance(law, Measure):
         return law
     missing = [name for name in _NEEDED if not hasattr(law, name)]
     if missing or isinstance(law, type):
         what = f"the class {law.__name__}" if isinstance(law, type) else f"a {type(law).__name__} without {missing[0]}"
-        tokens = " (of tokens in an array, Sample is the law)" if hasattr(law, "shape") else ""
-        expected = f"expected one of limitlens{tokens} or an object with {', '.join(_NEEDED)}"
+        tokens = " (for tokens in an array use Sample)" if hasattr(law, "shape") else ""
+        expected = f"expected a law of limitlens{tokens} or an object with {', '.join(_NEEDED)}"
         raise InputError(f"the measure is {what}; {expected}")
-    own = OwnMeasure(law)
-    # Not at 0, where the gradient of a centred law says nothing.
-    own.check(np.random.default_rng(0).standard_normal((_CHECKED, own.dim)) * _NEAR / np.maximum(_spread(own), 1e-300))
-    return own
+    custom = CustomMeasure(law)
+    # Random tilts, since the gradient of a centred law vanishes at 0.
+    normals = np.random.default_rng(0).standard_normal((_CHECKED, custom.dim))
+    custom.check(normals * _NEAR / np.maximum(_spread(custom), 1e-300))
+    return custom
 
 
 def _spread(law: Measure) -> Array:
-    """Standard deviations of the tokens along each axis, as ∇K tells them."""
+    """Standard deviations of the tokens along each axis, from ∇²K(0)."""
     return np.sqrt(np.maximum(np.diagonal(law.covariance), 0.0))
 
 
-class OwnMeasure(Measure):
-    """The law of factor · X, X of a person's own law; its `radius` and `hess_K` are used where it has them."""
+class CustomMeasure(Measure):
+    """The law of factor · X for X of a user-defined law, whose `radius` and `hess_K` are used if it has them."""
 
     def __init__(self, law: TokenLaw, factor: float = 1.0) -> None:
         self.law, self.factor = law, float(factor)
@@ -85,20 +86,21 @@ class OwnMeasure(Measure):
         return self._differences(at, self._steps)
 
     def check(self, tilts: Array) -> None:
-        """Raise an `InputError` unless K is finite at these tilts (m, d), and ∇K is its gradient along a direction."""
-        tilts, toward = self.check_tilts(tilts), np.random.default_rng(1).standard_normal(self.dim)
-        step = _STEP / max(float(np.linalg.norm(toward * _spread(self))), 1e-300) * toward
+        """Raise an `InputError` unless K is finite at the tilts (m, d), with ∇K its slope along a random direction."""
+        tilts = self.check_tilts(tilts)
+        direction = np.random.default_rng(1).standard_normal(self.dim)
+        step = _STEP / max(float(np.linalg.norm(direction * _spread(self))), 1e-300) * direction
         moved = [self.K(tilts + move * step) for move in (1, -1, 2, -2)]
-        found = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
-        told = self.grad_K(tilts) @ step
-        # K is rounded to 1e-16 of itself, of which a difference over a step of 1e-3 leaves 1e-13.
+        change = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
+        claimed = self.grad_K(tilts) @ step
+        # K has a rounding error of 1e-16 |K|, so differences over a step of 1e-3 have one of 1e-13 |K|.
         rounding = 1e-12 * (1 + np.abs(moved[0]))
-        wrong = np.abs(found - told) > 1e-4 * np.maximum(np.abs(found), np.abs(told)) + rounding
+        wrong = np.abs(change - claimed) > 1e-4 * np.maximum(np.abs(change), np.abs(claimed)) + rounding
         if wrong.any():
             i = int(np.argmax(wrong))
             raise InputError(
                 f"grad_K is not the gradient of K: along a small step from the tilt {brief(tilts[i])} K changes by "
-                f"{found[i]:.6g} and grad_K says {told[i]:.6g}; expected K(t) = log E exp<t, X> and its gradient"
+                f"{change[i]:.6g} and grad_K gives {claimed[i]:.6g}; expected K(t) = log E exp<t, X> and its gradient"
             )
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -106,16 +108,16 @@ class OwnMeasure(Measure):
         wanted = token_shape(shape, self.dim)
         tokens = torch.as_tensor(self.law.sample(wanted[:-1], generator), dtype=torch.float64, device=generator.device)
         if tokens.shape != wanted:
-            raise InputError(f"sample gave the shape {tuple(tokens.shape)}; expected {wanted}, one row per token")
+            raise InputError(f"sample returned the shape {tuple(tokens.shape)}; expected {wanted}, one row per token")
         return tokens if self.factor == 1 else self.factor * tokens
 
-    def scaled(self, factor: float) -> OwnMeasure:
-        """The same law, scaled once more."""
-        return OwnMeasure(self.law, factor * self.factor)
+    def scaled(self, factor: float) -> CustomMeasure:
+        """The same law with another factor."""
+        return CustomMeasure(self.law, factor * self.factor)
 
     @cached_property
     def _steps(self) -> Array:
-        """A step for each axis, from the spread of the tokens along it: found from a first guess in a few rounds."""
+        """Step of the differences along each axis: `_STEP` over the tokens' spread along it, found by iteration."""
         steps = np.full(self.dim, _STEP)
         for _ in range(4):
             variance = np.diagonal(self._differences(np.zeros(self.dim), steps))
@@ -130,10 +132,10 @@ class OwnMeasure(Measure):
     def _answer(self, name: str, found: Any, shape: tuple[int, ...]) -> Array:
         values = as_array(f"{name} of the measure at a tilt", found)
         if values.shape != shape:
-            raise InputError(f"{name} gave the shape {values.shape}; expected {shape}, one value for each tilt")
+            raise InputError(f"{name} returned the shape {values.shape}; expected {shape}, one value for each tilt")
         return values
 
     def __repr__(self) -> str:
-        own = type(self.law).__repr__ is not object.__repr__
-        name = repr(self.law) if own else f"{type(self.law).__name__}(dim={self.dim})"
+        has_repr = type(self.law).__repr__ is not object.__repr__
+        name = repr(self.law) if has_repr else f"{type(self.law).__name__}(dim={self.dim})"
         return name if self.factor == 1 else f"{self.factor:g}·{name}"
