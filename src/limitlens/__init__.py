@@ -1,7 +1,7 @@
 """limitlens: how softmax attention over n tokens approaches its infinite-token limit.
 
-Names are loaded when first used, so that `import limitlens` costs nothing and theory never waits for torch. Which there
-are, and where they live, is said once: in the stub beside this file, which type checkers read as well.
+Public names are imported when first used, so that `import limitlens` is fast and theory does not wait for torch. The
+names and their modules are listed once, in the stub `__init__.pyi`, which type checkers read as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _STUB = Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
-_HOME = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -22,10 +22,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("limitlens")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'limitlens' has no attribute {name!r}")
-    home = _HOME[name]
-    return import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
+    module = _MODULES[name]
+    return import_module(f"{module}.{name}") if module == __name__ else getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
-"""pandas and torch, imported when first used, and types that annotations name: a question to the theory cannot wait.
+"""Lazy imports of pandas and torch, and functions that treat NumPy arrays and torch tensors alike.
 
-With them what lets one formula read arrays and tensors alike: NumPy is faster on a CPU, and a GPU has torch alone.
+Importing torch takes seconds, which commands that do not need it should not wait for. Formulas are written once for
+arrays and tensors, because NumPy is faster on a CPU and only torch runs on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Lazy(ModuleType):
-    """A module that is imported when something of it is asked for."""
+    """A stand-in for a module, which is imported when one of its attributes is first used."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 else:
     pd, torch = Lazy("pandas"), Lazy("torch")
-    Drawing = PreTrainedModel = Tensor = Any  # of annotations alone
+    Drawing = PreTrainedModel = Tensor = Any  # used in annotations only
 
 __all__ = [
     "Drawing",
@@ -46,42 +47,42 @@ __all__ = [
 
 
 def library(x: Any) -> Any:
-    """Whose functions read x: torch those of a tensor, NumPy those of an array."""
+    """The library whose functions accept x: torch for a tensor, NumPy for an array."""
     return torch if hasattr(x, "detach") else np
 
 
 def native(tensor: Tensor) -> Any:
-    """What is fastest where it is: an array on a CPU, on a GPU the tensor itself."""
+    """A tensor as a NumPy array if it is on the CPU; the tensor itself if it is on a GPU."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 def array_like(x: Any, array: NDArray[Any]) -> Any:
-    """An array where x is: a tensor beside a tensor. A GPU does not wait for it."""
+    """An array as x is: a tensor on the device of x if x is a tensor, else the array itself."""
     if library(x) is np:
         return array
     return to_device(np.ascontiguousarray(array), x.device)
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array on a device. A GPU goes on with its work meanwhile, and whoever sends it does not wait for that work."""
-    here = torch.from_numpy(array)
+    """An array as a tensor on a device; a copy to a GPU runs in its own stream, beside work that is under way."""
+    tensor = torch.from_numpy(array)
     if str(device) == "cpu":
-        return here
-    with torch.cuda.stream(_beside(device)):
-        there = here.to(device)
-    torch.cuda.current_stream(device).wait_stream(_beside(device))
-    there.record_stream(torch.cuda.current_stream(device))
-    return there
+        return tensor
+    with torch.cuda.stream(_copy_stream(device)):
+        copy = tensor.to(device)
+    torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
+    copy.record_stream(torch.cuda.current_stream(device))
+    return copy
 
 
 @cache
-def _beside(device: torch.device | str) -> torch.cuda.Stream:
-    """A stream for copies alone: page-locked memory would cost more than it saves."""
+def _copy_stream(device: torch.device | str) -> torch.cuda.Stream:
+    """The stream for copies to a GPU; page-locked memory instead would cost more than it saves."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def to_numpy(*parts: Any) -> list[NDArray[np.float64]]:
-    """Arrays, or tensors of one device, as float64 arrays: tensors are copied at once, and a GPU is waited for once."""
+    """Arrays, or tensors on one device, as float64 arrays; tensors are copied together, with one wait for a GPU."""
     if any(library(part) is np for part in parts):
         return [np.asarray(part, np.float64) for part in parts]
     flat = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()

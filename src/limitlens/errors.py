@@ -1,4 +1,4 @@
-"""The one kind of error a user can cause, and the few checks every room shares.
+"""The error for bad input, and the checks of arguments that all packages share.
 
 A message is one sentence: what was given, what was expected, what to do. The command line prints it and exits with 2.
 """
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[float, float], None]  # told (done, total), in any unit
+Progress: TypeAlias = Callable[[float, float], None]  # called with (done, total), in any unit
 
-
-LARGEST = 1e100  # of a number that is given: the square of a larger one, or of its inverse, is soon no number
+LARGEST = 1e100  # of an argument: squares of larger numbers, or of their inverses, overflow
 
 
 class InputError(ValueError):
-    """Bad input from a user: the message says what was given, what was expected and what to do."""
+    """Bad input from a user; the message says what was given, what was expected and what to do."""
 
 
 def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """`value`, an array, a nested sequence or a tensor on any device, as a finite float64 array, or an `InputError`."""
+    """`value` (array, nested sequence or tensor on any device) as a float64 array; an `InputError` if not finite."""
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
         value = value.detach().cpu().double().numpy()
     try:
@@ -43,13 +42,13 @@ def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] |
 def check_number(
     name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = LARGEST
 ) -> float:
-    """`value` as a float in [low, below), or (low, below) where not `closed`; else say what was `expected`."""
+    """`value` as a float in [low, below), or in (low, below) unless `closed`; else an `InputError` with `expected`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
     if not (low < value < below or (closed and value == low)):
         raise InputError(f"{name} is {value:g}; expected {expected}")
-    if not closed and 0 < abs(value) < 1 / LARGEST:  # one that may be 0 may come near it
-        raise InputError(f"{name} is {value:g}; expected {expected}, and no number so near to 0 that it vanishes")
+    if not closed and 0 < abs(value) < 1 / LARGEST:  # a range that includes 0 may come near it
+        raise InputError(f"{name} is {value:g}; expected {expected}, and not so close to 0")
     return float(value)
 
 
@@ -61,18 +60,18 @@ def check_seed(seed: int) -> int:
 
 
 def check_relative(error: float) -> float:
-    """A relative `error` that somebody wants, which 5% is not 5 of."""
+    """A relative error as a float in (0, 1)."""
     return check_number("the error", error, "a share between 0 and 1, such as 0.05 for 5%", closed=False, below=1)
 
 
 def _shown(value: Any) -> str:
-    """A value as one short line."""
+    """A value as one short line; the name of its type if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"a {type(value).__name__}"
 
 
 def check_covariance(name: str, covariance: Array) -> Array:
-    """Return a symmetric positive semi-definite (d, d) `covariance`, or raise an `InputError`."""
+    """`covariance` if it is a symmetric positive semi-definite matrix (dim, dim); else an `InputError`."""
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
         raise InputError(f"{name} has shape {covariance.shape}; expected a square matrix (dim, dim)")
     scale = float(np.abs(covariance).max(initial=0.0))

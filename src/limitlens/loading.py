@@ -1,4 +1,4 @@
-"""Reading back what a result saved, whichever kind it is."""
+"""Read a result of any kind from its run folder."""
 
 from importlib import import_module
 from pathlib import Path
@@ -7,7 +7,7 @@ from limitlens.errors import InputError
 from limitlens.record import read_run
 from limitlens.results import Result
 
-# The class of each kind of result, whose `load` reads it.
+# The class of each kind of result, as module:class; its `load` reads the result.
 KINDS = {
     "study": "experiments.study_result:StudyResult",
     "horizons": "experiments.sweeps:HorizonSweep",
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def load(folder: str | Path) -> Result:
-    """The result that `save` or `--out` left in a folder (or its run.json): a `StudyResult`, a `Plan`, ..., as it was.
+    """Read the result that `save` or `--out` wrote to a folder (or its run.json): a `StudyResult`, a `Plan`, ...
 
     >>> report = ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
     >>> ll.load(report.save('runs/theory')).kind

@@ -288,7 +288,7 @@ def test_figures_keep_their_ticks_and_labels(chromium: Page, tmp_path: Path, wid
     chromium.open(write_page(view, tmp_path / "page.html", {}), width)
     assert chromium.complaints() == []
     assert len(set(looks)) == 8
-    assert "72 rows, in a box that scrolls." in chromium.texts(".note")
+    assert "72 rows; scroll to see them all." in chromium.texts(".note")
     ticks = chromium.run(
         "const svg = document.querySelector('svg.chart'), edge = svg.getBoundingClientRect();"
         "return [...svg.querySelectorAll('.tick')].map((e) => { const r = e.getBoundingClientRect();"

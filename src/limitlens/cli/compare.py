@@ -1,4 +1,4 @@
-"""`limitlens compare`: runs side by side, differences that exceed their errors marked."""
+"""`limitlens compare`: runs side by side, with the differences that exceed their standard errors marked."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from limitlens.cli.common import Result, command
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
 ) -> Result:
-    """Two or more runs side by side (domains, models, temperatures), each against the first.
+    """Compare runs of one command (texts, models, settings), each with the first.
 
     Example: limitlens compare runs/docs runs/code --out runs/docs-code
     """

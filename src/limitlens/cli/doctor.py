@@ -1,4 +1,4 @@
-"""`limitlens doctor`: what is installed, which device, which models and corpora are at hand."""
+"""`limitlens doctor`: installed versions, the device, and the models and corpora that need no download."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "g
 
 
 def doctor(json: Json = False) -> None:
-    """What is installed, which device kernels would run on, which models and corpora need no network.
+    """Show installed versions, the device, and the models and corpora that need no download.
 
     Example: limitlens doctor
     """
@@ -31,12 +31,12 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json(document)
         return
-    where = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
+    subtitle = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
     packages = [(name, version or "not installed") for name, version in versions.items()]
     states = [(m["name"], m["is"], "ready" if m["ready"] else f"install it: {m['install']}") for m in models]
     sections = [
         Section("Packages", "", [Table("Packages", ("package", "version"), packages)]),
-        Section("Models at hand (limitlens probe NAME)", "", [Table("", ("name", "what it is", "state"), states)]),
-        Section("Corpora", "", [Text([f"At hand: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
+        Section("Models (limitlens probe NAME)", "", [Table("", ("name", "what it is", "state"), states)]),
+        Section("Corpora", "", [Text([f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
     ]
-    show(View("limitlens doctor", where, ("", "", ""), sections))
+    show(View("limitlens doctor", subtitle, ("", "", ""), sections))

@@ -14,7 +14,7 @@ def report(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One HTML file with everything a run found: opens anywhere, without a network, and can be mailed.
+    """Write the results of a run as one HTML file that needs no network.
 
     Example: limitlens report runs/demo
     """

@@ -1,1 +1,1 @@
-"""Figures and pages."""
+"""Views of results and their renderers: HTML page, terminal, notebook, and figures for print."""

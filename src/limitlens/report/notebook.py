@@ -1,4 +1,4 @@
-"""A view in a notebook: its sentences, its tables and its maps as plain HTML, without scripts."""
+"""Renderer for notebooks: sentences, tables and maps as an HTML fragment without scripts."""
 
 import math
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from limitlens.report.style import viridis, word_colours
 from limitlens.report.text import cell, numeric, short
 from limitlens.report.view import Figure, Series, Table, View
 
-ROWS = 12  # of a table that does not say how many it shows
+ROWS = 12  # most rows of a table, unless the table says how many
 
 
 def as_html(view: View) -> str:
     """A view as a fragment of HTML."""
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in view.verdict if sentence)
-    parts = [f"<h4>{escape(view.title)}</h4>", f"<p>{escape(view.subtitle)}</p>" if view.subtitle else "", said]
+    verdict = "".join(f"<p>{escape(sentence)}</p>" for sentence in view.verdict if sentence)
+    parts = [f"<h4>{escape(view.title)}</h4>", f"<p>{escape(view.subtitle)}</p>" if view.subtitle else "", verdict]
     for part in view.sections:
         if part.only not in ("", "notebook"):
             continue
@@ -32,7 +32,7 @@ def as_html(view: View) -> str:
 
 
 def _html(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of cells, and under a caption, that are HTML already."""
+    """A table from a caption and cells that are HTML already."""
     title = f'<caption style="text-align:left;white-space:nowrap">{caption}</caption>' if caption else ""
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
@@ -41,18 +41,21 @@ def _html(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> s
 def _table(table: Table) -> str:
     styles = [f"text-align:{'right' if number else 'left'};padding:1px 8px" for number in numeric(table)]
     head = (f'<th style="{style}">{escape(name)}</th>' for name, style in zip(table.columns, styles, strict=True))
-    limit, rows = table.shown or ROWS, []
+    limit = table.shown or ROWS
+    rows = []
     for index, row in enumerate(table.rows[:limit]):
-        bold, cells = ";font-weight:bold" if index in table.marked else "", zip(row, styles, strict=True)
+        bold = ";font-weight:bold" if index in table.marked else ""
+        cells = zip(row, styles, strict=True)
         rows.append([f'<td style="{style}{bold}">{escape(cell(value))}</td>' for value, style in cells])
     left = len(table.rows) - limit
     return _html(escape(table.title), head, rows) + (f"<p>… and {left:,} more rows.</p>" if left > 0 else "")
 
 
 def _map(figure: Figure, series: Series) -> str:
-    """A map as a table of coloured cells, with the key to its words."""
+    """A map as a table of coloured cells, with a legend of its categories."""
     values = np.asarray(series.values, dtype=float)
-    known, colours = values[np.isfinite(values)], word_colours(len(series.words))
+    known = values[np.isfinite(values)]
+    colours = word_colours(len(series.words))
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
 
     def shown(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A view as text: for a terminal, for a pipe, and for `str(result)`."""
+"""Renderer of text: for a terminal, for a pipe, and for `str(result)`."""
 
 import io
 import os
@@ -16,11 +16,11 @@ from rich.text import Text as Words
 from limitlens.report.text import cell, numeric, sentence
 from limitlens.report.view import Section, Table, Text, View
 
-WIDTH = 160  # where nobody's terminal says otherwise
+WIDTH = 160  # of tables if there is no terminal
 
 
 def show(view: View) -> None:
-    """Print a view on stdout: with bold letters to a person, plain when piped or when NO_COLOR is set."""
+    """Print a view on stdout: with bold text on a terminal, without if piped or if NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     text = as_text(view, colour=sys.stdout.isatty() and not plain)
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
@@ -28,9 +28,9 @@ def show(view: View) -> None:
 
 
 def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
-    """A view as text of so many columns, sentences broken there too: the terminal's where there is one.
+    """A view as text, wrapped to `width` columns; without `width`, to those of the terminal.
 
-    Otherwise tables may take 160 columns and a sentence stays one line. `colour` adds the escape codes of a terminal.
+    Without a terminal, tables may take 160 columns and sentences are not wrapped. `colour` adds escape codes.
     """
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
@@ -38,7 +38,7 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
     system: Literal["standard"] | None = "standard" if colour else None
     console = Console(
         file=sheet, width=width or WIDTH, force_terminal=colour, color_system=system, legacy_windows=False,
-        force_jupyter=False,  # or a notebook would be shown the parts one by one, and the text be empty
+        force_jupyter=False,  # or rich would show the parts in a notebook instead of writing the text
     )  # fmt: skip
     for part in _parts(view):
         console.print(part, soft_wrap=width is None and not isinstance(part, Grid), highlight=False)
@@ -47,15 +47,15 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
 
 
 def _parts(view: View) -> Iterator[RenderableType]:
-    """What is printed, in order."""
+    """The parts of the text, in order."""
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
     _, found, do = view.verdict
-    for heading, said in (("What to do", do), ("What it found", found)):
-        if said:
+    for heading, text in (("What to do", do), ("What it found", found)):
+        if text:
             yield Words("\n" + heading, style="bold")
-            yield Words(said)
+            yield Words(text)
     for part in view.sections:
         if part.only in ("", "terminal"):
             yield from _section(part)
@@ -83,7 +83,7 @@ def _section(part: Section) -> Iterator[RenderableType]:
 
 
 def _grid(table: Table, title: str) -> RenderableType:
-    """A table; text to the left, numbers to the right."""
+    """A table with text aligned left and numbers aligned right."""
     name = Words(title[:1].upper() + title[1:]) if title else None
     grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
     for column, number in zip(table.columns, numeric(table), strict=True):

@@ -1,7 +1,7 @@
-"""What a result shows, as data: sentences, tables and figures, described once and drawn by every renderer.
+"""The view of a result: sentences, tables and figures as data, which every renderer draws.
 
-`page` draws a view as one HTML file, `terminal` as text, `notebook` as a fragment, and `paper` its figures for print. A
-view is built in the room of its result; this room knows nobody.
+`page` renders a view as one HTML file, `terminal` as text, `notebook` as an HTML fragment, and `paper` its figures for
+print. Each package builds the views of its own results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,46 +25,46 @@ class Table:
 
     title: str  # also the name of its CSV file on a page
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]  # text, numbers, `Estimate` numbers, or None for what is not known
-    marked: frozenset[int] = frozenset()  # rows that stand out
-    shown: int | None = None  # rows that a terminal prints before it says how many more there are; None for all
-    folded: bool = False  # whether a page folds it away under its title
+    rows: Sequence[Sequence[Cell]]  # text, numbers, estimates, or None for an unknown value
+    marked: frozenset[int] = frozenset()  # rows in bold
+    shown: int | None = None  # most rows that a terminal prints; None for all
+    folded: bool = False  # whether a page shows only the title until it is clicked
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a figure; its ends are those of the numbers where they are not given."""
+    """One axis of a figure; without `low` and `high` it ends at the smallest and largest number."""
 
     label: str
     log: bool = False
     low: float | None = None
     high: float | None = None
-    whole: bool = False
+    whole: bool = False  # ticks at whole numbers only
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn on two axes: a line, points, a band between two lines, or a map of numbers over a grid."""
+    """One series of a figure: a line, points, a band between two lines, or a map of numbers on a grid."""
 
     name: str
     kind: Literal["line", "points", "band", "map"]
-    x: Sequence[Any]  # of a map: the labels of its columns
-    y: Sequence[Any]  # of a map: those of its rows
+    x: Sequence[Any]  # for a map: the labels of its columns
+    y: Sequence[Any]  # for a map: the labels of its rows
     colour: Colour = "blue"
-    dash: Dash = ""  # of a line; points are hollow or square in its place
-    low: Sequence[float | None] | None = None  # ends of 95% bars (points) or of the band
+    dash: Dash = ""  # for a line; for points, hollow or square marks
+    low: Sequence[float | None] | None = None  # 95% intervals of points, or the edges of a band
     high: Sequence[float | None] | None = None
-    values: Any = None  # (rows, columns): the numbers of a map; NaN where there is none
-    words: Sequence[str] = ()  # of a map of words: value k means words[k]
+    values: Any = None  # numbers of a map (rows, columns); NaN leaves a gap
+    words: Sequence[str] = ()  # for a map of categories: value k stands for words[k]
     joined: bool = False  # points joined by a thin line
-    labels: Sequence[str] = ()  # what a pointer is told at each point
-    sizes: Sequence[float] | None = None  # radius of each point in pixels; all alike where it is None
+    labels: Sequence[str] = ()  # tooltip of each point
+    sizes: Sequence[float] | None = None  # radius of each point in pixels; None for equal ones
     listed: bool = True  # whether the legend names it
 
 
 @dataclass(frozen=True)
 class Guide:
-    """A thin labelled line across a figure, at one x or at one y."""
+    """A thin labelled line across a figure at a fixed x or y."""
 
     label: str
     x: float | None = None
@@ -86,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """Plain sentences, one below the other; as a list where `listed`."""
+    """Sentences, one per line; a bulleted list if `listed`."""
 
     lines: Sequence[str]
     listed: bool = False
@@ -94,14 +94,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Widget:
-    """A part of a page that its scripts draw from `View.data` (`page.WIDGETS`); other renderers pass it over."""
+    """An interactive part of a page (`page.widgets`), filled from `View.data`; other renderers ignore it."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """Blocks side by side where there is room."""
+    """Blocks side by side if the page is wide enough."""
 
     blocks: Sequence[Figure | Table]
 
@@ -111,7 +111,7 @@ Block: TypeAlias = Table | Figure | Text | Widget | Row
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading and one sentence of introduction, for `only` one renderer or for all."""
+    """Blocks under a heading and an introduction (`lead`), for all renderers or `only` one."""
 
     title: str
     lead: str
@@ -121,41 +121,41 @@ class Section:
 
     @property
     def flat(self) -> list[Block]:
-        """Its blocks, those side by side one by one."""
+        """The blocks, with rows replaced by their blocks."""
         return [inner for block in self.blocks for inner in (block.blocks if isinstance(block, Row) else [block])]
 
 
 @dataclass(frozen=True)
 class View:
-    """What one result has to show."""
+    """Everything that renderers show of one result."""
 
     title: str
     subtitle: str
-    verdict: tuple[str, str, str]  # three plain sentences: what was measured, what it found, what to do
+    verdict: tuple[str, str, str]  # three sentences: what was measured, what it found, what to do
     sections: Sequence[Section]
-    above: Sequence[Block] = ()  # blocks of a page right under the verdict
-    # what the widgets of a page read, or what makes it: that may take a while, and only a page asks for it
+    above: Sequence[Block] = ()  # blocks of a page directly below the verdict
+    # data of the widgets, or a function that computes it, because only a page needs it
     data: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
-    # sections that take a while, made where a page is written
+    # function that makes the sections that are slow to compute and only on a page
     later: Callable[[], Sequence[Section]] = field(default=tuple, compare=False)
     warnings: Sequence[str] = ()
-    trust: Sequence[str] = ()  # what else a reader must know before believing the numbers
-    details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with how it was made
+    trust: Sequence[str] = ()  # known limits of the numbers
+    details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with the provenance
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of all its sections, those side by side one by one."""
+        """The blocks of all sections, with rows replaced by their blocks."""
         return [block for part in self.sections for block in part.flat]
 
 
 def cells(values: Any, stderr: Any) -> list[Estimate]:
-    """Numbers with their standard errors, as a column of a table."""
+    """A column of a table: values with their standard errors."""
     columns = (np.asarray(part, dtype=float).tolist() for part in (values, stderr))  # None becomes NaN
     return [Estimate(value, error) for value, error in zip(*columns, strict=True)]
 
 
 def look(index: int) -> tuple[Colour, Dash]:
-    """Colour and dash of the index-th of many series: 24 that differ."""
+    """Colour and dash of the index-th series of a figure; 24 combinations differ."""
     return SHADES[index % len(SHADES)], DASHES[index // len(SHADES) % len(DASHES)]
 
 
@@ -167,9 +167,9 @@ def line(name: str, x: Any, y: Any, colour: Colour = "blue", dash: Dash = "", *,
 def points(
     name: str, x: Any, y: Any, colour: Colour = "blue", stderr: Any = None, *, positive: bool = True, **more: Any
 ) -> Series:
-    """Points with 95% bars where standard errors are given; what is more (joined, dash, labels) is that of a `Series`.
+    """Points, with 95% intervals if standard errors are given; `more` are fields of `Series` (joined, dash, labels).
 
-    A bar that reaches zero has no place on a logarithmic axis: where `positive`, it ends at 5% of its value.
+    A logarithmic axis cannot show an interval that reaches zero: if `positive`, it ends at 5% of the value instead.
     """
     ends: dict[str, Any] = {}
     if stderr is not None:
@@ -186,13 +186,14 @@ def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, lis
 
 
 def heat(name: str, rows: Sequence[Any], columns: Sequence[Any], values: Any, words: Sequence[str] = ()) -> Series:
-    """A map of numbers (rows, columns), or of words that the numbers count."""
+    """A map of numbers (rows, columns), or of categories with number k for words[k]."""
     return Series(name, "map", columns, rows, values=np.asarray(values, dtype=float), words=words)
 
 
 def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: Sequence[Any], **more: Any) -> Figure:
-    """A map of heads at places (layer, head), coloured by a number each, or by one of the `words`; None is a gap."""
-    words, layers = more.pop("words", ()), sorted({layer for layer, _ in places})
+    """A map of the heads at (layer, head), coloured by a number each or by one of `words`; None leaves a gap."""
+    words = more.pop("words", ())
+    layers = sorted({layer for layer, _ in places})
     table = np.full((len(layers), 1 + max(head for _, head in places)), np.nan)
     for (layer, head), value in zip(places, values, strict=True):
         table[layers.index(layer), head] = np.nan if value is None else value
@@ -201,6 +202,6 @@ def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: 
 
 
 def _plain(values: Any) -> list[Any]:
-    """Numbers as Python's own, None where there is none."""
+    """Numbers as Python numbers, with None for those that are not finite."""
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     return [None if isinstance(value, float) and not np.isfinite(value) else value for value in listed]
