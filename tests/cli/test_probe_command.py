@@ -175,8 +175,10 @@ def test_bad_input_is_one_sentence(
     assert err.count("\n") == 1
 
 
-def test_a_size_is_refused_before_its_cost_is_told(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "check_cost", lambda *cost, **known: pytest.fail("the cost was told"))
+def test_a_size_is_refused_before_the_cost_is_estimated(
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "check_cost", lambda *cost, **known: pytest.fail("the cost was estimated"))
     with pytest.raises(InputError, match="the largest size is 100,000"):
         probe(*files, 2000, window=16, sizes=[10, 100_000], replicates=4, queries=8)
 

@@ -99,7 +99,7 @@ def test_a_verdict_says_why_and_what_to_do() -> None:
         (lambda: Thresholds(averaging_power=20), "in \\[0, 1\\]"),
     ],
 )
-def test_bad_input_is_told(call: object, words: str) -> None:
+def test_bad_input_is_refused(call: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()  # type: ignore[operator]
 

@@ -43,7 +43,7 @@ def of_a_head(
     return found
 
 
-def test_each_row_is_solved_and_ties_are_told() -> None:
+def test_each_row_is_solved_and_ties_are_infinite() -> None:
     scores = np.random.default_rng(4).normal(size=(7, 300)).astype(np.float32)
     found = critical_inverse_temperature(scores)
     transform = np.exp(-found[:, None] * (scores.max(1, keepdims=True) - scores)).sum(1)

@@ -1,1 +1,1 @@
-"""How every head of a model is measured in one pass over a corpus: `probe.probe`, from the pilot to the records."""
+"""Every head of a model: measured in one pass over a corpus (`probe.probe`), or predicted from a pilot (`predict.predict`)."""

@@ -72,7 +72,7 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
         numbers = run.heads.select_dtypes("number").drop(columns=["layer", "head"]).dropna(axis="columns", how="all")
         if quantity not in numbers:
             known = f"expected one of {', '.join(('regime', *numbers.columns))}"
-            help_ = f"a file is given as path={quantity!r}" if Path(quantity).suffix else known
+            help_ = f"give the name of a file as path={quantity!r}" if Path(quantity).suffix else known
             raise InputError(f"no head of this run has a number {quantity!r}; {help_}")
         found = numbers[quantity].tolist()
     predicted = "" if run.measured else "predicted "

@@ -64,9 +64,9 @@ def subtitle(run: ProbeRun) -> str:
         cost = f"{run.seconds['total']:.1f} s"
     scaled = [] if run.score_scale == 1 else [f"scores times {run.score_scale:g}"]
     note = [run.model_note] if run.model_note else []
-    asked = f"{run.queries} queries per head"
+    queries = f"{run.queries} queries per head"
     return " · ".join(
-        [*note, f"{heads} in {layers}", tokens, sizes, source, asked, *scaled, f"{cost}, on {run.device}"]
+        [*note, f"{heads} in {layers}", tokens, sizes, source, queries, *scaled, f"{cost}, on {run.device}"]
     )
 
 
@@ -122,12 +122,12 @@ def _do(run: ProbeRun) -> str:
         lead, kept = f"In its window of {context:,} tokens, attending to random keys", "keys"
     shares = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {kept}, at {LOOSE:.0%} it keeps {loose:.0%}"
     parts = [f"{lead} {shares}, if each head gets its own budget"]
-    if few := found.get(Regime.SELECTIVE):
+    if selective := found.get(Regime.SELECTIVE):
         parts.append(
-            f"for the {plural(few, 'selective head')} keep the keys with the largest weights instead of random ones"
+            f"for the {plural(selective, 'selective head')} keep the keys with the largest weights instead of random ones"
         )
-    if one := found.get(Regime.FROZEN):
-        parts.append(f"for the {plural(one, 'frozen head')} never evict the sink or the largest keys")
+    if frozen := found.get(Regime.FROZEN):
+        parts.append(f"for the {plural(frozen, 'frozen head')} never evict the sink or the largest keys")
     if not run.measured:
         parts.append("run `limitlens probe` to measure what must be certain, or raise --tokens to narrow the intervals")
     return "; ".join(parts) + "."
@@ -184,30 +184,30 @@ def trust(run: ProbeRun) -> list[str]:
             f"n = {run.tokens:,} are extrapolated and may be too small.",
             positions,
         ]
-    heads, said = run.records, []
+    heads, notes = run.records, []
     if known := [value for head in heads for value in head.curve.error if np.isfinite(value)]:
         times = f", {short(min(known) / run.floor)} times below the smallest error measured" if run.floor else ""
-        said.append(f"Numerical floor: {short(run.floor)} in relative error ({run.kernel}){times}.")
+        notes.append(f"Numerical floor: {short(run.floor)} in relative error ({run.kernel}){times}.")
     if bound := sum(head.error_is_lower_bound for head in heads):
-        said.append(
+        notes.append(
             f"{bound:,} of {len(heads):,} heads: the reference sample is too small, so their errors are mostly lower "
             "bounds. Raise --tokens."
         )
     if misfit := sum(head.curve.rate is not None and head.curve.rate.misfit > MISFIT for head in heads):
         follows = f"{plural(misfit, 'head')} follow{'s' if misfit == 1 else ''}"
-        said.append(f"{follows} neither a power of n nor of ln n at these sizes; use the curve, not the rate.")
+        notes.append(f"{follows} neither a power of n nor of ln n at these sizes; use the curve, not the rate.")
     like = (Verdict.SUB_GAUSSIAN, Verdict.CANNOT_TELL)
     if unlike := [str(layer.layer) for layer in run.layer_records if layer.verdict not in like]:
         every = len(unlike) == len(run.layer_records)
         where = "every layer" if every else f"{'layer' if len(unlike) == 1 else 'layers'} {join(unlike)}"
-        said.append(
+        notes.append(
             f"The tokens of {where} are heavier than Gaussian in the sense of the theorems: proved rates hold there "
             "only with a larger variance proxy, if at all, and predicted ones are approximate."
         )
     if run.score_scale != 1:
-        said.append(
+        notes.append(
             f"Every score was multiplied by {run.score_scale:g} for the measurement; the model's own forward was left "
             "as it is, so queries, keys and values are those of the model itself."
         )
-    said.append(positions)
-    return [*said, "The run was interrupted: its sizes are those reached by then."] if run.interrupted else said
+    notes.append(positions)
+    return [*notes, "The run was interrupted: its sizes are those reached by then."] if run.interrupted else notes

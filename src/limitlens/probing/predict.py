@@ -150,7 +150,7 @@ def _heads(
         key, value = (torch.cat(part) for part in zip(*kept, strict=True))
         kept.clear()
         predicted = predict_layer(
-            layer, key, value, n, queries=queries, quarters=quarters, few=True, seed=seed, workers=workers
+            layer, key, value, n, queries=queries, quarters=quarters, few_windows=True, seed=seed, workers=workers
         )
         curves = [[ErrorCurve.predicted(n, one, seed) for one in head] for head in predicted]
         found.extend(_records(layer, key, curves, windows.length))

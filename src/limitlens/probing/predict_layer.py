@@ -32,14 +32,14 @@ def predicted_sizes(sizes: Sequence[float]) -> list[int]:
 
 def predict_layer(
     layer: Layer, key: Tensor, value: Tensor, sizes: Sequence[float],
-    *, queries: int = QUERIES, quarters: NDArray[np.intp] | None = None, few: bool = False, seed: int = 0,
+    *, queries: int = QUERIES, quarters: NDArray[np.intp] | None = None, few_windows: bool = False, seed: int = 0,
     workers: Workers = one_after_another,
 ) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
     """Predict the errors of each head of a layer from keys and values (M, Hkv, ·): without its atom, and with it.
 
-    The second prediction is there only where every context contains an atom (a sink). `quarters` (M,) says from which
-    quarter of the text each token comes; without it tokens are in random order. `few` says that the tokens come from
-    few windows of text, which hold less information than their number suggests (`PredictedErrors.of`).
+    The second prediction exists only where every context contains an atom (a sink). `quarters` (M,) says from which
+    quarter of the text each token comes; without it tokens are in random order. `few_windows` says that the tokens come
+    from few windows of text, which hold less information than their number suggests (`PredictedErrors.of`).
     """
     wanted = np.asarray(predicted_sizes(sizes), dtype=float)
     shared, groups, m, _ = layer.query.shape
@@ -47,7 +47,9 @@ def predict_layer(
     clusters = layer.clusters[chosen]
 
     def by_head(found: tuple[PilotErrors, ...]) -> Iterator[tuple[PredictedErrors, ...]]:
-        return zip(*(PredictedErrors.of(wanted, one, clusters, len(key), seed, few) for one in found), strict=True)
+        return zip(
+            *(PredictedErrors.of(wanted, one, clusters, len(key), seed, few_windows) for one in found), strict=True
+        )
 
     def of_pair(pair: int) -> list[tuple[PredictedErrors, ...]]:
         query = layer.query[pair, :, chosen].flatten(0, 1)

@@ -115,7 +115,7 @@ def resampled(
     queries = columns @ members
     tokens = rows @ effective.reshape(replicates * clusters, -1) / queries[:, None]
     weights = rows @ top.ravel() / queries
-    averaging, frozen = (int(own.sum()) for own in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
+    averaging, frozen = (int(heads.sum()) for heads in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
     shares = (count / RESAMPLES for count in (averaging, RESAMPLES - averaging - frozen, frozen))
     drawn = dict(zip(Regime, shares, strict=True))
     agreement = drawn[verdict.regime]

@@ -63,7 +63,7 @@ class ProbeRun(Result):
     interrupted: bool
     seconds: Mapping[str, float]  # in the "model", in "attention" and in "total"
     warnings: tuple[str, ...]
-    # the tokens around each window: "mode", as asked for, and the ids of the "prefix" and the "suffix"
+    # the tokens around each window: "mode" (the option), and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
     score_scale: float = 1.0  # multiplies every score in the measurement; the model's own forward is unchanged
     sampling: str = "pooled"  # what samples are drawn from (`sampling.documents.SAMPLINGS`)
