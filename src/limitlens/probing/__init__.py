@@ -1,1 +1,1 @@
-"""Every head of a model: measured in one pass over a corpus (`probe.probe`), or predicted from a pilot (`predict.predict`)."""
+"""Every head of a model: measured in one pass over a corpus (`probe`), or predicted from a pilot (`predict`)."""

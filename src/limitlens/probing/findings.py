@@ -123,9 +123,8 @@ def _do(run: ProbeRun) -> str:
     shares = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {kept}, at {LOOSE:.0%} it keeps {loose:.0%}"
     parts = [f"{lead} {shares}, if each head gets its own budget"]
     if selective := found.get(Regime.SELECTIVE):
-        parts.append(
-            f"for the {plural(selective, 'selective head')} keep the keys with the largest weights instead of random ones"
-        )
+        heads = plural(selective, "selective head")
+        parts.append(f"for the {heads} keep the keys with the largest weights instead of random ones")
     if frozen := found.get(Regime.FROZEN):
         parts.append(f"for the {plural(frozen, 'frozen head')} never evict the sink or the largest keys")
     if not run.measured:
