@@ -82,13 +82,13 @@ def changed(saved: Path, tmp_path: Path) -> Callable[..., str]:
     ("name", "part", "config", "words"),
     [
         ("llama", "layers.1.self_attn", {}, "lacks layers.1.self_attn.k_proj.weight and 3 more"),
-        ("llama", "embed_tokens", {}, "lacks embed_tokens.weight, which would be drawn at random"),
+        ("llama", "embed_tokens", {}, "lacks embed_tokens.weight, which would be initialised at random"),
         ("llama", "-", {"num_hidden_layers": 5, "layer_types": None}, "lacks layers.3."),
         ("bert", "layer.2.attention.self.query", {}, "lacks encoder.layer.2.attention.self.query.bias"),
         ("llama", "-", {"vocab_size": 20}, "other shapes than its configuration says"),
         ("llama", "-", {"num_attention_heads": 0}, "could not be loaded (ZeroDivisionError"),
         ("llama", "-", {"num_attention_heads": -4}, "could not be loaded"),
-        ("llama", "-", {"num_hidden_layers": 10**6, "layer_types": None}, "claims 1,000,000 layers"),
+        ("llama", "-", {"num_hidden_layers": 10**6, "layer_types": None}, "has 1,000,000 layers"),
         ("llama", "-", {"vocab_size": 10**12}, "128 TB of memory, and this machine has"),
         ("llama", "-", {"hidden_act": "nothing"}, "KeyError: 'nothing'"),
     ],
@@ -107,7 +107,7 @@ def test_a_pooler_may_be_missing_and_layers_too_many_are_told(changed: Callable[
     assert {name.split(".")[1] for name in loaded.unused} == {"2"}
     (tmp_path / "text.txt").write_text("abcdefgh" * 20)
     warnings = Windows(loaded, open_corpus(str(tmp_path / "text.txt")), length=8, tokens=16).warnings
-    assert any("layers that the model has not: layers.2." in warning for warning in warnings)
+    assert any("layers that the model lacks: layers.2." in warning for warning in warnings)
     one = replace(loaded, unused=loaded.unused[:1])
     told_of = Windows(one, open_corpus(str(tmp_path / "text.txt")), length=8, tokens=16).warnings
     assert any(warning.endswith(f"has not: {loaded.unused[0]}") for warning in told_of)
@@ -130,7 +130,7 @@ def test_a_tokenizer_of_another_model_is_told(changed: Callable[..., str], tmp_p
     (folder / "tokenizer.json").write_text(json.dumps(words))
     (tmp_path / "text.txt").write_text("abcdefgh" * 20)
     loaded, text = load(str(folder)), open_corpus(str(tmp_path / "text.txt"))
-    told(lambda: Windows(loaded, text, length=8, tokens=16), "gives the token 1010 and the model knows 97")
+    told(lambda: Windows(loaded, text, length=8, tokens=16), "gives the token 1010, but the model has 97")
     (folder / "tokenizer.json").write_text("{}")
     told(lambda: load(str(folder)), "could not be loaded (KeyError")
 
@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_are_told_with_their_layer(saved: Path, tmp_
 )
 def test_a_gguf_header_that_lies_is_refused(tmp_path: Path, entry: bytes) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + entry)
-    told(lambda: read_metadata(tmp_path / "model.gguf"), "ends within its own description")
+    told(lambda: read_metadata(tmp_path / "model.gguf"), "ends within its metadata")
 
 
 # Folders

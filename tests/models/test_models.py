@@ -237,7 +237,7 @@ def test_a_gguf_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     path, whole = tmp_path / "model.gguf", gguf_bytes(SAID)
     for content in (whole[:40], whole[:-20], whole[:24] + b"\xff" * 8 + whole[32:]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="ends within its own description"):
+        with pytest.raises(InputError, match="ends within its metadata"):
             read_metadata(path)
     path.write_bytes(b"GGUF" + struct.pack("<I", 1))  # a version that is not known says nothing
     assert read_metadata(path) == {}

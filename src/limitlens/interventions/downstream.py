@@ -170,11 +170,7 @@ def downstream(
     places = {label: place for place, label in enumerate(names)}
 
     def features_of(index: int) -> Array:
-        """Label scores of the model's own head, or the mean of its last hidden states."""
-        ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
-        with torch.inference_mode():
-            output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
-        return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
+        return _features(loaded, rows[index][0], length, has_head)
 
     learned = []
     for done, index in enumerate(training):
@@ -215,6 +211,14 @@ def downstream(
     done = len(found["horizon"])
     about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
     return Downstream(*about, **found, interrupted=done < len(held_out))
+
+
+def _features(loaded: LoadedModel, text: str, length: int, has_head: bool) -> Array:
+    """Label scores of the model's own head for a text, or the mean of the model's last hidden states."""
+    ids = loaded.tokenizer(text, truncation=True, max_length=length)["input_ids"] or [0]
+    with torch.inference_mode():
+        output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
+    return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
 
 
 def _horizons(call: Captured) -> list[float]:

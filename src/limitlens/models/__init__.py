@@ -1,7 +1,7 @@
 """Real transformers: models by name, text as windows, and the queries, keys and values of every head.
 
-The road of the data: `load` a model, `open_corpus` a text, cut it into `Windows`, run the model over them inside
-`capture`, or inside `intervene` to see what it does with other keys or scores.
+`load` loads a model, `open_corpus` opens a text, `Windows` cuts it into windows of tokens. Run the model within
+`capture` to read the queries, keys and values of its heads, or within `intervene` to change its keys or scores.
 """
 
 from limitlens.models.capture import capture

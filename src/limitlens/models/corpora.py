@@ -1,7 +1,6 @@
-"""Text to read: what every Python installation carries, files, folders, datasets of the hub.
+"""Corpora: text of the Python installation, files, folders, and datasets of the Hugging Face hub.
 
-A corpus is a name and a way to stream its documents. Nothing is read before it is asked for, nothing is kept, and a
-name given by a user is only ever read from, never written to.
+A corpus is a name and a function that streams its documents, so that memory does not grow with its size.
 """
 
 import codecs
@@ -19,7 +18,7 @@ from limitlens.errors import InputError
 
 _BLOCK = 1 << 16
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(:[\w.-]{1,96})?")
-# Left out of stdlib-code: what is not the library itself, and the documentation, which is stdlib-docs.
+# Folders left out of stdlib-code: other packages, tests, and the documentation, which is stdlib-docs.
 _NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"})
 
 
@@ -27,17 +26,17 @@ _NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_
 class Corpus:
     """A named text, as a stream of documents."""
 
-    name: str  # what the user called it
-    documents: Callable[[], Iterator[str]]  # starts the stream anew: pieces of text, none empty, in the same order
+    name: str  # as the user gave it
+    documents: Callable[[], Iterator[str]]  # a new stream of non-empty pieces of text, always in the same order
 
 
 def open_corpus(name: str) -> Corpus:
-    """The corpus of a name: one that is built in (`BUILT_IN`), a text file, a folder of text files, or a hub dataset.
+    """Open a corpus by name: built in (`BUILT_IN`), a text file, a folder of text files, or a hub dataset.
 
-    A folder gives its text files in the order of their paths; hidden files and files that are not text are passed over.
-    A dataset of the hub, written owner/name or owner/name:configuration, gives the text column of its training part; it
-    needs the package `datasets` and a network. No such corpus raises an `InputError` here, one that is empty or not
-    text while it is read.
+    A folder gives its text files in the order of their paths, without hidden files and files that are not text. A hub
+    dataset, owner/name or owner/name:configuration, gives the text column of its training split; it needs the package
+    `datasets` and a network. An unknown name raises an `InputError` here; an empty corpus, or one that is not text,
+    raises it while it is read.
     """
     if name in BUILT_IN:
         return Corpus(name, _nonempty(name, BUILT_IN[name]))
@@ -48,8 +47,8 @@ def open_corpus(name: str) -> Corpus:
     if _HUB_ID.fullmatch(name):
         if importlib.util.find_spec("datasets") is None:
             raise InputError(
-                f"the corpus {name!r} is no file or folder here, and to read it from the hub needs "
-                f"`pip install datasets` first; at hand are {', '.join(BUILT_IN)}"
+                f"the corpus {name!r} is no file or folder here, and reading it from the hub needs "
+                f"`pip install datasets` first; without it there are {', '.join(BUILT_IN)}"
             )
         return Corpus(name, _nonempty(name, lambda: _read_dataset(name)))
     given = f"the corpus {name!r} is not known: it is no file or folder here"
@@ -57,7 +56,7 @@ def open_corpus(name: str) -> Corpus:
 
 
 def _nonempty(name: str, read: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
-    """The same stream without its blank documents, which refuses to end before it has given one."""
+    """The stream without blank documents; an `InputError` if there are no others."""
 
     def documents() -> Iterator[str]:
         empty = True
@@ -86,7 +85,7 @@ BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "
 
 
 def _read_folder(folder: Path, wanted: Callable[[Path], bool], skip: Collection[str] = ()) -> Iterator[str]:
-    """Every visible file under a folder that is wanted, in an order that no file system decides."""
+    """Text of the visible files under a folder that are wanted, in the order of their paths."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for path in (Path(root, name) for name in sorted(files) if not name.startswith(".")):
@@ -105,7 +104,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> Iterator[str]:
-    """A file in pieces of some 64 kB, cut at the ends of lines where there are any, so that its size never matters."""
+    """Text of a file in pieces of about 64 kB that end with a line, so that memory does not depend on its size."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     rest = ""
     try:
@@ -125,13 +124,13 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 def _read_dataset(name: str) -> Iterator[str]:
-    """The text column of the training part of a dataset on the hub, streamed."""
+    """Stream the text column of the training split of a hub dataset."""
     datasets = importlib.import_module("datasets")
     identifier, _, configuration = name.partition(":")
     try:
         rows = iter(datasets.load_dataset(identifier, configuration or None, split="train", streaming=True))
         row: dict[str, Any] | None = next(rows, None)
-    except Exception as error:  # the network, the hub and the dataset's own format each throw their own
+    except Exception as error:  # the network, the hub and the format of the dataset raise different errors
         given = f"the dataset {name!r} could not be read from the hub ({type(error).__name__})"
         raise InputError(f"{given}; check its name and the network, or use one of {', '.join(BUILT_IN)}") from error
     while row is not None:

@@ -1,7 +1,8 @@
-"""What a GGUF file says of itself, read from its header without a package: numbers, words and truths, no arrays.
+"""Metadata of a GGUF file, read from its header without a package: numbers, strings and booleans, no arrays.
 
-The layout: "GGUF", version (u32), number of tensors and of entries (u64 each), then the entries: a key (u64 length and
-bytes), the type of its value (u32) and the value; an array is its elements' type (u32), their number (u64) and they.
+Layout: "GGUF", version (u32), numbers of tensors and of entries (u64 each), then the entries: a key (u64 length and
+bytes), the type of its value (u32) and the value. An array is the type of its elements (u32), their number (u64) and
+the elements.
 """
 
 import struct
@@ -15,28 +16,29 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 28  # bytes of a text: more is no text
-_VERSIONS = (2, 3)  # the first counted in 32 bits
-# Where nothing is said of a first token, llama.cpp adds one for these tokenizers: SentencePiece's, and that of Llama 3.
+_LONGEST = 1 << 28  # bytes of a string; a longer one means a damaged file
+_VERSIONS = (2, 3)  # version 1 has 32-bit counts
+# If the file does not say whether to add a first token, llama.cpp adds one for SentencePiece and Llama 3 tokenizers.
 _ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-bpe"}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The entries of a GGUF file that are no arrays, by their keys; none where its version is not known here."""
+    """The entries of a GGUF file that are no arrays, by key; empty for an unknown version."""
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF" or _number(file, "<I") not in _VERSIONS:
                 return {}
             _, entries = _number(file, "<Q"), _number(file, "<Q")
             found = {_string(file): _value(file, _number(file, "<I")) for _ in range(entries)}
-    except (OSError, ValueError, OverflowError, RecursionError) as error:  # it leads us to places that are not there
+    except (OSError, ValueError, OverflowError, RecursionError) as error:  # offsets outside the file
         raise error if isinstance(error, InputError) else _broken(str(path)) from None
     return {key: value for key, value in found.items() if value is not None}
 
 
 def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The tokens with which every text began in training, as far as a file says so: one, or none; None unsaid."""
-    first, added = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.add_bos_token")
+    """The tokens that began every text in training, one or none; None if the file does not say."""
+    first = metadata.get("tokenizer.ggml.bos_token_id")
+    added = metadata.get("tokenizer.ggml.add_bos_token")
     if added is None and any(metadata.get(key) == value for key, value in _ADDED_UNSAID.items()):
         added = True
     if added is False:
@@ -45,7 +47,7 @@ def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
-    """A value of this type; None in the place of an array, which is passed over."""
+    """A value of this type; None for an array, which is skipped."""
     if kind == _STRING:
         return _string(file)
     if kind in _SCALARS:
@@ -77,4 +79,4 @@ def _bytes(file: BinaryIO, count: int) -> bytes:
 
 
 def _broken(name: str) -> InputError:
-    return InputError(f"the file {name} ends within its own description; expected a whole GGUF file")
+    return InputError(f"the file {name} ends within its metadata; expected a complete GGUF file")

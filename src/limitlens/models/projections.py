@@ -1,7 +1,7 @@
-"""The weights that make queries and keys, where a layer has them in a form we know.
+"""Query and key projections of a layer, for the module layouts that are known.
 
-They give what captured queries and keys alone cannot: the horizon ‖Σ^{1/2} A‖ and the coupling need A = scale · Wkᵀ Wq
-and the covariance Σ of the layer's input (`Captured.hidden`).
+The horizon ‖Σ^{1/2} A‖ and the coupling need A = scale · Wkᵀ Wq and the covariance Σ of the layer's input
+(`Captured.hidden`), which captured queries and keys alone do not give.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ _FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transpose
 class Projections:
     """q = Wq x + bq and k = Wk x + bk, heads stacked: rows h·k .. (h+1)·k - 1 belong to head h."""
 
-    query: Tensor  # wq of shape (Hq · k, d) and Wk of shape (Hkv · k, d), in the model's precision
-    # shapes (Hq · k,) and (Hkv · k,); a key bias cancels in the softmax, a query bias shifts the tilt
-    query_bias: Tensor | None
-    key: Tensor
-    key_bias: Tensor | None
-    rotary: bool  # queries and keys are rotated after the projection: weights give the geometry before
+    query: Tensor  # Wq, (Hq · k, d), in the model's precision
+    query_bias: Tensor | None  # (Hq · k,); shifts the tilt
+    key: Tensor  # Wk, (Hkv · k, d)
+    key_bias: Tensor | None  # (Hkv · k,); cancels in the softmax
+    rotary: bool  # queries and keys are rotated after the projection, so the weights give the geometry before it
 
     def factor(self, ratios: Tensor | None) -> float | None:
-        """The c with scores scale · c · <Wk x', Wq x> up to rotations: both `ratios` multiplied; None: none is."""
+        """The c with scores scale · c · <Wk x', Wq x> up to rotations, from `ratios`; None if there is none."""
         if ratios is None:
             return None
-        (query, away), (key, farther) = ratios.tolist()
+        (query, query_spread), (key, key_spread) = ratios.tolist()
         tolerance = 100 * torch.finfo(self.key.dtype).eps
-        return float(query * key) if away < tolerance and farther < tolerance else None
+        return float(query * key) if max(query_spread, key_spread) < tolerance else None
 
     def ratios(self, captured: Captured) -> Tensor | None:
-        """What `factor` reads, (2, 2), where the captured layer is; None where weights do not fit it.
+        """Norm ratios of captured and projected queries and keys, (2, 2); None if the weights do not fit the layer.
 
-        A rotation keeps norms, while a rescaling after the projection (some models scale their queries, some stretch
-        both to reach longer contexts) multiplies them by one number and a normalisation by many. So the norms of the
-        first window's queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk: of
-        either, the median of these ratios and how far one of them is from it.
+        A rotation keeps norms; a rescaling after the projection (some models scale their queries, or both for longer
+        contexts) multiplies them by one number, and a normalisation by many. So the norms of the first window's
+        queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk. Each row holds the
+        median of these ratios and the largest relative deviation from it.
         """
         found = []
         for weight, bias, made in (
@@ -62,12 +61,12 @@ class Projections:
 
 
 def projections(model: torch.nn.Module, layer: int) -> tuple[Projections | None, str]:
-    """The query and key projections of a layer, or None where none is known, and in words why, or what limits them."""
+    """Query and key projections of a layer, or None if unknown, with a sentence about the reason or a limitation."""
     return projector(model)(layer)
 
 
 def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
-    """`projections` of any layer of a model, which is searched once."""
+    """The function `projections` of a model, which searches its modules only once."""
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
     if not all(isinstance(number, int) for number in numbers):
@@ -94,7 +93,7 @@ def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | Non
 
 
 def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The part of an attention module that makes its queries, or None when it has none in a known form."""
+    """The query projection of an attention module, or None if its layout is not known."""
     pair = _separate(module)
     if pair is not None:
         return pair[0]
@@ -104,7 +103,7 @@ def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _separate(module: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear] | None:
-    """A module's query and key projections, where it has one of each with weights that are numbers, not packed bits."""
+    """Separate query and key projections of a module with unpacked weights, or None."""
     for names in _SEPARATE:
         query, key = (getattr(module, name, None) for name in names)
         if isinstance(query, torch.nn.Linear) and isinstance(key, torch.nn.Linear) and query.weight.is_floating_point():

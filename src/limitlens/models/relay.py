@@ -1,9 +1,9 @@
-"""The one door to a model's attention: every call of every layer as it enters the softmax.
+"""Hook on a model's attention: every call of every attention layer, right before the softmax.
 
-The transformers library sends the attention of its models through one function, chosen by name. `through` registers a
-function of its own under a name of its own, for as long as its `with` block lasts: it reads the call, hands it to a
-handler, and goes on to the function that the model would have used when the handler says so. So no code here knows any
-architecture. `capture` is the handler that only looks, `intervene` the one that changes what a layer attends to.
+The transformers library calls one attention function, chosen by name, for all its models. Within its `with` block
+`hook_attention` registers a function under a new name, which passes each call to a handler together with a function
+that proceeds as the model would have done. So no code here depends on an architecture. `capture` only reads the calls,
+`intervene` changes them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from limitlens.errors import InputError
 from limitlens.models._quiet import quiet
 from limitlens.models.projections import query_projection
 
-Output = tuple[Tensor, Tensor | None]  # of a layer, (B, L, Hq, v), and its weights where the model gives them
-Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # told a call, and how to go on with a query
+Output = tuple[Tensor, Tensor | None]  # of a layer (B, L, Hq, v), and its attention weights if returned
+Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # (call, function that proceeds) -> output
 Runner = Callable[..., None]  # runs the model on its arguments up to its last attention layer
 
 _PREFIX = "limitlens_"
 _serial = count()
-_relays: dict[str, _Relay] = {}  # those whose blocks are open, by their names in the library
-# The layer types of a configuration that hold no softmax attention: nothing can be captured there, nothing is missing.
+_relays: dict[str, _Relay] = {}  # relays of open blocks by their registered names
+# Layer types without softmax attention: nothing can be captured there.
 _WITHOUT_SOFTMAX = frozenset({"linear_attention", "mamba", "recurrent", "conv", "moe"})
 
 
@@ -44,48 +44,48 @@ class Captured:
     both sums over the keys j that query i may see; the sink's term is there only when `sinks` is.
     """
 
-    layer: int  # the layer's index in the model
-    query: Tensor  # shapes (B, Hq, L, k), (B, Hkv, N, k) and (B, Hkv, N, v); N > L where a cache holds earlier keys
-    key: Tensor
-    value: Tensor
-    scale: float  # the factor of the scores, most often 1/√k
-    causal: bool  # no query sees a key after itself
-    sliding_window: int | None = None  # keys at a distance below this are seen; None when all of the window is
-    softcap: float | None = None  # the bound of the scores, see above
-    sinks: Tensor | None = None  # learned logits, one per query head, shape (Hq,)
-    mask: Tensor | None = None  # true where query i sees key j, like (B, Hq, L, N); None: `causal` alone says it
-    bias: Tensor | None = None  # what the model adds to the scores (relative positions), broadcastable to (B, Hq, L, N)
-    hidden: Tensor | None = None  # what the query projection reads, (B, L, d), where it was asked for and can be had
-    position: Tensor | None = None  # (L,): where the queries stand in the text; None where the rows of a batch differ
-    forward: Any = None  # what the caller passed as `forward` to name the forward that this call belongs to
+    layer: int  # index of the layer in the model
+    query: Tensor  # (B, Hq, L, k)
+    key: Tensor  # (B, Hkv, N, k); N > L if a cache holds earlier keys
+    value: Tensor  # (B, Hkv, N, v)
+    scale: float  # factor of the scores, usually 1/√k
+    causal: bool  # no query sees a later key
+    sliding_window: int | None = None  # only keys at a smaller distance are seen; None: no limit
+    softcap: float | None = None  # bound of the scores, see above
+    sinks: Tensor | None = None  # learned sink logits, one per query head, (Hq,)
+    mask: Tensor | None = None  # true where query i sees key j, as (B, Hq, L, N); None: only `causal`
+    bias: Tensor | None = None  # added to the scores (relative positions), broadcastable to (B, Hq, L, N)
+    hidden: Tensor | None = None  # input of the query projection, (B, L, d), where asked for and known
+    position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
+    forward: Any = None  # the caller's name of the forward that this call belongs to
 
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
-        """True where a query of rows start to stop sees a key, broadcastable to (B, Hq, stop − start, N); None: all."""
-        (length, there), device = (self.query.shape[2], self.key.shape[2]), self.query.device
+        """Whether the queries start to stop see each key, broadcastable to (B, Hq, stop − start, N); None: all do."""
+        length, keys = self.query.shape[2], self.key.shape[2]
+        device = self.query.device
         stop = length if stop is None else stop
         if self.mask is not None:
             return self.mask if self.mask.shape[-2] == 1 else self.mask[..., start:stop, :]
         if not self.causal:
             return None
-        last = torch.arange(start, stop, device=device)[:, None] + there - length  # the last key that each row sees
-        return torch.arange(there, device=device) <= last
+        last = torch.arange(start, stop, device=device)[:, None] + keys - length  # the last key that each query sees
+        return torch.arange(keys, device=device) <= last
 
 
 @contextmanager
 def hook_attention(
     model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
-    """Hand every call of every attention layer of `model` to `handle` within the block.
+    """Pass every call of every attention layer of `model` to `handle` within the block.
 
-    The block is given a function that runs the model where only these calls are wanted: it breaks off when the last
-    layer would go on, so that nothing is computed which no call can show.
+    The block yields a function that runs the model only up to its last attention, for handlers that need no outputs.
 
-    The calls come in the order of the layers, before the layer's output is computed; with `hidden` they hold the
-    layer's input where its query projection is a known module. The model is put back as it was on leaving, whatever
-    happened. `inside` allows an intervention around the block: what goes on from here goes through it.
+    Calls come in the order of the layers, before the output of the layer is computed. With `hidden` they hold the
+    input of the layer if its query projection is a known module. The model is restored on leaving, also after an
+    error. `inside` allows an intervention around the block, which then handles the calls after this one.
 
-    A model of which some layer does not go through the library's attention interface raises an `InputError`: on
-    entering the block where the library says so, else when the first forward ends.
+    A model with a layer that does not use the library's attention interface raises an `InputError`, on entering the
+    block if the library reports it, else at the end of the first forward.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -107,7 +107,7 @@ def hook_attention(
     eager = "eager" in chosen.values()
 
     def make_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-        # Eager attention reads causality off the mask alone, so there it may not be left out for being causal.
+        # Eager attention knows causality only from the mask, so a causal mask must not be left out.
         return sdpa_mask(*args, **kwargs | ({"allow_is_causal_skip": False} if eager else {}))
 
     name = f"{_PREFIX}{next(_serial)}"
@@ -116,7 +116,7 @@ def hook_attention(
         _relays[name] = relay
         undo.callback(_relays.pop, name)
         AttentionInterface.register(name, relay.attention)
-        undo.callback(AttentionInterface._global_mapping.pop, name)  # the library offers no way to unregister
+        undo.callback(AttentionInterface._global_mapping.pop, name)  # the library has no function to unregister
         AttentionMaskInterface.register(name, make_mask)
         undo.callback(AttentionMaskInterface._global_mapping.pop, name)
         undo.callback(_restore, configs, found)
@@ -132,39 +132,43 @@ def hook_attention(
         yield relay.run_until_last_attention
 
 
-class _Seen(Exception):
-    """The last layer was seen."""
+class _LastAttentionReached(Exception):
+    """The attention of the last layer was handled, and no output is needed."""
 
 
 class _Forward(threading.local):
-    """What one forward must remember: forwards of several threads may run side by side."""
+    """State of one forward, one per thread, since several threads may run forwards at the same time."""
 
     def __init__(self) -> None:
-        self.running = False  # a forward of the model; attention outside one is a layer that is computed again
+        self.running = False  # whether a forward runs; attention outside of one is a recomputed layer
         self.seen: set[int] = set()
         self.inputs: dict[int, Tensor] = {}
         self.name: Any = None  # what the caller passed to name it
-        self.only = False  # the calls are wanted, and not what the model makes of them
+        self.only = False  # whether the forward may stop at the last attention
 
 
 class _Relay:
-    """The attention function that is registered."""
+    """The registered attention function and the state of its block."""
 
     def __init__(
         self, model: PreTrainedModel, handle: Handler, chosen: dict[int, str | None], around: _Relay | None, inner: bool
     ) -> None:
-        self.model, self.handle, self.chosen, self.around, self.inner = model, handle, chosen, around, inner
+        self.model = model
+        self.handle = handle
+        self.chosen = chosen  # attention implementations of the model by the id of their configuration
+        self.around = around  # the intervention around this block
+        self.inner = inner
         self.now = _Forward()
         config = model.config.get_text_config()
         types = enumerate(getattr(config, "layer_types", None) or ())
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
     def run_until_last_attention(self, *args: Any, forward: Any = None, **kwargs: Any) -> None:
-        """Run the model as far as its last attention."""
+        """Run the model up to its last attention."""
         self.now.only, self.now.name = True, forward
         try:
             self.model(*args, **kwargs)
-        except _Seen:
+        except _LastAttentionReached:
             self.now.running = False
         finally:
             self.now.only, self.now.name = False, None
@@ -175,14 +179,14 @@ class _Relay:
         self.now.seen.clear()
 
     def end(self, *_: Any) -> None:
-        """After the model's forward: a layer that was not captured is an error, never a gap in the results."""
+        """After the model's forward: raise an error for a layer that was not captured."""
         self.now.running = False
         missing = self.softmax - self.now.seen
         if missing or not self.now.seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
     def watch_inputs(self) -> Iterator[Any]:
-        """Hooks that keep what each query projection reads until its layer is captured."""
+        """Hooks that keep the input of each query projection until its layer is captured."""
 
         def keep(key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
             return lambda _, args: self.now.inputs.__setitem__(key, args[0])
@@ -201,7 +205,7 @@ class _Relay:
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read the call and hand it over, together with how the model would have gone on."""
+        """Pass the call to the handler, together with the function that proceeds as the model would."""
         layer = self._layer(module, query, key)
         sinks, softcap, scale = kwargs.get("s_aux"), kwargs.get("softcap"), kwargs.get("scaling")
         chosen = self.chosen[id(module.config)]
@@ -212,46 +216,34 @@ class _Relay:
         position_bias = kwargs.get("position_bias")
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
-        # A mask says what is seen; only one that was left out, which eager mode never does, leaves it to the flag.
+        # The mask decides what is seen; the flag counts only without a mask, which eager attention always has.
         later = 1 + key.shape[-2] - query.shape[-2]
         causal = bool(flag) and chosen != "eager" if mask is None else not bool(mask.triu(later).any())
         factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        sliding_window, hidden = kwargs.get("sliding_window"), self.now.inputs.pop(id(module), None)
-        place = _position(query, key, kwargs.get("position_ids"))
-        seen = Captured(
-            layer,
-            query,
-            key,
-            value,
-            factor,
-            causal,
-            sliding_window,
-            softcap,
-            sinks,
-            mask,
-            bias,
-            hidden,
-            place,
-            self.now.name,
-        )
+        call = Captured(
+            layer, query, key, value, factor, causal, kwargs.get("sliding_window"), softcap, sinks, mask, bias,
+            hidden=self.now.inputs.pop(id(module), None), position=_position(query, key, kwargs.get("position_ids")),
+            forward=self.now.name,
+        )  # fmt: skip
 
-        def go_on(query: Tensor) -> Output:
+        def proceed(query: Tensor) -> Output:
             if self.now.only and self.now.seen >= self.softmax:
-                raise _Seen
+                raise _LastAttentionReached
             if self.around is not None:
                 return self.around.attention(module, query, key, value, attention_mask, **kwargs)
-            namespace, seeing = inspect.unwrap(type(module).forward).__globals__, attention_mask
-            if chosen == "eager" or softcap is not None or sinks is not None:  # torch's own function knows neither
+            namespace = inspect.unwrap(type(module).forward).__globals__
+            mask = attention_mask
+            if chosen == "eager" or softcap is not None or sinks is not None:  # torch's function supports neither
                 attend = namespace["eager_attention_forward"]
-                seeing = _additive(seeing, seen)
+                mask = _additive(mask, call)
             else:
                 attend = namespace["ALL_ATTENTION_FUNCTIONS"]["sdpa"]
-            return attend(module, query, key, value, seeing, **kwargs)  # type: ignore[no-any-return]
+            return attend(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
 
-        return self.handle(seen, go_on)
+        return self.handle(call, proceed)
 
     def _layer(self, module: torch.nn.Module, query: Tensor, key: Tensor) -> int:
-        """The index of the layer now called: its own, or for modules that do not know it the number of calls so far."""
+        """Index of the layer: the module's own, or the number of calls so far if the module has none."""
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
             raise InputError(
@@ -273,7 +265,7 @@ class _Relay:
 
 
 def _configs(model: torch.nn.Module) -> list[Any]:
-    """Every configuration that may name an attention implementation: the modules' own and those nested in them."""
+    """All configurations that may name an attention implementation: those of the modules and nested ones."""
     found: dict[int, Any] = {}
     pending: list[Any] = [
         module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")
@@ -287,20 +279,21 @@ def _configs(model: torch.nn.Module) -> list[Any]:
 
 
 def _restore(configs: list[Any], chosen: dict[int, str | None]) -> None:
+    """Put back the attention implementation of every configuration."""
     for config in configs:
-        # The public setter also writes nested configurations, each of which has its own value to go back to.
+        # The public setter would also write the nested configurations, which have values of their own.
         config._attn_implementation_internal = chosen[id(config)]
 
 
 def _refusal(model: torch.nn.Module, what: str) -> str:
     return (
         f"{type(model).__name__} computes the attention of {what} without the attention interface of transformers, "
-        "through which alone heads can be read; choose another model or a newer version of transformers"
+        "which limitlens needs to read heads; choose another model or a newer version of transformers"
     )
 
 
 def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """What may be seen (boolean) and what is added to the scores, from a mask in either of the library's two forms."""
+    """Visible keys (boolean) and added scores, from a boolean or an additive mask of the library."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     seen = mask > torch.finfo(mask.dtype).min / 2
@@ -309,15 +302,15 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None:
-    """Where queries stand: as the model says, else the last of the keys; None where rows of the batch differ."""
-    length, there = query.shape[-2], key.shape[-2]
+    """Positions of the queries: the model's, else those of the last keys; None if the rows of the batch differ."""
+    length, keys = query.shape[-2], key.shape[-2]
     if given is None or given.ndim != 2 or given.shape[1] != length:
-        return torch.arange(there - length, there, device=query.device)
+        return torch.arange(keys - length, keys, device=query.device)
     return given[0] if len(given) == 1 or bool((given == given[0]).all()) else None
 
 
 def _additive(mask: Tensor | None, call: Captured) -> Tensor | None:
-    """The mask as eager attention adds it to its scores: zero where a key is seen, the lowest number elsewhere."""
+    """The mask that eager attention adds to its scores: zero for visible keys, the lowest number for others."""
     if mask is None and call.causal:
         mask = call.seen()
     if mask is None or mask.dtype != torch.bool:

@@ -1,4 +1,4 @@
-"""Models and texts that a saved result names, from whatever folder it is read."""
+"""Find the model or the text of a saved result from any working directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from limitlens.models.corpora import BUILT_IN
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:
-    """A model or a text by the name that a result gives it, as a whole path where it was a path when it was `made`."""
+    """The name of a model or text as a path that exists, relative to the folder where the result was `made`."""
     if name in ALIASES or name in BUILT_IN or "folder" not in made:
         return name
     there = Path(made["folder"], name)
