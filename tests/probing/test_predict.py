@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import limitlens as ll
+from cache_cases import CONTEXT, language_model
+from cache_cases import text as letters_text
 from limitlens import cli
 from limitlens.models import LoadedModel
 from limitlens.probing import figures
@@ -121,6 +123,13 @@ def test_views_say_that_errors_are_predicted(predicted: ll.ProbeRun) -> None:
     assert (data["predicted"], data["regimes"]) == (True, [])
     assert "predicted, not measured" in page(predicted.view(), {"arguments": {}})
     assert "predicted" in predicted._repr_html_()
+
+
+def test_a_plan_for_random_keys_needs_no_more_than_a_prediction() -> None:
+    model, corpus = language_model(), letters_text()
+    run = ll.predict(model, corpus, tokens=800, queries=16, window=32, sizes=[8, 16, 32])
+    made = ll.plan(model, corpus, run=run, policy="random", total=0.5, context=CONTEXT)
+    assert 0.4 < made.total.share <= 0.5
 
 
 def test_it_comes_back_as_it_was(predicted: ll.ProbeRun, tmp_path: Path) -> None:
