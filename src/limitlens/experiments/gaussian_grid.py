@@ -26,10 +26,15 @@ class GridErrors:
     square: Array
 
 
+def check_horizon(horizon: float) -> None:
+    """Refuse a horizon that is too large for the grid."""
+    if not abs(horizon) <= STEEPEST:
+        raise InputError(f"the horizon is {horizon}; expected at most {STEEPEST:g}; larger ones are close to hardmax")
+
+
 def grid_errors(signed_horizon: float, n: int, replicates: int, seed: int) -> GridErrors:
     """Draw `replicates` samples of n standard normal tokens and attend to them with A = `signed_horizon`."""
-    if not abs(signed_horizon) <= STEEPEST:
-        raise InputError(f"the horizon is {signed_horizon}; expected at most {STEEPEST:g} on the grid, or hardmax")
+    check_horizon(signed_horizon)
     if not 2 <= n <= 10**15:
         raise InputError(f"n is {n}; expected between 2 and 1e15 tokens")
     half = round((np.sqrt(2 * np.log(n)) + MARGIN) / STEP)

@@ -20,7 +20,7 @@ from limitlens.attention.head import Head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
-from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.experiments.gaussian_grid import check_horizon, grid_errors
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
@@ -215,6 +215,8 @@ def hardmax(
     _check(counts, replicates)
     check_seed(seed)
     if measure == "gaussian" and dim == 1:
+        for horizon in grid:
+            check_horizon(horizon)
         samples = float(replicates) * len(counts) * (1 + len(grid))
         check_cost("hardmax", seconds=SAMPLE_SECONDS * samples, memory=SAMPLE_BYTES * float(replicates), yes=yes)
         softmax = []

@@ -19,7 +19,7 @@ from scipy import stats
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError
 from limitlens.experiments.quantity import Quantity, sampled, verified
-from limitlens.experiments.regimes_figure import FEWEST_KEYS, regime_figures
+from limitlens.experiments.regimes_figure import regime_figures
 from limitlens.experiments.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.record import Run, to_json
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, Text, View, line, points
@@ -199,10 +199,8 @@ class ScalingLimits(Result):
         return [Section("Average, select, collapse", lead, [Row(drawn[:3]), Row(drawn[3:])])] if drawn else []
 
     def figures(self) -> list[Figure]:
-        """The same keys at three temperatures, their ordered weights, and Σw² against θ."""
-        if (n := self.inputs["n"]) < FEWEST_KEYS:
-            raise InputError(f"n is {n:g}; expected at least {FEWEST_KEYS} keys, to draw the three regimes")
-        return regime_figures(self.law, n, self.inputs["seed"])
+        """The three regimes of the keys, or Σw² against θ where there are too few keys to draw them."""
+        return regime_figures(self.law, self.inputs["n"], self.inputs["seed"]) or super().figures()
 
     def __repr__(self) -> str:
         shared = self.quantities["participation"]
