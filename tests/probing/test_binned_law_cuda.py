@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,7 @@ M, SIZES, CHOSEN = 500, np.array([4.0, 16, 64, 256, 1024]), np.array([0, 2, 3])
 QUARTERS = np.random.default_rng(1).integers(4, size=M)
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU they are interpreted."""
-    monkeypatch.setattr(gathering, "NODES", 256)
-    monkeypatch.setattr(gathering, "BLOCK", 64)
+FEW_PROGRAMS = gathering.Tiling(nodes=256, block=64)  # where there is no GPU they are interpreted
 
 
 def layer_of(spread: float = 1.0, atom: bool = True, device: str = "cpu") -> tuple[Layer, torch.Tensor, torch.Tensor]:
@@ -64,13 +61,11 @@ def alone(layer: Layer, key: torch.Tensor, value: torch.Tensor, quarters: Any) -
 @pytest.mark.parametrize(
     ("spread", "atom", "quarters"), [(1.0, False, None), (4.0, True, QUARTERS), (60.0, True, None)]
 )
-def test_heads_together_are_told_what_they_are_alone(
-    spread: float, atom: bool, quarters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_together_are_told_what_they_are_alone(spread: float, atom: bool, quarters: Any) -> None:
     """Also where not all fit at once: two key/value heads of 8 values and 6 queries each."""
-    monkeypatch.setattr(gathering, "AT_ONCE", 2 * 8 * 6)
+    tiling = replace(FEW_PROGRAMS, at_once=2 * 8 * 6)
     given = layer_of(spread, atom)
-    at_once = list(gathering.together(*given, SIZES, CHOSEN, quarters))
+    at_once = list(gathering.layer_errors(*given, SIZES, CHOSEN, quarters, tiling))
     assert [len(some[0].error) for some in at_once] == [12, 6]
     for name in ("error", "output", "whole", "halves", "half_outputs"):
         for way in range(1 + atom):
@@ -87,7 +82,7 @@ def test_predictions_are_the_same() -> None:
     layer, key, value = layer_of(4.0)
     one_by_one = predict_layer(layer, key, value, [16, 64], queries=3)
     sizes = np.array(predicted_sizes([16, 64]), dtype=float)
-    (found,) = gathering.together(layer, key, value, sizes, layer.places(3), None)
+    (found,) = gathering.layer_errors(layer, key, value, sizes, layer.places(3), None, FEW_PROGRAMS)
     clusters = layer.clusters[layer.places(3)]
     for way, errors in enumerate(found):
         for told, expected in zip(
@@ -123,11 +118,11 @@ def test_a_device_is_waited_for_once_and_asked_for_little(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.Tensor, "tolist", told)
     monkeypatch.setattr(torch.Tensor, "cpu", back)
-    monkeypatch.setattr(gathering, "sent", lambda array, device: torch.from_numpy(array).to(device))
+    monkeypatch.setattr(gathering, "to_device", lambda array, device: torch.from_numpy(array).to(device))
     monkeypatch.setattr(gathering, "programs", SimpleNamespace(gather=defaultdict(lambda: lambda *given, **own: None)))
     given = layer_of(device="meta")
     with Calls() as calls:
-        (found,) = gathering.together(*given, SIZES, CHOSEN, None)
+        (found,) = gathering.layer_errors(*given, SIZES, CHOSEN, None)
     assert waits == [(3,), (2, 27, 18, len(SIZES))]
     assert found[1].halves.shape == (2, 6, 18, len(SIZES))
     assert calls.names.total() < 1500  # views among them
@@ -138,4 +133,4 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
     layer, key, value = layer_of()
     key[3] = np.nan
     with pytest.raises(InputError, match="not a number"):
-        next(gathering.together(layer, key, value, SIZES, CHOSEN, None))
+        next(gathering.layer_errors(layer, key, value, SIZES, CHOSEN, None))

@@ -20,6 +20,7 @@ from limitlens.comparison import compare
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.probing import probe as probe_module
+from limitlens.probing.memory_plan import probe_cost
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.pilot import run_pilot
 from limitlens.probing.probe import probe
@@ -444,6 +445,24 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str, text: 
         run_tiny(tiny("bert"), text, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 12_000}, "the largest size is 4,096 and 12,032 tokens leave 6,656 to draw from"),
+        ({"sampling": "document"}, "the largest size is 4,096 and a document has 256 tokens"),
+        ({"special": "all"}, "special is 'all'"),
+        ({"precision": "exactly"}, "the precision is 'exactly'"),
+        ({"corpus": "no such text"}, "no such text"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_loads(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("limitlens.models.opening.load", lambda *given, **known: pytest.fail("the model was loaded"))
+    with pytest.raises(InputError, match=message):
+        probe("minilm", **options)
+
+
 def test_an_interrupted_run_is_a_run_of_what_was_dealt(text: str) -> None:
     loaded = tiny("llama")
 
@@ -636,7 +655,7 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     asked: Any = SimpleNamespace(model=model), SimpleNamespace(length=256, tokens=tokens), Cells(parse_sizes(sizes))
     monkeypatch.setattr(model.__class__, "device", torch.device("cpu"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    seconds, memory = probe_module._cost(*asked, 24, 256, 512)
+    seconds, memory = probe_cost(*asked, 24, 256, 512)
     layers, width = config.num_hidden_layers, config.num_hidden_layers * config.hidden_size
     embedded = sum(part.numel() for name, part in model.named_parameters() if "embeddings" in name or "embed_" in name)
     weights = model.num_parameters() - embedded
@@ -645,4 +664,4 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     assert took / 2 < seconds < 2 * took
     assert memory > 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert probe_module._cost(*asked, 24, 256, 512) == (seconds / 2, memory)
+    assert probe_cost(*asked, 24, 256, 512) == (seconds / 2, memory)

@@ -1,14 +1,15 @@
-"""The pilot law of all heads of a layer at once on a device: tokens on nodes of weight, as in `theory.exact_bootstrap`.
+"""The exact bootstrap of all heads of a layer at once on a GPU: tokens binned by weight (`theory.exact_bootstrap`).
 
-On a CPU a sparse matrix for each query is fastest. Here tokens are sorted by weight, so that those of a few nodes lie
-side by side and one program adds them up (`attention.kernels.programs`): no two additions meet in one place, so that a
-pilot gives the same numbers again. Nodes are powers of e^GAP, whoever is gathered on them, so that a head is told the
-same alone and among others, to single precision. Points s go as far as one of the heads needs them.
+On a CPU a sparse matrix for each query is fastest. Here tokens are sorted by weight, so that those of a few nodes are
+neighbours and one program adds them up (`attention.kernels.programs`): no two additions meet in one place, so results
+are reproducible. Nodes are powers of e^GAP for every head, so a head has the same errors alone and among others, to
+single precision. Points s extend as far as one of the heads needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -24,20 +25,30 @@ from limitlens.probing.pilot import Layer
 from limitlens.theory import exact_bootstrap as law
 from limitlens.theory.exact_bootstrap import PARTS, BinnedTokens, PilotErrors
 
-AT_ONCE = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
-NODES, BLOCK = 16, 32  # whose tokens a program adds up, so many at a time
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of the work on a GPU."""
+
+    at_once: int = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
+    nodes: int = 16  # nodes whose tokens one program adds up
+    block: int = 32  # tokens that it reads at a time
 
 
-def together(
-    layer: Layer, key: Tensor, value: Tensor, n: Array, chosen: NDArray[np.int64], quarters: NDArray[np.intp] | None
-) -> Iterator[tuple[PilotErrors, ...]]:
-    """`pilot_errors` of the chosen queries of all heads of a layer, head after head, as many heads at a time as fit."""
+TILING = Tiling()
+
+
+def layer_errors(
+    layer: Layer, key: Tensor, value: Tensor, n: Array, chosen: NDArray[np.int64], quarters: NDArray[np.intp] | None,
+    tiling: Tiling = TILING,
+) -> Iterator[tuple[PilotErrors, ...]]:  # fmt: skip
+    """Compute `pilot_errors` of the chosen queries of all heads of a layer, as many heads at a time as fit."""
     (shared, groups, m, _), device = layer.query.shape, key.device
     part, rows = law.parts_of(len(key), quarters), groups * len(chosen)
     order, asked = to_device(np.argsort(part, kind="stable"), device), to_device(chosen, device)
     spans = [slice(*span) for span in pairwise((0, *np.cumsum(np.bincount(part, minlength=PARTS)).tolist()))]
     keys, values = (tokens.index_select(0, order).transpose(0, 1) for tokens in (key, value))
-    step = max(1, AT_ONCE // (rows * (value.shape[-1] + 2)))
+    step = max(1, tiling.at_once // (rows * (value.shape[-1] + 2)))
     for start in range(0, shared, step):
         some = slice(start, start + step)
         scores = scores_of(layer.query[some][:, :, asked].flatten(1, 2), keys[some], layer.traits.softcap).double()
@@ -51,18 +62,18 @@ def together(
                 for one in (layer.atom.lse, layer.atom.output)
             )
             atom = ((score - (top + level).flatten()).clip(max=law.MAX_LOG_ATOM).exp(), own)
-        found = _gathered(logs - level, values[some].double(), spans, n).errors(n, atom)
-        yield tuple(PilotErrors.of(told) for told in found.cpu().numpy())
+        found = _binned(logs - level, values[some].double(), spans, n, tiling).errors(n, atom)
+        yield tuple(PilotErrors.of(errors) for errors in found.cpu().numpy())
 
 
-def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> BinnedTokens:
-    """Split each of M tokens between the nodes around its weight, of which logs (B, r, M) are given and mean 1.
+def _binned(logs: Tensor, values: Tensor, spans: list[slice], n: Array, tiling: Tiling) -> BinnedTokens:
+    """Split each of M tokens between the two nodes around its weight, of mean 1, given as logarithms (B, r, M).
 
     Values are (B, M, v); the parts of the pilot are spans of its tokens.
     """
     device, (_, queries, tokens) = logs.device, logs.shape
     light = logs.kthvalue(max(1, int(np.ceil(law.lightest_share(n) * tokens))), -1).values
-    # The one wait for the device: how many nodes and points there are.
+    # The only wait for the GPU: the number of nodes and points.
     low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
     if not np.isfinite(low + high):
         raise InputError(law.NO_TOKEN)
@@ -73,7 +84,7 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Bin
     pull = torch.stack([weight[..., span] @ about[:, span] for span in spans]).flatten(1, 2)  # (parts, m, v + 1)
     limit = pull[..., :-1].sum(0) / tokens
     pull[..., :-1] -= pull[..., -1:] * limit
-    count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, node)
+    count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, node, tiling)
     return BinnedTokens(
         law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float), node,
         count.double(), table.flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
@@ -82,11 +93,11 @@ def _gathered(logs: Tensor, values: Tensor, spans: list[slice], n: Array) -> Bin
 
 
 def _on_nodes(
-    logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, node: Tensor
+    logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, node: Tensor, tiling: Tiling
 ) -> tuple[Tensor, Tensor]:
-    """Of logs (m, M) of weights, values (B, M, v) and limits (m, v) what `BinnedTokens` holds of every node.
+    """Sums on every node for log weights (m, M), values (B, M, v) and limits (m, v), as `BinnedTokens` holds them.
 
-    Tokens (parts, K, m), and their W d, W and W |d|², (parts, K, m, v + 2).
+    Counts (parts, K, m), and sums of W d, W and W |d|², (parts, K, m, v + 2).
     """
     (rows, tokens), v, nodes = logs.shape, values.shape[-1], len(node)
     parts = [logs[:, span].float().sort(-1) for span in spans]
@@ -98,8 +109,8 @@ def _on_nodes(
         [torch.searchsorted(place[:, span].contiguous(), asked, out_int32=True) + span.start for span in spans], 1
     )
     count, table = (above.new_empty(PARTS, nodes, rows, *own, dtype=torch.float32) for own in ((), (v + 2,)))
-    programs.gather[(rows, PARTS, -(-nodes // NODES))](
+    programs.gather[(rows, PARTS, -(-nodes // tiling.nodes))](
         above, place, token, node, values, limit, begin, count, table, float(np.expm1(law.GAP)),
-        rows, rows // len(values), tokens, nodes, v, PARTS, NODES, padded(v), BLOCK, num_warps=2,
+        rows, rows // len(values), tokens, nodes, v, PARTS, tiling.nodes, padded(v), tiling.block, num_warps=2,
     )  # fmt: skip
     return count, table

@@ -1,4 +1,4 @@
-"""From the measurements of a layer to the records of its heads."""
+"""Measure layers that have seen the pool, and build the records of their heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from limitlens.record import to_json
 from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import QUARTERS
 
-# What a head's record takes from its layer's as it is, by the same name.
+# Fields of a head's record that are copied from the measurements of its layer.
 GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
 DETAIL = (
     "predicted_error", "effective_tokens", "top_weight", "entropy", "ordered_weights", "pareto_k", "local_dimension",
@@ -48,14 +48,14 @@ class Measured:
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
-    """All measurements of layers, alike where they are several, that have seen the pool, in windows of such length."""
+    """Measure layers of equal shape that have seen the pool, in windows of `window` tokens."""
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
             partial(_predictions, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
             partial(layer_geometry, whole, collectors),
         )  # fmt: skip
-        predictions, curves, detail, geometries = _done(work, whole.key.device)
+        predictions, curves, detail, geometries = _run_all(work, whole.key.device)
         share = torch.exp(whole.special.lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, whole.layer.query.shape[2]).mean(-1).cpu())
     shared, groups = collectors[0].layer.query.shape[:2]
@@ -68,20 +68,20 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     return found
 
 
-def _done(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
-    """What pieces of work give. On a device each has a stream of its own: small ones leave most of it to the others."""
+def _run_all(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
+    """Run pieces of work; on a GPU each in a CUDA stream of its own, since small ones leave most of it idle."""
     if device.type == "cpu":
         return [piece() for piece in work]
-    torch.linalg.eigh(torch.eye(1, device=device))  # its first call must be in one thread
+    torch.linalg.eigh(torch.eye(1, device=device))  # the first call must come from one thread
     here, streams = torch.cuda.current_stream(device), _streams(device, len(work))
 
-    def apart(piece: Callable[[], Any], stream: torch.cuda.Stream) -> Any:
+    def in_stream(piece: Callable[[], Any], stream: torch.cuda.Stream) -> Any:
         stream.wait_stream(here)
         with torch.cuda.stream(stream), torch.inference_mode():
             return piece()
 
     with ThreadPoolExecutor(len(work)) as pool:
-        found = list(pool.map(apart, work, streams))
+        found = list(pool.map(in_stream, work, streams))
     for stream in streams:
         here.wait_stream(stream)
     return found
@@ -89,7 +89,7 @@ def _done(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
 
 @cache
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The same ones again: what was freed on a stream is used again there."""
+    """CUDA streams, the same in every call: memory freed on a stream is reused there."""
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
@@ -98,7 +98,7 @@ def _predictions(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
     assignment = collector.assignment
     slots = assignment.random_slots(TOKENS)
     some = to_device(slots, collector.key.device)
-    # Single documents scatter as the text does: its chance is not added once more.
+    # Replicates of single documents contain the scatter of the text, which is not added again.
     quarters = None if assignment.single else assignment.origin[slots] * QUARTERS // assignment.seen
     sizes = np.rint(assignment.filled.cumsum(1).mean(0)).tolist()
     key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
@@ -108,14 +108,14 @@ def _predictions(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
 def head_records(
     measured: Measured, *, causal: bool, window: int, thresholds: Thresholds, seed: int
 ) -> list[HeadRecord]:
-    """The records of a layer's query heads, in order."""
+    """Build the records of a layer's query heads, in order."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     known["finite_population_correction"] = curves.finite_population_correction
     main = curves.bare if curves.atomic is None else curves.atomic
     sinks = layer_sinks(layer, curves.reference.lse, curves.pool, sizes, window)
-    # Of each head an array, or a number; None where it is not known.
+    # an array or a number for each head; None where it is not known
     arrays = {name: getattr(of, name) for of, names in ((geometry, GEOMETRY), (detail, DETAIL)) for name in names}
     by_head: dict[str, Any] = {name: to_json(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
 

@@ -1,7 +1,7 @@
-"""What a head does with its tokens: how many share the mass, how much the largest takes, how heavy the tail is.
+"""Diagnostics of a head's attention weights: effective tokens, largest weight, entropy, tail, local dimension.
 
-Measured on the replicates that were kept whole and on some queries of each head, from every score. The atom that
-every context contains is left out, except from the predicted error: these are properties of the pooled law.
+They use every score of some queries of each head over the replicates that keep all their tokens. They describe the
+pooled tokens, so they leave out the atom that every context contains; only the predicted error includes it.
 """
 
 from __future__ import annotations
@@ -37,43 +37,40 @@ from limitlens.statistics.local_exponent import (
 )
 from limitlens.statistics.tails import sorted_shape, tail_length
 
-FLOOR_QUERIES = 4  # queries of a head attended again in float64
+FLOOR_QUERIES = 4  # queries of a head that are attended to again in float64
 DIMENSION_QUERIES = 16  # queries of a head at which the local dimension of its keys is estimated
-_FEWEST_SCORES = 6  # below this there is no tail to fit
-_SCORES_AT_ONCE = 1 << 27  # of several key/value heads on a GPU
+_FEWEST_SCORES = 6  # smallest number of scores whose tail is fitted
+_SCORES_AT_ONCE = 1 << 27  # scores formed at a time on a GPU
 
 
 @dataclass(frozen=True, eq=False)
 class LayerDetail:
-    """Diagnostics of every head of a layer; means over queries and replicates unless said otherwise."""
+    """Diagnostics of every head of a layer; means over queries and replicates unless stated otherwise."""
 
     effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
-    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`heads.plug_in`)
-    top_weight: Array  # (heads,): the largest weight and the entropy of the weights, in nats, at the largest size
-    entropy: Array
-    ranks: NDArray[np.int64]  # (K,), (heads, K): the weights of rank 1, 2, 4, ... in the largest sample of replicate 0
-    ordered_weights: Array
-    # (heads,): medians over queries, NaN with too few tokens: Pareto shape of the weights, local exponent of the keys
-    pareto_k: Array
-    local_dimension: Array  # NaN too where most queries lie outside the keys' support
-    outside_support: Array  # (heads,): the share of queries that do
-    critical: tuple[CriticalFactor, ...]  # (heads,): the factor at which the scores of replicate 0 are critical
-    # (heads, W, C, J), (heads, W, C) and (C,): sums of effective tokens and of the largest weight over the queries of
-    # each cluster in each whole replicate, and how many queries those are
-    effective_sums: Array
-    top_sums: Array
-    members: Array
-    floor: Array  # (heads,): relative difference of a few outputs over the largest sample from the same in float64
+    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`probing.plug_in`)
+    top_weight: Array  # (heads,): largest weight at the largest size
+    entropy: Array  # (heads,): entropy of the weights at the largest size, in nats
+    ranks: NDArray[np.int64]  # (K,): 1, 2, 4, ...
+    ordered_weights: Array  # (heads, K): weights of these ranks in the largest sample of replicate 0
+    pareto_k: Array  # (heads,): Pareto shape of the weights, median over queries; NaN with too few tokens
+    local_dimension: Array  # (heads,): local exponent of the keys, median; NaN where most queries are outside them
+    outside_support: Array  # (heads,): share of queries outside the support of the keys
+    critical: tuple[CriticalFactor, ...]  # (heads,): score scale at which replicate 0 is critical
+    effective_sums: Array  # (heads, W, C, J): effective tokens summed over the queries of a cluster, by whole replicate
+    top_sums: Array  # (heads, W, C): largest weight, summed alike
+    members: Array  # (C,): queries of each cluster
+    floor: Array  # (heads,): relative error of a few outputs over the largest sample against float64
 
     def of(self, heads: slice) -> LayerDetail:
-        """That of some heads."""
+        """Restrict to some heads."""
         own = {part.name: getattr(self, part.name) for part in fields(self)}
         common = ("ranks", "members")
         return LayerDetail(**{name: part if name in common else part[heads] for name, part in own.items()})
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
-    """Attend the whole replicates once more, with every score in sight, a few key/value heads at a time."""
+    """Compute the diagnostics of a layer from every score of its whole replicates, a few key/value heads at a time."""
     step = _heads_at_once(collector)
     starts = range(0, collector.query.shape[0], step)
     parts = [_shared_detail(collector, slice(start, start + step), context) for start in starts]
@@ -85,7 +82,7 @@ def layer_detail(collector: Collector, context: int) -> LayerDetail:
 
 
 def _heads_at_once(collector: Collector) -> int:
-    """One key/value head on a CPU, so that its scores stay in cache; on a GPU as many as memory should hold."""
+    """Key/value heads at a time: one on a CPU, so that its scores stay in cache; on a GPU as many as memory allows."""
     if collector.key.device.type == "cpu":
         return 1
     scores = collector.detail_query.shape[1] * int(
@@ -95,14 +92,14 @@ def _heads_at_once(collector: Collector) -> int:
 
 
 def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDetail:
-    """The detail of the query heads, G for each, that read some key/value heads."""
+    """Diagnostics of the query heads that read some key/value heads, G for each."""
     assignment, layer = collector.assignment, collector.layer
     m, detail = layer.query.shape[2], layer.detail
     q, query = len(detail), collector.detail_query[heads]
     atom = None if layer.atom is None else _of_queries(layer.atom[heads], m, detail)
     member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
-    for r in reversed(range(assignment.whole)):  # replicate 0 comes last, and its largest sample is looked at again
+    for r in reversed(range(assignment.whole)):  # replicate 0 comes last: its largest sample is used below
         slots, sizes = (
             array_like(query, assignment.slots_of(r)),
             assignment.filled[r].cumsum().tolist(),
@@ -141,12 +138,12 @@ def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDet
 
 
 def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
-    """1/Σw² over nested samples, the first n tokens of scores (..., m, N) for each n: (..., m, J)."""
+    """Effective tokens 1/Σw² of nested samples, the first n of scores (..., m, N) for each of J sizes: (..., m, J)."""
     nested: list[Tensor] = []
     for start, stop in pairwise([0, *sizes]):
         if stop > start:
             block = scores[..., start:stop]
-            peak = block.amax(-1, keepdim=True)  # of the block itself: weights of all its tokens cannot vanish
+            peak = block.amax(-1, keepdim=True)  # of the block itself, so that not all its weights vanish
             weights = torch.exp(block - peak)
             sums = torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, weights))).double()
             both = sums.log() + torch.stack((peak, 2 * peak)).double()[..., 0]
@@ -158,12 +155,15 @@ def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `plug_in_errors` reads, of scores (..., m, n) over values (..., n, v); largest weight and entropy last."""
+    """Log-sum-exp, output and second moments, for `plug_in_errors`, of scores (..., m, n) over values (..., n, v).
+
+    Last the largest weight and the entropy, (..., m, 2).
+    """
     peak = scores.amax(-1, keepdim=True)
     below = scores - peak
     weights = torch.exp(below)
     mass = weights.sum(-1, keepdim=True).double()
-    # Of scores relative to the largest, in which nothing cancels.
+    # From scores relative to the largest, so that nothing cancels.
     entropy = mass.log() - torch.linalg.vecdot(weights, below)[..., None].double() / mass
     output = (weights @ value).double() / mass
     lengths = value.square().sum(-1, keepdim=True)
@@ -173,14 +173,14 @@ def _attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def _of_queries(state: State, m: int, chosen: Tensor) -> State:
-    """A state (h, G · m) restricted to some queries of each head."""
+    """Restrict a state (h, G · m) to some queries of each head."""
     parts = (part.reshape(len(part), -1, m, *part.shape[2:]) for part in (state.lse, state.output))
     lse, output = (part[:, :, chosen].flatten(1, 2) for part in parts)
     return State(state.count, lse, output)
 
 
 def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The kernel in its own precision against dense float64: a few queries of heads over one sample, (h,)."""
+    """Relative error of the kernel against dense float64 attention, for a few queries over one sample, (h,)."""
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
@@ -189,7 +189,7 @@ def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> T
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """So many of the largest scores, in increasing order: (..., N) to (..., count)."""
+    """The `count` largest scores in increasing order: (..., N) to (..., count)."""
     rows = native(scores)
     if isinstance(rows, Tensor):
         return rows.topk(count, -1).values.flip(-1)
@@ -197,7 +197,7 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 
 def _pareto(largest: Tensor) -> Any:
-    """The Pareto shape of each query's weights from its largest scores, in increasing order: (..., m + 1) to (...)."""
+    """Pareto shape of each query's weights from its largest scores in increasing order: (..., m + 1) to (...)."""
     if largest.shape[-1] < _FEWEST_SCORES:
         return torch.full_like(largest[..., 0], torch.nan)
     return sorted_shape(native(largest))

@@ -1,4 +1,4 @@
-"""The geometry of a layer's heads: horizons, coupling, tilts, and whether its tokens are sub-Gaussian."""
+"""Geometry of a layer's heads from second moments: horizons, coupling, tilts, and tails of its tokens."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from limitlens.probing.collect import Collector
 from limitlens.statistics.estimators import norm_by_squaring
 from limitlens.statistics.tails import TailReport, tails_of
 
-PRINCIPAL_AXES = 64  # of a layer's tokens along which their tails are judged
-_FEWEST_TOKENS = 100  # below this no tail is judged
-_TOKENS_AN_AXIS = 16  # with fewer, whitening by the sample's own covariance would make any tail look light
+PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
+_FEWEST_TOKENS = 100  # smallest number of tokens whose tails are tested
+_TOKENS_AN_AXIS = (
+    16  # tokens for each axis: with fewer, whitening by the sample's own covariance would make any tail look light
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
-    """What the second moments of a layer say, per query head."""
+    """Geometry of a layer, by query head."""
 
-    # (heads,): two-sided horizon H and tilt τ₀ of the mean query, over all pooled tokens; root mean square over the
-    # probe's queries of the standard deviation of their scores over the pool (before a softcap)
-    horizon: Array
-    mean_tilt: Array
-    score_std: Array
-    # (heads,) or None: ‖Σ^{1/2} A‖ and Ψ from the layer's input and projections, where they can be had
-    horizon_one_sided: Array | None
-    coupling: Array | None
-    reason: str  # why not, or what to keep in mind about them; empty when there is nothing to say
-    tails: TailReport | None  # of the tokens along their leading principal axes; None with too few of them
-    tokens: str  # what was judged: "hidden states", or "keys" where the former cannot be had
+    horizon: Array  # (heads,): two-sided horizon H over all pooled tokens
+    mean_tilt: Array  # (heads,): tilt τ₀ of the mean query
+    score_std: Array  # (heads,): standard deviation of scores over the pool, before a softcap; RMS over queries
+    horizon_one_sided: Array | None  # (heads,): ‖Σ^{1/2} A‖ from the layer's input and projections, where known
+    coupling: Array | None  # (heads,): Ψ, alike
+    reason: str  # why they are not known, or a caveat; empty where there is nothing to say
+    tails: TailReport | None  # tails of the tokens along their leading principal axes; None with too few of them
+    tokens: str  # the tokens tested: "hidden states", or "keys" where hidden states are not known
 
 
 def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerGeometry]:
-    """Everything that second moments and a sample of tokens tell about layers, which are joined as a whole.
+    """Compute the geometry of layers; `whole` holds the heads of all of them (`Collector.joined`).
 
     The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
     scale · √λ_max(RᵀCov(q)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
@@ -75,7 +74,7 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
 
 def _reach(key: Tensor, query: Tensor) -> Tensor:
     """√λ_max(RᵀBR) of covariances of keys A = RRᵀ, (Hkv, d, d), and of the queries that share them, (heads, d, d)."""
-    if key.device.type != "cpu":  # which eigenproblems one by one leave idle: A B has the eigenvalues of RᵀBR
+    if key.device.type != "cpu":  # eigenproblems one by one leave a GPU idle: A B has the eigenvalues of RᵀBR
         return norm_by_squaring(key.repeat_interleave(len(query) // len(key), 0) @ query).sqrt()
     values, axes = torch.linalg.eigh(key)
     root = (axes * values.clamp_min(0).sqrt()[..., None, :]).repeat_interleave(len(query) // len(key), 0)
@@ -84,7 +83,7 @@ def _reach(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
-    """The verdict on tokens of replicate 0 along the principal axes that a sample of this size can resolve."""
+    """Test the tails of replicate 0 along the principal axes that a sample of its size can resolve."""
     slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
     if collector.hidden is not None:
         tokens, store = "hidden states", collector.hidden

@@ -1,4 +1,4 @@
-"""How a probe fits a bound on memory: windows a forward, and tokens that wait, as many as there is memory for.
+"""Cost of a probe, and how it fits a bound on memory: windows a forward, and tokens that wait.
 
 What a probe keeps follows from its sizes, replicates and queries (`sampling.assignment`). A bound changes only how many
 tokens are on their way to the cells at a time, and never which token goes to which cell. The costs were measured.
@@ -10,10 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
+from limitlens.models import Windows
 from limitlens.models.catalog import LoadedModel
 from limitlens.probing.pilot import DETAIL_QUERIES, Pilot
 from limitlens.sampling.assignment import Assignment
+from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
+
+# Speed of one thread, measured for two models (docs/reliability.md): operations a second in the model and in attention
+# over queries, and seconds for everything else of a head. A GPU does as much as so many threads, at least.
+MODEL_SPEED, ATTENTION_SPEED, HEAD_SECONDS, GPU_THREADS = 6e10, 2.5e10, 0.08, 40
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,24 @@ def tokens_waiting(
     needed = max(forward + token * part, measured)  # one comes after the other
     left = room(memory, layer.query.device, held + needed, "what the samples keep, and measuring it")
     return min(max(assignment.blocks), part * int(min((left + needed - forward) / (token * part), 1e9)))
+
+
+def probe_cost(
+    loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int, kept_step: int
+) -> tuple[float, float]:
+    """Estimate seconds and bytes of a probe from counts alone.
+
+    A token takes 2 operations for each weight except embeddings, which are looked up; and 4 for each number of its keys
+    and each token of its window in the model, or each query in the measurement.
+    """
+    of, config = loaded.model, loaded.model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 1)
+    width = float(getattr(config, "hidden_size", 1) * layers)
+    tables = (part for part in of.modules() if isinstance(part, torch.nn.Embedding))
+    weights = sum(part.numel() for part in of.parameters()) - sum(table.weight.numel() for table in tables)
+    threads = torch.get_num_threads() if of.device.type == "cpu" else GPU_THREADS
+    a_token = (2 * weights + 4 * windows.length * width) / MODEL_SPEED + 4 * queries * width / ATTENTION_SPEED
+    seconds = (windows.tokens * a_token + HEAD_SECONDS * layers * getattr(config, "num_attention_heads", 1)) / threads
+    kept = sum(step for step in cells.steps if step <= kept_step)  # tokens whose keys and values are kept
+    states = 1 + replicates * sum(step > kept_step for step in cells.steps)
+    return seconds, 8 * width * (queries * states + replicates * kept)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from limitlens.attention.kernels.split import missing
 from limitlens.attention.scores import scores_of
-from limitlens.probing.binned_law_cuda import together
+from limitlens.probing.binned_law_cuda import layer_errors
 from limitlens.probing.pilot import Layer
 from limitlens.sampling.workers import Workers, one_after_another, product, summed
 from limitlens.statistics.predicted_curve import PredictedErrors
@@ -65,5 +65,5 @@ def predict_layer(
 
     if key.device.type == "cpu" or missing() is not None:  # heads that share keys go together, for the cache
         return list(chain.from_iterable(workers(of_pair, range(shared))))
-    at_once = together(layer, key, value, wanted, chosen, quarters)
+    at_once = layer_errors(layer, key, value, wanted, chosen, quarters)
     return [head for found in at_once for head in by_head(found)]

@@ -29,7 +29,7 @@ from limitlens.models.opening import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector, groups
-from limitlens.probing.memory_plan import tokens_waiting, window_bytes, windows_at_once
+from limitlens.probing.memory_plan import probe_cost, tokens_waiting, window_bytes, windows_at_once
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
@@ -51,9 +51,6 @@ PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checki
 # where that is two fifths. Error bars come from resampling them, and their choice is most of a run's uncertainty.
 QUERY_WINDOWS = 64
 FEWEST_QUERY_WINDOWS = QUERY_WINDOWS // 4
-# Speed of one thread, measured for two models (docs/reliability.md): operations a second in the model and in attention
-# over queries, and seconds for everything else of a head. A GPU does as much as so many threads, at least.
-MODEL_SPEED, ATTENTION_SPEED, HEAD_SECONDS, GPU_THREADS = 6e10, 2.5e10, 0.08, 40
 FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
 
 
@@ -136,30 +133,9 @@ def probe(
             sampling, accuracy, options,
         )  # fmt: skip
         work.check_size(windows.length)
-        check_cost("the probe", *_cost(loaded, windows, cells, replicates, queries, options.kept_step), yes=yes)
+        check_cost("the probe", *probe_cost(loaded, windows, cells, replicates, queries, options.kept_step), yes=yes)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
-
-
-def _cost(
-    loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int, kept_step: int
-) -> tuple[float, float]:
-    """Estimate seconds and bytes of a probe from counts alone.
-
-    A token takes 2 operations for each weight except embeddings, which are looked up; and 4 for each number of its keys
-    and each token of its window in the model, or each query in the measurement.
-    """
-    of, config = loaded.model, loaded.model.config.get_text_config()
-    layers = getattr(config, "num_hidden_layers", 1)
-    width = float(getattr(config, "hidden_size", 1) * layers)
-    tables = (part for part in of.modules() if isinstance(part, torch.nn.Embedding))
-    weights = sum(part.numel() for part in of.parameters()) - sum(table.weight.numel() for table in tables)
-    threads = torch.get_num_threads() if of.device.type == "cpu" else GPU_THREADS
-    a_token = (2 * weights + 4 * windows.length * width) / MODEL_SPEED + 4 * queries * width / ATTENTION_SPEED
-    seconds = (windows.tokens * a_token + HEAD_SECONDS * layers * getattr(config, "num_attention_heads", 1)) / threads
-    kept = sum(step for step in cells.steps if step <= kept_step)  # tokens whose keys and values are kept
-    states = 1 + replicates * sum(step > kept_step for step in cells.steps)
-    return seconds, 8 * width * (queries * states + replicates * kept)
 
 
 @dataclass(frozen=True, eq=False)

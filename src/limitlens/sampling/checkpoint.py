@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from limitlens.attention.head import Head
 
 NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
-FORMAT = 1
+FORMAT = 2
 EXACT = ("limitlens", "numpy", "torch", "transformers")  # packages whose other versions may round differently
 DTYPES = {"float64": "F64", "int64": "I64", "float32": "F32", "uint8": "U8", "bool": "BOOL"}
 # Errors of reading an incomplete file.

@@ -1,4 +1,4 @@
-"""The CPU kernel: torch's fused attention, which returns the log-sum-exp beside the output."""
+"""The CPU kernel: torch's fused attention, which also returns the log-sum-exp."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention without forming the scores. See the package docstring for shapes.
+    """Compute attention without forming all scores. See the package docstring for shapes.
 
-    The fused kernel wants one head size for keys and values, so the shorter of the two is padded with zeros; zeros add
-    nothing to a score, and the padded coordinates of the output are dropped.
+    The fused kernel needs one head size for keys and values, so the smaller one is padded with zeros; these change no
+    score, and the padded coordinates of the output are dropped.
     """
     batch, value_dim = query.shape[:-2], value.shape[-1]
     if key.shape[:-2] != batch:
@@ -35,9 +35,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
 
 
 def _rows(tensor: Tensor, batch: torch.Size, width: int) -> Tensor:
-    """`tensor` with one batch axis, one head axis of length 1, and its rows padded to `width`.
+    """Reshape to one batch axis and one head axis of length 1, and pad rows to `width`.
 
-    Over a cell of 64 tokens every call counts that need not be made.
+    The early return matters: over a cell of 64 tokens every call counts.
     """
     if tensor.shape[-1] < width:
         tensor = pad(tensor, (0, width - tensor.shape[-1]))

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""What runs on the chip: `largest` and `split` write rows as two halves, `forward` attends (see `split.py`).
+"""Triton programs: `largest` and `split` write rows as two halves, `forward` attends (see `split.py`).
 
-And of a probe, beside attention: `put` tokens where they go, `products` of them, `gather` them on nodes of weight.
+For probes: `put` copies tokens, `products` sums their products, `gather` bins them by weight.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def largest(X, SIZE, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """SIZE (B,) grows to the largest |number| of rows (B, n, d), which is the same in whatever order it is taken."""
+    """Raise SIZE (B,) to the largest |number| of rows (B, n, d); a maximum does not depend on the order."""
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     at = b * sb + row[:, None] * sn + column[None, :] * sd
@@ -23,9 +23,9 @@ def split(
     X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH; the unit is a power of two.
+    """Write rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH; the unit is a power of two.
 
-    SIZE is the largest |row| of each B; the unit brings it to at most 2^LARGEST.
+    SIZE is the largest |number| of each B; the unit scales it to at most 2^LARGEST.
     """
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
@@ -48,7 +48,7 @@ def _block(
     DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, MORE: tl.constexpr,
     SHIFT: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Take in keys n .. n + BN − 1; scores are in units of log 2."""
+    """Add keys n .. n + BN − 1 to the running sums; scores are in units of log 2."""
     rn = n + tl.arange(0, BN)
     ko, vo = rn[None, :] * DK + rk[:, None], rn[:, None] * DV + rv[None, :]
     there = rn < length
@@ -80,7 +80,7 @@ def _block(
     a = tl.exp2(m - SHIFT - level)
     p = tl.exp2(s * unit - level[:, None])
     if MORE > 1:
-        # Relative to the level, in which nothing cancels: Σ p (s − level), shifted when the level moves.
+        # Relative to the level, so that nothing cancels: Σ p (s − level), shifted when the level moves.
         moved = tl.where(mass > 0, m - SHIFT - level, 0.0)
         mean = a * (mean + mass * moved) + tl.sum(p * tl.where(p > 0, s * unit - level[:, None], 0.0), 1)
         l2 = l2 * a * a + tl.sum(p * p, 1)
@@ -104,7 +104,7 @@ def forward(
     bias_row, parts, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     BIAS: tl.constexpr, MORE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one piece of work (queries, keys, start, stop)."""
+    """Attend one block of queries of one job (queries, keys, start, stop)."""
     blocks = tl.cdiv(m_all, BM)
     job = (tl.program_id(0) // blocks).to(tl.int64)
     q, k = tl.load(WORK + 4 * job), tl.load(WORK + 4 * job + 1)
@@ -117,7 +117,7 @@ def forward(
     qh = tl.load(QH + qo, mask=mine[:, None], other=0.0)
     ql = tl.load(QL + qo, mask=mine[:, None], other=0.0)
     unit = tl.load(QUNIT + q) * tl.load(KUNIT + k)
-    first = k * n_all + start  # so that places within a piece of work are small numbers
+    first = k * n_all + start  # so that offsets within a job are small numbers
     KH, KL = KH + first * DK, KL + first * DK
     VH, VL = VH + first * DV, VL + first * DV
     B = BIAS_AT
@@ -156,9 +156,9 @@ def forward(
 
 @triton.jit
 def put(X, STORE, SIZE, ROWS, MARKS, n, marks, base, heads, d, sx, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows X (n, heads, d) to places ROWS of a store alike, those at MARKS once more to places from base on.
+    """Copy rows X (n, heads, d) to rows ROWS of a store, and those at MARKS also to its rows from base on.
 
-    SIZE (heads,) grows to the largest |number| of each head: a maximum is the same in whatever order it is taken.
+    SIZE (heads,) is raised to the largest |number| of each head; a maximum does not depend on the order.
     """
     i, head, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, D)
     own, twice = i < n, (i >= n) & (i < n + marks)
@@ -200,11 +200,11 @@ def gather(
     ABOVE, PLACES, TOKENS, WEIGHTS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
     PARTS: tl.constexpr, NODES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Split tokens between the nodes around their weights: tokens, W d, W and W |d|² on some nodes.
+    """Split each token between the two nodes around its weight: counts, W d, W and W |d|² of some nodes.
 
-    In each row tokens are in the order of their weights within a part: PLACES (rows, tokens) are the nodes below them,
-    with WEIGHTS (nodes,), ABOVE how far above in logarithms they are, TOKENS which of VALUES (heads, tokens, v) they
-    have. BEGIN (rows, parts, nodes + 1) is where tokens on a node or above begin.
+    Tokens of a row are sorted by weight within each part. PLACES (rows, tokens) are the nodes below them, with WEIGHTS
+    (nodes,); ABOVE is the logarithm of weight over node; TOKENS are their indices in VALUES (heads, tokens, v). BEGIN
+    (rows, parts, nodes + 1) is the first token at each node or above it.
     """
     row, part, below = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * NODES
     node, column = below + tl.arange(0, NODES), tl.arange(0, D)
@@ -226,7 +226,7 @@ def gather(
         share = tl.where(node[:, None] == place[None, :] + 1, upper[None, :], share)
         inside = there[:, None] & wide[None, :]
         d = tl.load(VALUES + ((row // queries) * tokens + token)[:, None] * v + column[None, :], mask=inside, other=0.0)
-        d = tl.where(inside, d - limit[None, :], 0.0).to(tl.float32)  # single from here on: nothing cancels any more
+        d = tl.where(inside, d - limit[None, :], 0.0).to(tl.float32)  # float32 from here on: nothing cancels any more
         pull += tl.dot(share, weight[:, None] * d, input_precision="ieee")
         count += tl.sum(share, 1)
         share = share * weight[None, :]

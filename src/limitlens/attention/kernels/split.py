@@ -1,14 +1,14 @@
 """The CUDA kernel: float32 accuracy from half-precision products, over many sets of tokens in one launch.
 
 Tensor cores multiply half-precision numbers fastest. So every input x is written once as hi + lo, two float16 numbers
-that hold 22 bits of it, and a product as hi·hi + hi·lo + lo·hi; what is left out is 2⁻²² of it. Weights are split alike
-inside the kernel. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows, and
-what is lost lies 2³⁸ below it. Two traps (measured on one H200): tensor cores truncate while they accumulate, so every
-block of keys has an accumulator of its own and blocks are added by ordinary rounded additions; and float32 sums over
-many blocks drift, so that long sets are cut into parts whose states are merged in float64.
+that hold 22 bits of it, and a product as hi·hi + hi·lo + lo·hi; the rest is 2⁻²² of it. The kernel splits weights in
+the same way. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows, and the loss
+is 2⁻³⁸ of it. Two pitfalls (measured on one H200): tensor cores truncate while they accumulate, so every block of keys
+has its own accumulator and blocks are added by ordinary rounded additions; and float32 sums over many blocks drift, so
+long sets are cut into parts whose states are merged in float64.
 
 Work is a list of jobs (queries, keys, start, stop): attention of one batch of queries over keys start .. stop − 1 of
-one batch of keys. A batched call is one job a batch, cells of different lengths are one job each, nothing is padded.
+one batch of keys. A batched call is one job for each batch; cells of different lengths need no padding.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch import Tensor
 
 from limitlens.arrays import Lazy
 
-programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first used; triton is not everywhere
+programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first used; triton may be missing
 
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
-PART = 65_536  # keys that one float32 accumulator sees
-SHORT = 1024  # keys of a set below which smaller blocks are faster
+PART = 65_536  # keys that one float32 accumulator sums, at most
+SHORT = 1024  # smaller blocks are faster for sets of fewer keys
 SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
 LARGEST = 14  # inputs are scaled to at most 2¹⁴ in size
 LOG2E = math.log2(math.e)
 
 
 def missing() -> str | None:
-    """Why this machine cannot run the kernel, in a sentence; None where it can."""
+    """Reason why this machine cannot run the kernel; None if it can."""
     try:
         _ = programs.forward
     except ImportError:
@@ -43,14 +43,14 @@ def missing() -> str | None:
 
 
 def unable(query: Tensor, value: Tensor) -> str | None:
-    """Why tensors like these need another kernel; None where they do not."""
+    """Reason why tensors like these need another kernel; None if they do not."""
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"heads are wider than {WIDEST} numbers"
     return "numbers are float64" if query.dtype == torch.float64 else missing()
 
 
 def padded(size: int) -> int:
-    """The sizes that programs know: powers of two, 16 at least."""
+    """Round a size up to what programs accept: a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -58,30 +58,30 @@ def padded(size: int) -> int:
 class Halves:
     """Rows (B, n, d) as hi + lo, each float16 (B, n, width), times a power of two for each B.
 
-    Numbers of few bits, as of bfloat16, may be wholly in hi: there lo is hi itself, and is not read.
+    For bfloat16 numbers hi holds all bits: there lo is hi itself, and is not read.
     """
 
     hi: Tensor
     lo: Tensor
-    unit: Tensor  # (B,): what the halves are multiplied by to give the rows again
+    unit: Tensor  # (B,): factor that turns the halves back into rows
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the kernel gives for each job; scores are in natural units."""
+    """Results of the kernel for each job; scores are in natural units."""
 
     lse: Tensor  # (jobs, m) float64
     output: Tensor  # (jobs, m, v) float64
     lse2: Tensor | None = None  # (jobs, m): log-sum-exp of twice the scores
     score: Tensor | None = None  # (jobs, m): mean score under the weights
     peak: Tensor | None = None  # (jobs, m): the largest score; −inf over no keys
-    where: Tensor | None = None  # (jobs, m): which key has it, the first among equals; −1 over no keys
+    where: Tensor | None = None  # (jobs, m): index of that key, the first among equals; −1 over no keys
 
 
 def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor | None = None) -> Halves:
-    """Split rows (B, n, d), of any strides, times a factor; or take them for `whole` in their higher half.
+    """Split rows (B, n, d), of any strides, times a factor; `whole` rows fit their higher half.
 
-    The largest |number| of each B is their `size` where it is known, (B,) float32.
+    `size` (B,), float32, is the largest |number| of each B where it is known.
     """
     batch, n, d = rows.shape
     width = padded(d)
@@ -99,14 +99,14 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
 
 
 def asked(query: Tensor) -> Halves:
-    """Queries (B, m, k) as the kernel reads them: scores in units of log 2."""
+    """Split queries (B, m, k) as the kernel reads them: scores are in units of log 2."""
     return halves(query, LOG2E)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, precision: Precision = "accurate"
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a batch, as every kernel gives it: see the package docstring for shapes."""
+    """Compute attention of a batch. See the package docstring for shapes."""
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     own = [_numbers(tensor.shape[:-2], batch, query.device) for tensor in (query, key)]
@@ -124,17 +124,16 @@ def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
     more: int = 0, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
-    """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of jobs (J, 4).
+    """Compute attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v) for each of jobs (J, 4).
 
-    A job is (which queries, which keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is added
-    to the scores, −inf leaves a key out. `more` is 1 for peaks and 2 for the rest of `Found`. "fast" takes one
-    product in place of three. Queries that are asked often may be given as `asked` made them, and `sizes` (2, Bk) of
-    keys and values as `halves` takes them.
+    A job is (index of queries, index of keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is
+    added to the scores; −inf masks a key. `more` is 1 for peaks and 2 for the rest of `Found`. "fast" takes one product
+    in place of three. Queries may be given as `asked` split them, and `sizes` (2, Bk) of keys and values alike.
     """
     v, size = value.shape[-1], (None, None) if sizes is None else sizes
     queries, few = query if isinstance(query, Halves) else asked(query), key.dtype == value.dtype == torch.bfloat16
     keys, values = (halves(rows, 1.0, few, own) for rows, own in zip((key, value), size, strict=True))
-    # Products for one: of the higher halves alone, with those of the lower half of queries and weights, with all.
+    # Half-precision products for one: higher halves alone; also the lower half of queries and weights; all.
     wide = 1 if precision == "fast" else 2 if few else 3
     m = queries.hi.shape[1]
     parts = max(1, -(-longest // PART))
@@ -154,7 +153,7 @@ def attend_jobs(
     whole = torch.logsumexp(found["lse"], 0)
     share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # over no keys all are −inf
     output = torch.zeros_like(found["output"][0, ..., :v])
-    for own, part in zip(share, found["output"], strict=True):  # one by one: nothing as large as all of them is made
+    for own, part in zip(share, found["output"], strict=True):  # one by one, to save memory
         output.addcmul_(own[..., None], part[..., :v])
     if not more:
         return Found(whole, output)
@@ -170,7 +169,7 @@ def _launch(
     query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: int,
     wide: int, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The kernel over (W, 4) pieces of work: float64, in natural units."""
+    """Run the kernel over (W, 4) pieces of work; results are float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
     output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
     rows = torch.empty((1, 2, 4)[more], count, m, dtype=torch.float32, device=device)
@@ -193,12 +192,12 @@ def _launch(
 
 
 def _shape(width: int, m: int, short: bool, more: int, wide: int) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys of a block, and how it is compiled, for a head size: what fits the chip and is fast."""
+    """Queries and keys of a block, and compiler options, for a head size: what fits the chip and is fast."""
     registers = None
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
     elif width == 64 and wide == 3 and m > 64:
-        # As many registers leave room for two blocks: one multiplies while the other takes its exponentials.
+        # So many registers allow two blocks at a time: one multiplies while the other computes exponentials.
         bm, bn, warps, stages, registers = 128, 64, 8, 2, 128
     elif more and (width <= 32 or (short and width == 64)):
         bm, bn, warps, stages = 64, 64, 4, 3
@@ -213,11 +212,11 @@ def _shape(width: int, m: int, short: bool, more: int, wide: int) -> tuple[int, 
 
 
 def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:
-    """Which row of a tensor's own batch each place of the common batch reads."""
+    """For each entry of the common batch, the index of the row in a tensor's own batch."""
     count = math.prod(own)
     return torch.arange(count, device=device).reshape(own).expand(batch).flatten()
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """(..., n, d) as (B, n, d)."""
+    """Reshape (..., n, d) to (B, n, d)."""
     return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
