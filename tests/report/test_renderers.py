@@ -26,6 +26,7 @@ from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page
 from limitlens.report.paper import draw
 from limitlens.report.style import PALETTE, viridis
 from limitlens.report.terminal import as_text, show
+from limitlens.report.text import cell, falling, join, numeric, plural, sentence, short
 from limitlens.report.view import (
     SHADES,
     Axis,
@@ -43,7 +44,6 @@ from limitlens.report.view import (
     look,
     points,
 )  # fmt: skip
-from limitlens.report.words import cell, falling, join, numeric, plural, sentence, short
 from limitlens.results import plot
 from page_reader import Reader
 

@@ -22,8 +22,8 @@ from limitlens.probing.regimes import Regime
 from limitlens.probing.result import STATES, ProbeRun
 from limitlens.record import ARRAYS, FORMAT, json_text, read_run
 from limitlens.report.page import page
+from limitlens.report.text import falling
 from limitlens.report.view import Table
-from limitlens.report.words import falling
 from limitlens.theory import rates
 from page_reader import Reader
 from report_cases import NASTY, bare_probe, probe_case

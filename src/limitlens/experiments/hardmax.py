@@ -25,8 +25,8 @@ from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
 from limitlens.record import Run, from_json, to_json
+from limitlens.report.text import plural, short
 from limitlens.report.view import SHADES, Axis, Colour, Dash, Figure, Section, Table, View, cells, line, points
-from limitlens.report.words import plural, short
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity

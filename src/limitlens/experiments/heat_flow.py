@@ -20,8 +20,8 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, check_number, check_seed
 from limitlens.experiments.quantity import Quantity, verified
 from limitlens.experiments.weight_samples import check_count
+from limitlens.report.text import short
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
-from limitlens.report.words import short
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, heat

@@ -18,8 +18,8 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, from_json
+from limitlens.report.text import plural, short
 from limitlens.report.view import SHADES, Axis, Figure, Row, Section, Table, View, cells, line, points
-from limitlens.report.words import plural, short
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.tails import TailReport, check_tails

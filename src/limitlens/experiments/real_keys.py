@@ -23,8 +23,8 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.experiments.quantity import Quantity
 from limitlens.experiments.weight_samples import sample_weights
 from limitlens.measures.named import sample_from_file
+from limitlens.report.text import falling, join, short
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
-from limitlens.report.words import falling, join, short
 from limitlens.results import Result
 from limitlens.statistics.local_exponent import (
     OUTSIDE,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from limitlens.errors import Array
 from limitlens.experiments.weight_samples import sample_ordered, sample_weights
+from limitlens.report.text import short
 from limitlens.report.view import Axis, Colour, Figure, Series, line, points
-from limitlens.report.words import short
 from limitlens.theory import GapLaw, KeyPoints, PoissonPoints, beta_sharing, critical_beta, participation, regime, theta
 
 SHARING = (400.0, 5.0, 1.05)  # keys that share the mass at the three temperatures

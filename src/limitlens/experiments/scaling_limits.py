@@ -22,8 +22,8 @@ from limitlens.experiments.quantity import Quantity, sampled, verified
 from limitlens.experiments.regimes_figure import regime_figures
 from limitlens.experiments.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
 from limitlens.record import Run, to_json
+from limitlens.report.text import cell, falling, short
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, Text, View, line, points
-from limitlens.report.words import cell, falling, short
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, regimes, weights

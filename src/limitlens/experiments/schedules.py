@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 from limitlens.arrays import pd
 from limitlens.experiments.real_keys import median_exponent, read_vectors
 from limitlens.experiments.scaling import check_one_scale, sphere_law
+from limitlens.report.text import falling, short
 from limitlens.report.view import Axis, Colour, Figure, Row, Section, Table, View, line
-from limitlens.report.words import falling, short
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid
 from limitlens.theory import GapLaw, critical_beta

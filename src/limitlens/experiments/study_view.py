@@ -9,7 +9,7 @@ import numpy as np
 
 from limitlens.estimate import Estimate
 from limitlens.report import view
-from limitlens.report.words import falling, join, plural, short
+from limitlens.report.text import falling, join, plural, short
 from limitlens.statistics.answers import CONTEXTS, ERRORS, answers
 from limitlens.theory import rates
 

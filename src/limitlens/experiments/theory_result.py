@@ -9,8 +9,8 @@ from typing import Any
 from limitlens.arrays import pd
 from limitlens.measures import TokenLaw
 from limitlens.record import Run
+from limitlens.report.text import falling, join, short
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
-from limitlens.report.words import falling, join, short
 from limitlens.results import Result
 from limitlens.theory._summary import Summary, summary
 

@@ -15,8 +15,8 @@ from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.record import to_json
+from limitlens.report.text import short
 from limitlens.report.view import Axis, Block, Cell, Figure, Section, Series, Table, View, line, look, points
-from limitlens.report.words import short
 from limitlens.results import Result
 from limitlens.statistics.documents import jackknife
 

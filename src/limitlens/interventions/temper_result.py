@@ -18,8 +18,8 @@ from limitlens.interventions.axes import Axes
 from limitlens.interventions.temper_fit import FittedExponents
 from limitlens.models.exponents import Exponents
 from limitlens.record import to_json
+from limitlens.report.text import join, sentence
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, head_map, look, points
-from limitlens.report.words import join, sentence
 from limitlens.results import Result
 from limitlens.statistics.documents import paired_mean
 

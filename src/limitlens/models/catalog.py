@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -24,7 +25,6 @@ from limitlens.cost import check_cost
 from limitlens.errors import InputError
 from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
-from limitlens.report.words import read_words
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
@@ -60,7 +60,8 @@ class Alias:
         return next((path for path in paths if path.is_file()), None)
 
 
-ALIASES = {name: Alias(**entry) for name, entry in read_words("models/aliases.json").items()}
+_ALIASES_JSON = Path(__file__).with_name("aliases.json").read_text(encoding="utf-8")
+ALIASES = {name: Alias(**entry) for name, entry in json.loads(_ALIASES_JSON).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from limitlens.probing.record import HeadRecord, kept_share
 from limitlens.probing.regimes import Regime
-from limitlens.report.words import falling, join, plural, short
+from limitlens.report.text import falling, join, plural, short
 from limitlens.statistics.tails import Verdict
 
 if TYPE_CHECKING:

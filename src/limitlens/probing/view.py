@@ -13,8 +13,8 @@ from limitlens.probing.figures import map_figure
 from limitlens.probing.overview import rate_skills, summary
 from limitlens.probing.page_data import BEYOND, page_data
 from limitlens.probing.record import MOMENTS, HeadRecord, share_of_keys
+from limitlens.report.text import short
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
-from limitlens.report.words import short
 
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun

@@ -4,15 +4,16 @@ A claim is a number or a bound that a paper proves, prints or draws. What only a
 is no number then, and the claim says so.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 from limitlens.errors import InputError
 from limitlens.record import from_json
-from limitlens.report.words import read_words
 
 SURE = 3.0  # standard errors within which two numbers agree: a page holds several pairs of them
 
@@ -73,7 +74,8 @@ class Experiment:
 @cache
 def catalogue() -> dict[str, Experiment]:
     """Every experiment by name."""
-    return {name: from_json(Experiment, told) for name, told in read_words("published/catalogue.json").items()}
+    text = (resources.files("limitlens.published") / "catalogue.json").read_text(encoding="utf-8")
+    return {name: from_json(Experiment, entry) for name, entry in json.loads(text).items()}
 
 
 def named(name: str) -> Experiment:

@@ -12,11 +12,24 @@ from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
 from limitlens.estimate import Estimate
 from limitlens.published.catalogue import Number, catalogue, named
-from limitlens.report.view import Block, Cell, Colour, Series, Table, Text, View, line, look, points
-from limitlens.report.words import cell, plural, read_words, worded_figure, worded_view
+from limitlens.report.text import cell, plural
+from limitlens.report.view import (
+    Axis,
+    Cell,
+    Colour,
+    Figure,
+    Guide,
+    Section,
+    Series,
+    Table,
+    Text,
+    View,
+    line,
+    look,
+    points,
+)
 from limitlens.results import Result
 
-WORDS = read_words("published/words.json")
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
 VERDICTS = ("agrees", "differs", "no")  # how they begin
 T = TypeVar("T")
@@ -113,24 +126,50 @@ class Reproduction(Result):
 
     def view(self) -> View:
         """The figure, the claims, and what was run."""
-        about, found = named(self.name), {key: self._row(key) for key in self.numbers}
-        columns = [*WORDS["claims"][:3], *([WORDS["as_published"]] if self.as_published else []), *WORDS["claims"][3:]]
+        about = named(self.name)
+        rows = [self._row(key) for key in self.numbers]
+        extra = ["as published code has it"] if self.as_published else []
+        columns = ["quantity", "ours", "published", *extra, "verdict"]
         series = [one.series([other.line for other in self.drawn[:place]].count(one.line))
                   for place, one in enumerate(self.drawn)]  # fmt: skip
         names = dict.fromkeys([*about.published, *self.parameters])
         given = [(name, *(_told(of.get(name)) for of in (about.published, self.parameters))) for name in names]
-        ways = [sum(str(row[-1]).startswith(way) for row in found.values()) for way in VERDICTS]
-        known: dict[str, Any] = {"about": about, "size": "quick" if self.quick else "full", "seconds": self.seconds}
-        known |= {"agreed": ways[0], "differ": ways[1], "silent": ways[2], "claims": plural(sum(ways[:2]), "claim")}
-        claims = Table("ours beside theirs", columns, list(found.values()))
-        shown: list[Block] = [worded_figure(about.figure, series), claims]
-        run: list[Block] = [Text(about.deviations, listed=True), Table("parameters", WORDS["parameters"], given)]
-        return worded_view(WORDS, shown, run, warnings=self.warnings, **known)
+        agree, differ, other = (sum(str(row[-1]).startswith(verdict) for row in rows) for verdict in VERDICTS)
+        axes = Axis(**about.figure["x"]), Axis(**about.figure["y"])
+        guides = [Guide(**guide) for guide in about.figure.get("guides", ())]
+        height = about.figure.get("height", 320)
+        figure = Figure(about.figure["title"], *axes, series, guides, height=height)
+        parameters = Table("parameters", ("parameter", "published", "here"), given)
+        return View(
+            about.title,
+            f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s",
+            (
+                about.shows,
+                f"Of {plural(agree + differ, 'claim')} with a published number or bound, {agree} agree and {differ} "
+                f"differ by more than three standard errors; {other} further numbers have no published counterpart.",
+                f"What to expect: {about.expect}",
+            ),
+            [
+                Section(
+                    "Our numbers and the published ones",
+                    "Points have 95% intervals. Numbers that are published only in a figure are not read off it; "
+                    "formulas are evaluated at the parameters of this run.",
+                    [figure, Table("our numbers and the published ones", columns, rows)],
+                ),
+                Section(
+                    "What was run",
+                    "Parameters of the publication and of this run, and where they differ on purpose.",
+                    [Text(about.deviations, listed=True), parameters],
+                ),
+            ],
+            warnings=self.warnings,
+        )
 
     def _row(self, key: str) -> tuple[Cell, ...]:
         claim, number = named(self.name).claims[key], self.numbers[key]
         theirs, verdict = claim.verdict(number)
-        told = claim.where if theirs is None else f"{WORDS['tests'][claim.test]}{cell(theirs)} ({claim.where})"
+        test = "" if claim.test == "equal" else f"{claim.test} "
+        told = claim.where if theirs is None else f"{test}{cell(theirs)} ({claim.where})"
         own = (Estimate.of(number.as_published, number.as_published_stderr),) if self.as_published else ()
         return (claim.says, Estimate.of(number.value, number.stderr), told, *own, verdict)
 
@@ -149,7 +188,17 @@ def _told(value: Any) -> str:
 def listing() -> View:
     """Every experiment that can be run again."""
     rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
-    return worded_view(WORDS["list"], [Table("experiments", WORDS["list"]["columns"], rows)])
+    table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
+    return View(
+        "Published experiments",
+        "limitlens reproduce NAME; --quick for a small run, --as-published for the published code's own definitions",
+        (
+            "Each name runs one published experiment with its parameters.",
+            "A table compares our numbers with the published ones, with a verdict on every claim.",
+            "Run one with --quick first; --out DIR writes tables, figure and numbers, and limitlens report a page.",
+        ),
+        [Section("Experiments", "Minutes of processor time at full size.", [table])],
+    )
 
 
 def reproduce(
