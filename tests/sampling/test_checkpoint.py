@@ -116,7 +116,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path, monkeypatch: pytest.Monke
         header = file.metadata()
         names = list(file.keys())
     assert set(header) == {"limitlens", "sha256"}
-    assert "0.layer0.state0.lse" in names
+    assert "0.layer0.state.lse" in names
     assert not list(tmp_path.glob(".*"))
 
 
@@ -158,7 +158,7 @@ def test_other_arguments_are_refused(
 def test_another_law_head_model_text_or_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(monkeypatch, study, tmp_path / "study")
     own: dict[str, Any] = {"sizes": [50, 5000, 20000], "replicates": 4, "queries": 64}
-    for law, head, words in ((ll.Gaussian(0.0, 2.0), ll.Head(1.2), "of law"), (LINE, ll.Head(1.3), "of head")):
+    for law, head, words in ((ll.Gaussian(0.0, 2.0), ll.Head(1.2), "made with law"), (LINE, ll.Head(1.3), "made with head")):
         with pytest.raises(ll.InputError, match=words):
             ll.study(law, head, **own, checkpoint=ll.Checkpoint(tmp_path / "study", resume=True))
     stopped(monkeypatch, probe, tmp_path / "probe")
@@ -168,12 +168,12 @@ def test_another_law_head_model_text_or_machine_is_refused(tmp_path: Path, monke
     options: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
     try:
         for changed in (other, moved):
-            with pytest.raises(ll.InputError, match="of weights"):
+            with pytest.raises(ll.InputError, match="made with weights"):
                 ll.probe(changed, text(), **options, batch=4, checkpoint=ll.Checkpoint(tmp_path / "probe", resume=True))
     finally:
         weight -= 1
     (tmp_path / "text.txt").write_text(Path(text()).read_text().replace("a", "b"))
-    with pytest.raises(ll.InputError, match="of text"):
+    with pytest.raises(ll.InputError, match="made with text"):
         ll.probe(
             model(), str(tmp_path / "text.txt"), **options, batch=4,
             checkpoint=ll.Checkpoint(tmp_path / "probe", resume=True),
@@ -203,7 +203,7 @@ def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         by_tokens.passed(1000, lambda: ({}, {}), Interrupt())
     assert len(written) == 3
     for wrong in ("soon", "0", "-5", "5m", "0s", ".s", "1.2.3", ""):
-        with pytest.raises(ll.InputError, match="expected tokens, such as 100000, or seconds, such as 60s"):
+        with pytest.raises(ll.InputError, match="expected tokens, such as 100000, or seconds: 60s"):
             ll.Checkpoint(tmp_path, every=wrong)
 
 
@@ -256,7 +256,7 @@ def test_the_command_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.Capt
     for arguments, words in (
         (["--resume"], "--resume was given without --out; expected the folder"),
         (["--checkpoint-every", "60s"], "--checkpoint-every was given without --out"),
-        (["--checkpoint-every", "soon", "--out", str(tmp_path)], "every 'soon'; expected tokens"),
+        (["--checkpoint-every", "soon", "--out", str(tmp_path)], "interval is 'soon'; expected tokens"),
         (["--memory", "4"], "--memory is '4'; expected a size such as 16MB"),
         (["--memory", "1MB"], "the memory limit is 0.001 GB; expected"),
     ):
