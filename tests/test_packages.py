@@ -28,6 +28,7 @@ EDGES: dict[str, set[str]] = {
     "cache": {
         "arrays",
         "attention",
+        "cost",
         "errors",
         "estimate",
         "models",
@@ -36,6 +37,7 @@ EDGES: dict[str, set[str]] = {
         "report",
         "results",
         "sampling",
+        "statistics",
     },
     "cli": {
         "attention",

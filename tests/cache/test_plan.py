@@ -175,16 +175,18 @@ def test_a_probe_gives_the_budgets_of_random_keys(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a probe without score_scale"):
         ll.plan(loaded, run=replace(run, score_scale=2.0), context=CONTEXT)
     seen: list[tuple[float, float]] = []
-    made = ll.plan(loaded, run=run, policy="random", error=0.3, context=CONTEXT, progress=lambda *n: seen.append(n))
-    assert (made.corpus, made.probed, seen[-1]) == (text(), True, (12, 12))
+    asked: dict[str, Any] = {"policy": "random", "error": 0.3, "context": CONTEXT, "windows": (2, 2)}
+    made = ll.plan(loaded, run=run, **asked, progress=lambda *done: seen.append(done))
+    assert (made.corpus, made.probed, seen[-1]) == (text(), True, (4, 4))
+    assert (made.fitted, made.checked) == (2, 2)
     assert {name for row in made.policies for name in row} == {"random"}
     needed = [max(head.keys_for(0.3, CONTEXT).n or CONTEXT for head in run.records
                   if (head.layer, head.kv_head) == place) for place in np.ndindex(3, 2)]  # fmt: skip
     # Budgets lie between measured sizes on straight lines, above convex curves.
     assert np.ravel(made.budgets) == pytest.approx(needed, abs=6)
-    again = ll.plan(loaded, run=tmp_path / "run", policy="random", error=0.3, context=CONTEXT)
+    again = ll.plan(loaded, run=tmp_path / "run", **asked)
     assert again.budgets == made.budgets
-    other = ll.plan(loaded, text(), policy="snapkv", total=0.25, context=CONTEXT)
+    other = ll.plan(loaded, text(), policy="snapkv", total=0.25, context=CONTEXT, windows=(2, 2))
     assert not other.probed
     assert other.total.share == pytest.approx(0.25, abs=0.01)
     assert [total.policy for total in other.totals] == list(POLICIES)
@@ -195,19 +197,20 @@ def test_a_plan_for_random_keys_probes_the_model_itself(tmp_path: Path) -> None:
         ll.plan(language_model(), text(), policy="random", context=CONTEXT)
     path = tmp_path / "letters.txt"
     path.write_text(" ".join("".join(row) for row in np.random.default_rng(5).choice(list("abcdefgh"), (12_600, 8))))
-    made = ll.plan(language_model(), str(path), policy="random", context=CONTEXT)
+    made = ll.plan(language_model(), str(path), policy="random", context=CONTEXT, windows=(2, 2))
     assert made.probed
     assert made.total.share == pytest.approx(0.25, abs=0.01)
 
 
 def test_a_total_in_bytes_is_that_of_its_entries() -> None:
     """Keys and values of 8 numbers of 4 bytes: 64 bytes an entry, 64 tokens in 6 key/value heads."""
-    made = ll.plan(language_model(), text(), context=CONTEXT, total=10_000)
+    asked: dict[str, Any] = {"context": CONTEXT, "windows": (2, 2)}
+    made = ll.plan(language_model(), text(), **asked, total=10_000)
     assert made.entry_bytes == 64
     assert made.total.entries == 10_000 // 64
     assert made.total.bytes == 10_000 // 64 * 64
     assert "10.0 MB" in str(replace(made, entry_bytes=64_000))
-    assert made.budgets == ll.plan(language_model(), text(), context=CONTEXT, total=156 / 384).budgets
+    assert made.budgets == ll.plan(language_model(), text(), **asked, total=156 / 384).budgets
 
 
 @pytest.mark.parametrize(
@@ -362,7 +365,7 @@ def test_a_trial_of_a_full_cache_finds_nothing() -> None:
 
 
 def test_a_context_beyond_the_positions_of_a_model_is_told() -> None:
-    made = ll.plan(language_model(), text(), context=130, total=0.5)
+    made = ll.plan(language_model(), text(), context=130, total=0.5, windows=(2, 2))
     (warning,) = made.warnings
     assert "258 tokens" in warning
     assert "256 positions" in warning
@@ -378,6 +381,7 @@ def test_bad_arguments_are_refused_before_a_model_is_loaded() -> None:
         ({"error": 0.1, "total": 0.5}, "both total and error were given"),
         ({"context": 8}, "context is 8; expected at least 64 tokens"),
         ({"seed": -1}, "seed"),
+        ({"windows": (8, 0)}, "windows is 0; expected at least 1 for the curves and 1 for the check"),
     ):
         with pytest.raises(InputError, match=message):
             ll.plan("there-is-no-such-model", text(), **options)

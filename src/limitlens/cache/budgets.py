@@ -12,6 +12,7 @@ from limitlens.cache.cut import CutCurves
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.probing.result import ProbeRun
+from limitlens.statistics.documents import jackknife
 
 BEST, RANDOM = "best", "random"  # the best policy for each head, and the policy whose curve a probe measures
 
@@ -68,8 +69,8 @@ def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: flo
 
     errors, count = errors_of(check), len(check.full)
     left = [check.part(np.arange(count) != row) for row in range(count)]
-    medians = [np.median(errors_of(curves)) for curves in left] if count > 1 else [np.nan]
-    stderr = float(np.sqrt(np.var(medians) * (count - 1)))
+    medians = np.array([np.median(errors_of(curves)) for curves in left] if count > 1 else [np.nan])
+    stderr = float(jackknife(medians, 0))
     middle, high = np.quantile(errors, (0.5, 0.9)).tolist()
     within = None if error is None else float((errors <= error).mean())
     oracle = name != BEST and POLICIES[name].sees_queries

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limitlens.attention.policies import get_policy
+from limitlens.attention.policies import POLICIES, get_policy
 from limitlens.attention.scores import scores_of
 from limitlens.attention.subset import attend_subset
+from limitlens.cost import FORWARD_RATE, GPU_THREADS, forward_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.policy_hook import policy_input
@@ -89,6 +90,18 @@ def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) ->
 def window_order(windows: Windows, seed: int) -> list[int]:
     """Windows in the order of their use: for fitting curves, for checking budgets, then for trials."""
     return [int(index) for index in np.random.default_rng([seed, 0xC7]).permutation(windows.count)]
+
+
+def plan_cost(loaded: LoadedModel, context: int, windows: int) -> tuple[float, float]:
+    """Estimated (seconds, bytes) of the curves of all policies over some windows, and of their Fisher costs."""
+    config, length = loaded.model.config.get_text_config(), context + BEHIND
+    # A window is read twice, and gradients of some continuations cost as much as reading it again.
+    seconds, memory = forward_cost(loaded.model, 3.0 * windows * length, length)
+    selections = len(SHARES) * sum(DRAWS if policy.sampled else 1 for policy in POLICIES.values())
+    per_score = 2 * config.hidden_size / config.num_attention_heads + 40  # output, mask, exponential
+    scores = float(windows * selections * config.num_hidden_layers * config.num_attention_heads * QUERIES * length)
+    threads = torch.get_num_threads() if loaded.model.device.type == "cpu" else GPU_THREADS
+    return seconds + scores * per_score / (FORWARD_RATE * threads), memory
 
 
 def measure_cut(

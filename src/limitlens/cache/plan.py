@@ -20,8 +20,9 @@ from limitlens.attention.device import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache import allocate
 from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_total, probe_errors
-from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, window_order
+from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, plan_cost, window_order
 from limitlens.cache.fisher import fisher_costs
+from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
 from limitlens.models import Captured, LoadedModel, capture, load, resolve_source
 from limitlens.probing.probe import probe
@@ -179,8 +180,8 @@ class Plan(Result):
 def plan(
     model: str | LoadedModel, corpus: str | None = None,
     *, total: float | int | None = None, error: float | None = None, context: int = 4096, policy: str = BEST,
-    run: ProbeRun | str | Path | None = None, special: str | None = None, seed: int = 0, device: str = "auto",
-    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+    run: ProbeRun | str | Path | None = None, windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0,
+    device: str = "auto", progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Plan:  # fmt: skip
     """Choose how many keys each key/value head of a decoder keeps, and by which key policy.
 
@@ -194,10 +195,10 @@ def plan(
     policy : "best" for the best policy of each head, or one by name, such as "snapkv" or "random"
     run : a probe of the model, or its folder: its error curves give the budgets of random keys. Without it a plan for
         "random" probes the model itself, and other plans measure random keys like every other policy.
-    special : tokens put around each window ("auto", "none", "bos"); those of the `run`, or "auto", if None
+    windows : numbers of windows of the text behind the error curves, and of windows that check the budgets
     checkpoint : where measured windows are kept, so that the same call can continue
 
-    >>> made = ll.plan(model, text, total=0.5, context=64)
+    >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> 0.45 < made.total.share <= 0.5
     True
     """
@@ -210,16 +211,16 @@ def plan(
     if error is not None:
         check_relative(error)
     check_number("context", context, f"at least {MIN_CONTEXT} tokens, such as 4096", low=MIN_CONTEXT)
+    check_number("windows", min(windows), "at least 1 for the curves and 1 for the check", low=1)
     check_seed(seed)
     if policy != BEST and (policy not in POLICIES or POLICIES[policy].sees_queries):
         usable = ", ".join(name for name, one in POLICIES.items() if not one.sees_queries)
         what = "is an oracle, which no cache can follow" if policy in POLICIES else "is unknown"
         raise InputError(f"the key policy {policy!r} {what}; expected {BEST} or one of {usable}")
     probed: ProbeRun | None = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
-    if probed is not None:
-        corpus = corpus or resolve_source(probed.corpus, probed.made)
-        special = special or probed.special.get("mode", "auto")
-    corpus, special = corpus or "stdlib-docs", special or "auto"
+    special = "auto" if probed is None else probed.special.get("mode", "auto")
+    if corpus is None:
+        corpus = "stdlib-docs" if probed is None else resolve_source(probed.corpus, probed.made)
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
     entry_bytes, kv_heads = _cache_entry(loaded)
     if not loaded.causal:
@@ -228,10 +229,10 @@ def plan(
             "selects the keys of an encoder)"
         )
     share = _share_of(total, entry_bytes, kv_heads * context) if isinstance(total, int) else total
-    windows = cut_windows(loaded, corpus, special, context)
-    needed = FITTED + CHECKED
-    if windows.count < needed:
-        given = f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens"
+    cut = cut_windows(loaded, corpus, special, context)
+    fitted, needed = windows[0], sum(windows)
+    if cut.count < needed:
+        given = f"the corpus {corpus!r} gives {cut.count} windows of {cut.length:,} tokens"
         raise InputError(f"{given}; a plan needs {needed}, so give more text or a shorter context")
     if policy == RANDOM and probed is None:
         try:
@@ -241,16 +242,17 @@ def plan(
             raise InputError(f"{need}, or one given as the run: {problem}") from None
     if probed is not None:
         _check_probe(probed, loaded)
-    order = window_order(windows, seed)[:needed]
+    check_cost("the plan", *plan_cost(loaded, context, needed), yes=True)
+    order = window_order(cut, seed)[:needed]
     curves = measure_cut(
-        loaded, windows, order, context, tuple(POLICIES), seed=seed, progress=progress, checkpoint=checkpoint
+        loaded, cut, order, context, tuple(POLICIES), seed=seed, progress=progress, checkpoint=checkpoint
     )
-    costs = fisher_costs(loaded, windows, order[:FITTED], context, seed=seed)
+    costs = fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
     layers = loaded.model.config.get_text_config().num_hidden_layers
-    made = make_plan(curves, costs, layers, policy=policy, error=error, share=share, run=probed)
+    made = make_plan(curves, costs, layers, policy=policy, error=error, share=share, run=probed, fitted=fitted)
     return replace(
         made, model=loaded.name, model_sha256=loaded.sha256, corpus=corpus, special=special, seed=seed,
-        entry_bytes=entry_bytes, warnings=tuple(windows.warnings),
+        entry_bytes=entry_bytes, warnings=tuple(cut.warnings),
     )  # fmt: skip
 
 

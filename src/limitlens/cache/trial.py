@@ -22,8 +22,9 @@ from limitlens.arrays import pd
 from limitlens.attention.device import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import BEST
-from limitlens.cache.cut import cut_windows, window_order
+from limitlens.cache.cut import BEHIND, cut_windows, window_order
 from limitlens.cache.plan import Plan
+from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
@@ -32,6 +33,7 @@ from limitlens.record import json_text, read_run
 from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
+from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
 FULL = "full"  # the policy of the full cache
@@ -160,7 +162,7 @@ def trial(
     Every key policy is run with every allocation at the cache size of the plan, as baselines. Ctrl-C keeps the
     documents so far; with a `checkpoint` the same call continues from there.
 
-    >>> made = ll.plan(model, text, total=0.5, context=64)
+    >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> ll.trial(made, documents=2, model=model)
     <Trial of letters: 29 rows, 2 documents>
     """
@@ -187,6 +189,9 @@ def trial(
     }
     tables[made.policy, OWN] = made.policies, made.budgets
 
+    tokens = float(len(order) * (made.context + (1 + len(tables)) * BEHIND))
+    check_cost("the trial", *forward_cost(loaded.model, tokens, windows.length), yes=True)
+
     def document(k: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [order[k]])
         hooks = [_hook(made, names, budgets, shape) for names, budgets in tables.values()]
@@ -197,8 +202,8 @@ def trial(
     options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
     found = (checkpoint or Checkpoint()).each(job, len(order), document, **options)
     rows = _rows(made, list(tables), found["full"], found["cut"])
-    behind = windows.length - made.context
-    return Trial(loaded.name, text, made.context, behind, len(found["full"]), rows, len(found["full"]) < len(order))
+    read = len(found["full"])
+    return Trial(loaded.name, text, made.context, BEHIND, read, rows, interrupted=read < len(order))
 
 
 def _shape(loaded: LoadedModel) -> tuple[int, int]:
@@ -247,10 +252,11 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
     total = plan.total
 
     def row(policy: str, allocation: str, entries: int, **numbers: Array) -> TrialRow:
-        values, stderr = ({name: function(found) for name, found in numbers.items()} for function in (_mean, _stderr))
-        size = {"share": entries / total.entries_without_plan, "bytes": entries * plan.entry_bytes}
-        none = {name: None for name in NUMBERS if name not in values}
-        return TrialRow(policy=policy, allocation=allocation, task="text", **size, **values, **none, stderr=stderr)  # type: ignore[arg-type]
+        means = {name: paired_mean(values) for name, values in numbers.items()}
+        values: dict[str, Any] = dict.fromkeys(NUMBERS) | {name: mean.value for name, mean in means.items()}
+        size: dict[str, Any] = {"share": entries / total.entries_without_plan, "bytes": entries * plan.entry_bytes}
+        stderr = {name: mean.stderr for name, mean in means.items()}
+        return TrialRow(policy=policy, allocation=allocation, task="text", **size, **values, stderr=stderr)
 
     zero = np.zeros_like(full)
     rows = [row(FULL, FULL, total.entries_without_plan, kl=zero, agreement=zero + 1, nll=full, nll_increase=zero)]
@@ -264,14 +270,6 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
         budgets = plan.budgets if allocation == OWN else plan.allocations[policy][allocation]
         rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
     return tuple(rows)
-
-
-def _mean(values: Array) -> float:
-    return float(values.mean())
-
-
-def _stderr(values: Array) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def _label(policy: str) -> str:
