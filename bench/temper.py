@@ -213,7 +213,7 @@ def draw(found: Temper) -> None:
     pictures = {
         "temper-frontier": [figures[0] for figures in both],
         "temper-axes": both[-1][1:],
-        "temper-map": [block for block in maps if block.title in titles or " less " in block.title],
+        "temper-map": [block for block in maps if block.title in titles or " minus " in block.title],
     }
     for name, figures in pictures.items():
         plot(figures, docs / f"{name}.svg")

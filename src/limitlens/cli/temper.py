@@ -7,7 +7,7 @@ import typer
 from limitlens.cli.common import command
 
 
-@command("tempering {model}", "fits and documents", runs="interventions.temper", shares="seed device", keeps=True)
+@command("tempering {model}", "parts", runs="interventions.temper", shares="seed device", keeps=True)
 def temper(
     model: Annotated[str, typer.Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")],
     to: Annotated[int, typer.Option(help="Tokens of the longer context.")],

@@ -1,1 +1,1 @@
-"""Published experiments by name: their parameters, what they claim, and what comes out here (`limitlens.reproduce`)."""
+"""Published experiments by name, with their parameters, their claims and our numbers (`limitlens.reproduce`)."""

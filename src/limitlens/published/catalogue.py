@@ -1,7 +1,7 @@
-"""The catalogue of published experiments (catalogue.json): parameters, claims, and where each of them stands.
+"""Catalogue of published experiments (catalogue.json): parameters, claims, and where the paper states each claim.
 
-A claim is a number or a bound that a paper proves, prints or draws. What only a figure shows is not read off it: there
-is no number then, and the claim says so.
+A claim is a number or a bound that a paper proves, prints or draws. Values that only a figure shows are not read off
+it: such a claim has no number, and says so.
 """
 
 import json
@@ -15,37 +15,38 @@ from typing import Any, Literal
 from limitlens.errors import InputError
 from limitlens.record import from_json
 
-SURE = 3.0  # standard errors within which two numbers agree: a page holds several pairs of them
+AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a page compares several pairs
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that was found here, beside those of the publication."""
+    """A number measured here, with the published ones."""
 
     value: float
-    stderr: float | None = None  # None where nothing was sampled
-    published: float | None = None  # by the published formula at the parameters of this run
-    as_published: float | None = None  # by the definitions of the published code
+    stderr: float | None = None  # None for an exact number
+    published: float | None = None  # published formula at the parameters of this run
+    as_published: float | None = None  # computed with the definitions of the published code
     as_published_stderr: float | None = None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What was published of one number."""
+    """What a paper states about one number."""
 
-    says: str  # the number, in words
-    where: str  # where the published one stands, or that there is none
-    published: float | None = None  # None where there is none, or where the run computes it from a formula
-    test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the errors
-    within: float = 0.0  # relative difference that is allowed beside the standard error, and told
-    why: str = ""  # why ours differs, where it does
+    says: str  # description of the number
+    where: str  # place of the published number in the paper, or that there is none
+    published: float | None = None  # None if there is none, or if the run computes it from a formula
+    test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the standard errors
+    within: float = 0.0  # relative difference that is allowed in addition to the standard error, and reported
+    why: str = ""  # reason why ours differs
 
     def verdict(self, number: Number) -> tuple[float | None, str]:
-        """The published number, and whether ours agrees with it, or why not."""
+        """The published number, and whether ours agrees with it or why it differs."""
         theirs = self.published if number.published is None else number.published
         if theirs is None or math.isnan(number.value):
-            return theirs, "no number to compare" if theirs is None else "not known at these sizes"
-        gap, errors = number.value - theirs, SURE * (number.stderr or 0.0)
+            return theirs, "no number to compare" if theirs is None else "unknown at these sizes"
+        gap = number.value - theirs
+        errors = AGREE_STDERRS * (number.stderr or 0.0)
         beyond = {"equal": abs(gap), "at least": -gap, "at most": gap, "below": gap + 2 * errors}[self.test]
         if beyond <= errors:
             return theirs, "agrees within errors" if beyond > 0 else "agrees"
@@ -59,14 +60,14 @@ class Experiment:
     """A published experiment."""
 
     title: str
-    shows: str  # what it is about, in one sentence
+    shows: str  # its subject, in one sentence
     source: str  # the paper
-    minutes: float  # of processor time that the full size takes, about
-    expect: str  # what a reader should see
-    published: Mapping[str, Any]  # the parameters of the publication,
-    full: Mapping[str, Any]  # ours,
-    quick: Mapping[str, Any]  # and what changes for a quick look
-    deviations: tuple[str, ...]  # how ours differs from the publication on purpose
+    minutes: float  # approximate processor time at full size
+    expect: str  # the expected outcome
+    published: Mapping[str, Any]  # parameters of the publication
+    full: Mapping[str, Any]  # parameters here
+    quick: Mapping[str, Any]  # parameters that a quick run changes
+    deviations: tuple[str, ...]  # intentional differences from the publication
     figure: Mapping[str, Any]
     claims: Mapping[str, Claim]
 
@@ -79,7 +80,7 @@ def catalogue() -> dict[str, Experiment]:
 
 
 def named(name: str) -> Experiment:
-    """The experiment of a name."""
+    """The experiment with this name."""
     if name not in catalogue():
         raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(catalogue())}")
     return catalogue()[name]

@@ -1,4 +1,4 @@
-"""Experiments on the heads of a real encoder: rates against horizons, windows with random tokens, factors."""
+"""Experiments on the heads of an encoder: rates against horizons, windows with random tokens, score factors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.theory.rates import rate_drawn, rate_sharp
 
 MOMENTS = ("mean", "covariance")
-CHANCE = 0.0228  # of a normal number beyond two standard errors, on one side
-LOOSE = 0.1  # standard error from which on a rate says nothing
+CHANCE = 0.0228  # probability of a normal number beyond two standard errors on one side
+MAX_RATE_STDERR = 0.1  # a rate with a larger standard error is dropped
 
 
 def bert_layers(
@@ -62,12 +62,13 @@ def window_random(
     work: Work, *, model: str | LoadedModel, corpus: str, window: int, windows: int, halves: str, random: int,
     documents: int, draws: int,
 ) -> None:  # fmt: skip
-    """Moments over a window in the middle of a text and random tokens outside it, against as many random tokens."""
+    """Moments over a window in the middle of a text plus random tokens, against the same number of random tokens."""
     length = window * windows
     loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
-    generator, centre = torch.Generator().manual_seed(work.seed), length // 2 - window // 2  # the middle of one window
+    generator = torch.Generator().manual_seed(work.seed)
+    centre = length // 2 - window // 2  # the middle of one window
     sizes = [2 * half + 1 + random for half in parse_sizes(halves)]
-    rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, ways, moments
+    rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, key choices (window, random), moments, sizes
     for text in work.each(range(len(rows))):
         calls = [_captured(loaded, read, text * windows + part) for part in range(windows)]
         layers = [tuple(torch.cat(one, 1) for one in zip(*map(_projected, layer), strict=True))
@@ -122,9 +123,9 @@ def horizon_ablation(
 def downstream(
     work: Work, *, model: str | LoadedModel, corpus: str | None, keys: str, test: int, train: int, window: int
 ) -> None:  # fmt: skip
-    """Accuracy and agreement of a classifier against the keys that a query sees, by thirds of the horizon."""
+    """Accuracy and agreement of a classifier against the number of keys, by thirds of the horizon."""
     if corpus is None:
-        raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
+        raise InputError("'downstream' has no labelled documents; expected some, so pass corpus='reviews'")
     options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
     found = work.whole(classify(model, corpus, keys, progress=work.progress or (lambda *done: None), **options))
     groups = [rows for _, rows in found.table.groupby("documents", sort=False)]
@@ -147,14 +148,14 @@ def downstream(
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told: float | None = None) -> None:
-    """Rates at each factor: drawn, the last one, and p of 1/β − 1 ∝ α^{2p} where β < 0.45: 1 if β = 1/(1 + (αH)²)."""
+    """Draw the rates at each factor α; keep the last one, and p of 1/β − 1 ∝ α^{2p}, 1 if β = 1/(1 + (αH)²)."""
     (slope, bars), p = found.T, Number(np.nan)
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
     if use.sum() >= 3:
         weight = slope * (1 - slope) / bars
         x, y = np.log(factors[use] ** 2), np.log(1 / slope[use] - 1)
-        fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # errors from the misfit
+        fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # standard errors from the residuals
         p = Number(float(fit[0]), float(np.sqrt(covariance[0, 0])))
     work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), told)}
 
@@ -162,7 +163,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told
 def _open(
     model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """The model and as many windows of the text as there are, up to so many tokens."""
+    """The model, and up to `tokens` tokens of the text in windows, at least `least` of them."""
     loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
     if found.count < least:
         raise InputError(
@@ -173,9 +174,9 @@ def _open(
 
 
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
-    """Rates and their standard errors; NaN where there is none, or one that says nothing."""
+    """Rates and their standard errors; NaN if there is none, or one with a large standard error."""
     known = [curve.rate if curve is not None else None for curve in curves]
-    told = [(rate.slope, rate.stderr) if rate and rate.stderr < LOOSE else (np.nan, np.nan) for rate in known]
+    told = [(rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known]
     return np.array(told)[:, 0], np.array(told)[:, 1]
 
 
@@ -186,7 +187,7 @@ def _rank(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _mean(values: Array) -> tuple[float, float]:
-    """The mean and its standard error; not known where there are fewer than two."""
+    """Mean and its standard error; NaN for fewer than two values."""
     return (
         (float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))) if len(values) > 1 else (np.nan,) * 2
     )
@@ -200,18 +201,23 @@ def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Capture
 
 
 def _projected(call: Captured) -> Projected:
-    """Queries with the scale in them, keys and values, heads first."""
+    """Scaled queries, keys and values, each (heads, n, k)."""
     groups = call.query.shape[1] // call.key.shape[1]
     return call.scale * call.query[0], *(part[0].repeat_interleave(groups, 0) for part in (call.key, call.value))
 
 
 def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str, replicates: int) -> Array:
-    """By layer, over one window: the horizon of all heads without 1/√k, rates of mean and covariance in float16, how
-    far float16 moves the mean of one sample, and the standard error of its rate over replicates and as published.
+    """The published protocol in every layer over one window, (6, layers).
+
+    Rows: horizon of all heads without 1/√k; rates of mean and covariance in float16; relative change of the mean of one
+    sample by float16; standard error of its rate over replicates, and as published.
     """
-    generator, counts, rows = torch.Generator().manual_seed(work.seed), parse_sizes(sizes), []
+    generator = torch.Generator().manual_seed(work.seed)
+    counts = parse_sizes(sizes)
+    rows = []
     for layer, call in enumerate(_captured(loaded, windows, 0)):
-        weights, parts = projections(loaded.model, layer)[0], _projected(call)
+        weights = projections(loaded.model, layer)[0]
+        parts = _projected(call)
         assert weights is not None
         assert call.hidden is not None
         left = torch.linalg.cholesky(torch.cov(call.hidden[0].double().T) + 1e-6 * torch.eye(call.hidden.shape[-1]))

@@ -1,4 +1,4 @@
-"""Experiments on laws of tokens: Gaussian tokens and a sphere under random projections, and hardmax."""
+"""Experiments on laws of tokens: Gaussian tokens and the sphere under random projections, and hardmax."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,18 +39,19 @@ def gaussian_horizon(
 def sphere_d50(
     work: Work, *, dim: int, scales: str, sizes: str, replicates: int, queries: int, samples: int
 ) -> None:  # fmt: skip
-    """The same over the uniform law on the unit sphere, whose limit has its covariance by quadrature."""
+    """Rates of both moments for uniform tokens on the unit sphere, with the covariance of the limit by quadrature."""
     Wq, Wk, Wv = _projections(dim, work.seed)
     heads = [Head.from_projections(scale * Wq, scale * Wk, Wv) for scale in parse_grid(scales, "scales")]
     _sweep(work, Sphere(dim), heads, sizes, replicates=replicates, queries=queries)
-    exact, drawn = limit_covariance(heads[0].A), sampled_moments(Sphere(dim), Head(heads[0].A), samples, work.seed)[1]
+    exact = limit_covariance(heads[0].A)
+    drawn = sampled_moments(Sphere(dim), Head(heads[0].A), samples, work.seed)[1]
     work.numbers["limit_trace"] = Number(float(exact.trace()), as_published=float(drawn.trace()))
     apart = float(np.linalg.norm(drawn - exact) / np.linalg.norm(exact))
     work.numbers["limit_apart"] = Number(0.0, as_published=apart)
 
 
 def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
-    """E|mean output| of argmax in d = 1, which falls like one over the root of a logarithm."""
+    """E|mean output| of hardmax in d = 1, which falls like 1/√(log n)."""
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
     curve = found.hardmax.errors
     for label, place in (("first", 0), ("last", -1)):
@@ -72,10 +73,10 @@ def _projections(dim: int, seed: int) -> list[Array]:
 
 
 def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: Any) -> None:
-    """A study of each head; rates against the horizon, and what the drawn line misses of them."""
+    """A study of each head: rates against the horizon, and their distance from the published line."""
     curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
     horizons = np.array([curve.theory["horizon"] for curve in curves])
-    theirs = horizons * np.sqrt(heads[0].key_dim)  # without the 1/√k of the scores
+    theirs = horizons * np.sqrt(heads[0].key_dim)  # the published horizon lacks the 1/√k of the scores
     work.numbers["horizon_high"] = Number(float(horizons[-1]), as_published=float(theirs[-1]))
     for name in MOMENTS:
         rates = [curve.rate(name) for curve in curves]
@@ -85,7 +86,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
             work.numbers[f"{name}_{label}"] = Number(float(found[place]), float(bars[place]), published=drawn)
         for label, line in (("drawn", rate_drawn), ("sharp", rate_sharp)):
             miss, missed = (np.nanmean(np.abs(found - [line(h) for h in at])) for at in (horizons, theirs))
-            stderr = float(np.nanmean(bars))  # scales share their tokens: nothing averages out
+            stderr = float(np.nanmean(bars))  # all scales share their tokens, so their errors do not average out
             work.numbers[f"{name}_{label}_miss"] = Number(float(miss), stderr, None, float(missed), stderr)
         work.draw(name, horizons, found, bars)
         if work.as_published:
@@ -98,8 +99,9 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
 def _as_published(
     work: Work, head: Head, variance: float, sizes: str, replicates: int, reference: int, long: int
 ) -> None:  # fmt: skip
-    """The published protocol with exact and with sampled limit, its standard errors, and its float16 sums."""
-    generator, counts = torch.Generator().manual_seed(work.seed), parse_sizes(sizes)
+    """The published protocol with the exact and a sampled limit, its standard errors, and its float16 sums."""
+    generator = torch.Generator().manual_seed(work.seed)
+    counts = parse_sizes(sizes)
 
     def draw(n: int) -> Projected:
         tokens = variance**0.5 * torch.randn(n, head.dim, generator=generator)

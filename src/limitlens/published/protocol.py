@@ -1,7 +1,7 @@
-"""The published protocol, written plainly: every token of a sample is a query over the sample, moments of the outputs.
+"""The published protocol: every token of a sample is a query over the sample; moments of all outputs.
 
-What its code does otherwise than its definitions say stands here, so that both can be shown: sums kept in float16, and
-standard errors divided twice by the root of the number of replicates.
+It includes where the published code departs from its definitions, so that both can be shown: sums in float16, and
+standard errors divided twice by the square root of the number of replicates.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from limitlens.statistics.error_curve import ErrorCurve
 
 CHUNK = 512  # keys after which the published sums are rounded
 Moments: TypeAlias = tuple[Tensor, Tensor]
-Projected: TypeAlias = tuple[Tensor, ...]  # queries with the scale in them, keys and values, (heads, n, k) each
+Projected: TypeAlias = tuple[Tensor, ...]  # scaled queries, keys and values, each (heads, n, k)
 
 
 def moments(parts: Projected, half: bool = False) -> Moments:
-    """Mean (v,) and covariance (v, v) of the outputs of all queries, heads side by side."""
+    """Mean (v,) and covariance (v, v) of the outputs of all queries, with the outputs of the heads concatenated."""
     rows = output(parts, half).double().transpose(0, 1).flatten(1)
     return rows.mean(0), torch.cov(rows.T, correction=0)
 
@@ -29,18 +29,19 @@ def moments(parts: Projected, half: bool = False) -> Moments:
 def error_rows(
     draw: Callable[[int], Projected], limit: Moments, sizes: Sequence[int], replicates: int, half: bool = False
 ) -> Array:
-    """Errors (2, replicates, sizes) of mean and covariance over fresh samples, relative to nothing (Frobenius)."""
-    found = np.empty((2, replicates, len(sizes)))
-    for place in np.ndindex(found.shape[1:]):
-        got = moments(draw(sizes[place[1]]), half)
-        found[:, *place] = [float((one - exact).norm()) for one, exact in zip(got, limit, strict=True)]
-    return found
+    """Absolute errors (2, replicates, sizes) of mean and covariance over independent samples (Frobenius norm)."""
+    errors = np.empty((2, replicates, len(sizes)))
+    for place in np.ndindex(errors.shape[1:]):
+        sampled = moments(draw(sizes[place[1]]), half)
+        errors[:, *place] = [float((one - exact).norm()) for one, exact in zip(sampled, limit, strict=True)]
+    return errors
 
 
 def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The rate of errors (replicates, sizes) with its standard error, and both as published.
+    """Rate of errors (replicates, sizes) with its standard error, and both as published.
 
-    Published are weighted least squares, and a standard error that is divided by √replicates though its weights were.
+    The publication uses weighted least squares, and divides the standard error by √replicates although the weights
+    already include it.
     """
     rate = ErrorCurve.of(tuple(sizes), rows, moment=1).rate
     weight = rows.mean(0) / np.maximum(rows.std(0), 1e-12) * len(rows) ** 0.5
@@ -50,7 +51,7 @@ def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tupl
 
 
 def output(parts: Projected, half: bool = False) -> Tensor:
-    """Outputs (heads, queries, v); with `half` scores, weights and running sums are float16, as published."""
+    """Outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16, as published."""
     query, key, value = parts
     if not half:
         return scaled_dot_product_attention(query, key, value, scale=1.0)

@@ -1,4 +1,4 @@
-"""`reproduce`: a published experiment by its name, the work that fills it, and the result, ours beside theirs."""
+"""`limitlens.reproduce`: run a published experiment by name and compare its numbers with the published ones."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from limitlens.report.view import (
 from limitlens.results import Result
 
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
-VERDICTS = ("agrees", "differs", "no")  # how they begin
+VERDICTS = ("agrees", "differs", "no")  # beginnings of verdicts
 T = TypeVar("T")
-# Where each experiment is.
+# The module of each experiment.
 HOME = {
     "laws": "gaussian-horizon sphere-d50 hardmax-log",
     "encoders": "bert-layers window-random horizon-ablation downstream",
@@ -52,7 +52,7 @@ class Drawn:
     line: bool = False
 
     def series(self, place: int) -> Series:
-        """How it looks as the place-th of its kind."""
+        """The series in the colour and dash of the place-th of its kind."""
         if self.line:
             return line(self.name, self.x, self.y, LINES[place % len(LINES)], ("", "dashed", "dotted")[place % 3])
         colour, dash = look(place)
@@ -61,7 +61,7 @@ class Drawn:
 
 @dataclass
 class Work:
-    """An experiment while it runs: what it is asked, and what it fills."""
+    """A running experiment: its options, and the numbers, series and warnings that it collects."""
 
     seed: int
     as_published: bool
@@ -71,17 +71,17 @@ class Work:
     warnings: list[str] = field(default_factory=list)
 
     def each(self, steps: Sequence[T]) -> Iterator[T]:
-        """The steps one by one, telling how many are done."""
+        """The steps one by one, reporting progress after each."""
         for done, step in enumerate(steps):
             yield step
             if self.progress is not None:
                 self.progress(done + 1, len(steps))
 
     def whole(self, result: T) -> T:
-        """A result that was not cut short: what an interrupt left of one step is no experiment."""
+        """The result of one step; an interrupted one ends the experiment."""
         if getattr(result, "interrupted", False):
             raise KeyboardInterrupt
-        self.warnings += [told for told in getattr(result, "warnings", ()) if told not in self.warnings]
+        self.warnings += [one for one in getattr(result, "warnings", ()) if one not in self.warnings]
         return result
 
     def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
@@ -92,21 +92,21 @@ class Work:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reproduction(Result):
-    """A published experiment, run again."""
+    """A reproduced experiment: our numbers and the published ones."""
 
     kind, file = "reproduction", "reproduction"
     name: str
     quick: bool
-    as_published: bool  # whether the definitions of the published code stand beside the right ones
+    as_published: bool  # whether numbers are also computed with the definitions of the published code
     parameters: Mapping[str, Any]  # of this run
-    numbers: Mapping[str, Number]  # by claim of the catalogue
+    numbers: Mapping[str, Number]  # by the claims of the catalogue
     drawn: tuple[Drawn, ...]
     seconds: float
     warnings: tuple[str, ...] = ()
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per claim: ours, theirs, by the published code's definitions, and the verdict."""
+        """One row per claim: our number, the published one, with the published code's definitions, and the verdict."""
         rows, claims = [], named(self.name).claims
         for key, found in self.numbers.items():
             theirs, verdict = claims[key].verdict(found)
@@ -125,15 +125,15 @@ class Reproduction(Result):
         return {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
 
     def view(self) -> View:
-        """The figure, the claims, and what was run."""
+        """The figure, our numbers and the published ones, and the parameters."""
         about = named(self.name)
         rows = [self._row(key) for key in self.numbers]
-        extra = ["as published code has it"] if self.as_published else []
+        extra = ["with the published code"] if self.as_published else []
         columns = ["quantity", "ours", "published", *extra, "verdict"]
         series = [one.series([other.line for other in self.drawn[:place]].count(one.line))
                   for place, one in enumerate(self.drawn)]  # fmt: skip
         names = dict.fromkeys([*about.published, *self.parameters])
-        given = [(name, *(_told(of.get(name)) for of in (about.published, self.parameters))) for name in names]
+        given = [(name, *(_shown(of.get(name)) for of in (about.published, self.parameters))) for name in names]
         agree, differ, other = (sum(str(row[-1]).startswith(verdict) for row in rows) for verdict in VERDICTS)
         axes = Axis(**about.figure["x"]), Axis(**about.figure["y"])
         guides = [Guide(**guide) for guide in about.figure.get("guides", ())]
@@ -157,7 +157,7 @@ class Reproduction(Result):
                     [figure, Table("our numbers and the published ones", columns, rows)],
                 ),
                 Section(
-                    "What was run",
+                    "Parameters",
                     "Parameters of the publication and of this run, and where they differ on purpose.",
                     [Text(about.deviations, listed=True), parameters],
                 ),
@@ -166,27 +166,28 @@ class Reproduction(Result):
         )
 
     def _row(self, key: str) -> tuple[Cell, ...]:
+        """One row of the table of claims."""
         claim, number = named(self.name).claims[key], self.numbers[key]
-        theirs, verdict = claim.verdict(number)
+        published, verdict = claim.verdict(number)
         test = "" if claim.test == "equal" else f"{claim.test} "
-        told = claim.where if theirs is None else f"{test}{cell(theirs)} ({claim.where})"
+        where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
         own = (Estimate.of(number.as_published, number.as_published_stderr),) if self.as_published else ()
-        return (claim.says, Estimate.of(number.value, number.stderr), told, *own, verdict)
+        return (claim.says, Estimate.of(number.value, number.stderr), where, *own, verdict)
 
     def __repr__(self) -> str:
         return f"<Reproduction of {self.name}: {plural(len(self.numbers), 'number')}>"
 
 
-def _told(value: Any) -> str:
-    """A parameter in words."""
+def _shown(value: Any) -> str:
+    """A parameter as text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_told(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_shown(one)}" for key, one in value.items())
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return ", ".join(map(_told, value)) if listed else cell(value)
+    return ", ".join(map(_shown, value)) if listed else cell(value)
 
 
 def listing() -> View:
-    """Every experiment that can be run again."""
+    """Table of all experiments that can be reproduced."""
     rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
     table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
     return View(
@@ -205,7 +206,7 @@ def reproduce(
     name: str, quick: bool = False, *, as_published: bool = False, seed: int = 0, progress: Progress | None = None,
     **changes: Any,
 ) -> Reproduction:  # fmt: skip
-    """Run a published experiment again: its numbers beside the published ones, a figure, a verdict on each claim.
+    """Reproduce a published experiment: our numbers and the published ones, a figure, and a verdict on each claim.
 
     `quick` takes sizes for a look in the place of the full ones. `as_published` computes numbers by the published
     code's own definitions too, where they differ from the right ones. `changes` replace parameters of the experiment
@@ -224,6 +225,6 @@ def reproduce(
     started, work = time.perf_counter(), Work(seed, as_published, progress)
     module = next(module for module, names in HOME.items() if name in names.split())
     getattr(import_module(f"limitlens.published.{module}"), name.replace("-", "_"))(work, **parameters)
-    told = {**parameters, "seed": seed} | ({"model": str(model)} if (model := parameters.get("model")) else {})
+    used = {**parameters, "seed": seed} | ({"model": str(model)} if (model := parameters.get("model")) else {})
     found = (work.numbers, tuple(work.drawn), time.perf_counter() - started, tuple(work.warnings))
-    return Reproduction(name, quick, as_published, told, *found)
+    return Reproduction(name, quick, as_published, used, *found)

@@ -1,4 +1,4 @@
-"""Experiments on one query among n keys as its temperature falls: three regimes, ordered weights, heat, log n."""
+"""Experiments on one query over n keys at falling temperature: three regimes, ordered weights, heat flow, log n."""
 
 import math
 
@@ -22,7 +22,8 @@ def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) ->
     """Ordered weights at the critical temperature θ = 1, against the points of a Poisson process."""
     rng = np.random.default_rng(work.seed)
     for dim in work.each(dims):
-        law, known = uniform(dim), scaling_limits(uniform(dim), n, 1.0, replicates=replicates, seed=work.seed)
+        law = uniform(dim)
+        known = scaling_limits(law, n, 1.0, replicates=replicates, seed=work.seed)
         finite, poisson = KeyPoints(law, n, critical_beta(n, law)), PoissonPoints(1.0, law.a)
         found, limit = (sample_ordered(of, RANKS[-1], replicates, rng)[:, RANKS - 1] for of in (finite, poisson))
         work.draw(f"d = {dim}, n keys", RANKS, found.mean(0), found.std(0, ddof=1) / math.sqrt(replicates))
@@ -50,7 +51,7 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
 
 
 def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: float, n: int) -> None:
-    """A density through layers of attention, against the backward heat equation, and n tokens through one."""
+    """A density through many layers of attention against the backward heat equation, and n tokens through one."""
     flow = heat_flow(dim, beta, layers, amplitude, n=n, seed=work.seed)
     layer, first = np.array(flow.path.layer), flow.path.modes[:, 0]
     every = slice(None, None, max(1, layers // 25))
@@ -64,12 +65,13 @@ def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: 
 def critical_log_n(
     work: Work, *, correlations: list[float], sizes: list[int], dim: int, gammas: str, queries: int
 ) -> None:
-    """Tokens of pairwise correlation ρ at β = γ log n: the γ at which a token has half of its own mass.
+    """Tokens of pairwise correlation ρ at β = γ log n: the γ at which a token gives itself half of the weight.
 
-    Tokens are √ρ u + √(1−ρ) v with v uniform on the sphere across u. With all correlations exactly ρ the weight is
-    1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
+    Tokens are √ρ u + √(1−ρ) v with v uniform on the unit sphere orthogonal to u. With all correlations exactly
+    ρ the weight is 1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
     """
-    rng, grid = np.random.default_rng(work.seed), np.array(parse_grid(gammas, "gammas"))  # γ (1 − ρ)
+    rng = np.random.default_rng(work.seed)
+    grid = np.array(parse_grid(gammas, "gammas"))  # γ (1 − ρ)
     found = np.empty((2, len(sizes), len(correlations)))
     for place in work.each(list(np.ndindex(found.shape[1:]))):
         n, rho = sizes[place[0]], correlations[place[1]]
@@ -78,7 +80,7 @@ def critical_log_n(
         scores = math.log(n) / (1 - rho) * (rho + (1 - rho) * (across[:queries] @ across.T))
         scores -= np.diagonal(scores)[:, None]
         weights = np.stack([1 / np.exp(gamma * scores).sum(1) for gamma in grid])
-        halfway = np.array([np.interp(0.5, own, grid) for own in weights.T])
+        halfway = np.array([np.interp(0.5, row, grid) for row in weights.T])
         found[:, *place] = halfway.mean(), halfway.std(ddof=1) / math.sqrt(len(halfway))
     left = 1 - np.array(correlations)
     for (gamma, stderr), n in zip(np.moveaxis(found, 1, 0), sizes, strict=True):
