@@ -44,7 +44,7 @@ class Claim:
         """The published number, and whether ours agrees with it or why it differs."""
         theirs = self.published if number.published is None else number.published
         if theirs is None or math.isnan(number.value):
-            return theirs, "no number to compare" if theirs is None else "unknown at these sizes"
+            return theirs, "no number to compare" if theirs is None else "not known at these sizes"
         gap = number.value - theirs
         errors = AGREE_STDERRS * (number.stderr or 0.0)
         beyond = {"equal": abs(gap), "at least": -gap, "at most": gap, "below": gap + 2 * errors}[self.test]

@@ -125,7 +125,7 @@ def downstream(
 ) -> None:  # fmt: skip
     """Accuracy and agreement of a classifier against the number of keys, by thirds of the horizon."""
     if corpus is None:
-        raise InputError("'downstream' has no labelled documents; expected some, so pass corpus='reviews'")
+        raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
     options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
     found = work.whole(classify(model, corpus, keys, progress=work.progress or (lambda *done: None), **options))
     groups = [rows for _, rows in found.table.groupby("documents", sort=False)]
