@@ -158,7 +158,10 @@ def test_other_arguments_are_refused(
 def test_another_law_head_model_text_or_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(monkeypatch, study, tmp_path / "study")
     own: dict[str, Any] = {"sizes": [50, 5000, 20000], "replicates": 4, "queries": 64}
-    for law, head, words in ((ll.Gaussian(0.0, 2.0), ll.Head(1.2), "made with law"), (LINE, ll.Head(1.3), "made with head")):
+    for law, head, words in (
+        (ll.Gaussian(0.0, 2.0), ll.Head(1.2), "made with law"),
+        (LINE, ll.Head(1.3), "made with head"),
+    ):
         with pytest.raises(ll.InputError, match=words):
             ll.study(law, head, **own, checkpoint=ll.Checkpoint(tmp_path / "study", resume=True))
     stopped(monkeypatch, probe, tmp_path / "probe")
