@@ -151,13 +151,14 @@ class Hardmax(Result):
             if (fit := curve.errors.rate) is not None
         ]
         columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (by information criteria)"]
+        compared = f"; softmax at {plural(len(self.softmax), 'horizon')} is the comparison" if self.softmax else ""
         follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
         return View(
             f"Hardmax on {self.measure} tokens in dimension {self.dim}",
             f"n from {first} to {last} · {errors.replicates} replicates",
             (
                 f"Softmax was replaced by argmax on {self.measure} tokens, and the mean output measured for n from "
-                f"{first} to {last}; softmax at {plural(len(self.softmax), 'horizon')} serves as comparison.",
+                f"{first} to {last}{compared}.",
                 f"With argmax the error {follows}: {short(errors.error[0])} at n = {first} and still "
                 f"{short(errors.error[-1])} at n = {last}.",
                 "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
