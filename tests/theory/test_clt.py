@@ -8,7 +8,7 @@ from limitlens.errors import InputError
 from limitlens.experiments.study import study
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere
 from limitlens.statistics.tails import sorted_shape, tail_length
-from limitlens.theory import bounds, clt, finite, summary
+from limitlens.theory import bounds, clt, summary
 from limitlens.theory.clt import Validity, interval_validity, observed_validity
 
 
@@ -178,7 +178,7 @@ def test_an_ellipsoid_in_many_dimensions_pays_for_its_covariance():
 @pytest.mark.parametrize("measure", [Cube(2), Sphere(3), Gaussian([0.0, 0.0], 1.0)], ids=repr)
 def test_finite_bounds_hold_and_say_where_they_begin(measure):
     tilt = np.array([1.0, 0.5, 0.0][: measure.dim])
-    cost = finite.tilt_cost(measure, tilt)
+    cost = bounds.tilt_cost(measure, tilt)
     n = 1200  # far enough for the asymptotic form: at n = 300 it is 10% above the mean square
     _, output = attention(samples(measure, (4000, n), 1), tilt)
     square = np.sum((output - measure.grad_K(tilt[None])[0]) ** 2, axis=1)
@@ -207,7 +207,7 @@ def test_lower_tail_of_the_partition_function_stays_under_its_bound():
 
 
 def test_costs_beyond_floating_point_are_infinite_and_not_nan():
-    cost = finite.tilt_cost(Gaussian([0.0, 0.0], 1.0), [40.0, 0.0])
+    cost = bounds.tilt_cost(Gaussian([0.0, 0.0], 1.0), [40.0, 0.0])
     assert cost.chi_squared == np.inf
     assert cost.deviation_bound(1e9, 1.0) == 1
     assert cost.deviation_useful_from(1.0) == np.inf
@@ -305,8 +305,8 @@ def test_the_bound_of_the_largest_error_holds_for_the_limiting_field(dim, reach)
         lambda: clt.asymptotic_covariance(Gaussian(0.0, 1.0), [[1.0]], V=[[1.0, 2.0]]),
         lambda: interval_validity(Gaussian(0.0, 1.0), [1.0], 1),
         lambda: clt.plug_in_degrees(Gaussian(0.0, 1.0), [[1.0]], 10),
-        lambda: finite.tilt_cost(Gaussian(0.0, 1.0), [1.0]).deviation_bound(10, 0.0),
-        lambda: finite.tilt_cost(Gaussian(0.0, 1.0), [[1.0]]),
+        lambda: bounds.tilt_cost(Gaussian(0.0, 1.0), [1.0]).deviation_bound(10, 0.0),
+        lambda: bounds.tilt_cost(Gaussian(0.0, 1.0), [[1.0]]),
         lambda: bounds.uniform_exponential(-1.0, 1.0),
         lambda: bounds.uniform_gaussian(np.eye(2), np.eye(3), 1.0),
     ],

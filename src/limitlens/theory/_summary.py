@@ -14,7 +14,7 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.gaussian import Gaussian
-from limitlens.theory import bounds, clt, curve, finite, hardmax, rates, token_influence
+from limitlens.theory import bounds, clt, curve, hardmax, rates, token_influence
 from limitlens.theory._inputs import as_sizes, value_matrix
 from limitlens.theory.prediction import Status, predicted
 from limitlens.theory.proxy import proxy_reach
@@ -78,15 +78,9 @@ class Summary:
 
 
 def summary(
-    measure: TokenLaw,
-    head: Any,
-    n: float,
-    *,
-    sizes: ArrayLike | None = None,
-    radius: float | None = None,
-    error: float = 0.1,
-    mask_self: bool = False,
-) -> Summary:
+    measure: TokenLaw, head: Any, n: float,
+    *, sizes: ArrayLike | None = None, radius: float | None = None, error: float = 0.1, mask_self: bool = False,
+) -> Summary:  # fmt: skip
     """Compute all predictions for attention over n tokens of a law, without sampling.
 
     `head` is a Head without biases, or a score matrix A (d, d) whose values are the tokens themselves. The error curve
@@ -223,7 +217,7 @@ class _Predictor:
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
         tilt = A @ (law.mean + spread * root @ direction)
-        cost = finite.tilt_cost(law, tilt, self.V)
+        cost = bounds.tilt_cost(law, tilt, self.V)
         validity = clt.interval_validity(law, tilt, n, self.V)
         absolute = error * cost.limit
         asymptotic, bound = map(float, np.sqrt((cost.mean_square_asymptotic(n), cost.mean_square_bound(n))))

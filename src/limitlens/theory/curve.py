@@ -55,15 +55,9 @@ def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
 
 
 def query_error(
-    covariance: ArrayLike,
-    A: ArrayLike,
-    queries: ArrayLike,
-    sizes: ArrayLike,
-    *,
-    V: ArrayLike | None = None,
-    mean: ArrayLike | None = None,
-    own: bool = False,
-) -> Array:
+    covariance: ArrayLike, A: ArrayLike, queries: ArrayLike, sizes: ArrayLike,
+    *, V: ArrayLike | None = None, mean: ArrayLike | None = None, own: bool = False,
+) -> Array:  # fmt: skip
     """Exact E|Γ_n(x) - Γ(x)|² over samples of n Gaussian tokens at given queries: (queries, sizes).
 
     Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
@@ -95,14 +89,9 @@ def query_error(
 
 
 def output_error(
-    covariance: ArrayLike,
-    A: ArrayLike,
-    sizes: ArrayLike,
-    *,
-    V: ArrayLike | None = None,
-    mean: ArrayLike | None = None,
-    mask_self: bool = False,
-) -> Array:
+    covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike,
+    *, V: ArrayLike | None = None, mean: ArrayLike | None = None, mask_self: bool = False,
+) -> Array:  # fmt: skip
     """Root mean square output error over queries and samples of n Gaussian tokens, without sampling: (sizes,) [V].
 
     At each query the expectation over tokens is exact (`query_error`). The expectation over queries is a quadrature in
