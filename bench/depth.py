@@ -1,9 +1,9 @@
-"""What depth costs: 64 sampled runs and a full one of each document, beside 65 bare forwards of the same model.
+"""Cost of `limitlens.depth`: 64 sampled forwards and a full one per document, relative to 65 plain forwards.
 
 8 numbers of keys and 8 draws on documents of 512 tokens, once with keys that the queries of a document share and once
-with each query's own. Bare forwards, four documents at a time, which is fastest, take turns with it: some after every
-document. Processor seconds of one thread, in which a busy machine tells much the same, and wall-clock seconds beside
-them; ratios are medians over documents. And whether random keys of a pooled text give every head the error that a probe
+with keys of each query's own. Plain forwards, four documents at a time, which is fastest, alternate with it after every
+document. Measured in processor seconds of one thread, which depend little on other load, and in wall-clock seconds;
+ratios are medians over documents. Also checks that random keys of a pooled text give every head the error that a probe
 measures.
 """
 
@@ -33,7 +33,7 @@ def clocks() -> dict[str, float]:
 
 
 def beside(way: str, documents: int) -> dict[str, Any]:
-    """Seconds of one run with all that it measures, over those of bare forwards, by document."""
+    """Seconds of a run of `depth` relative to plain forwards, by document."""
     loaded = load(MODEL)
     windows = Windows(loaded, open_corpus(TEXT), length=WINDOW, tokens=documents * WINDOW)
     ratios: dict[str, list[float]] = {name: [] for name in clocks()}
@@ -57,13 +57,13 @@ def beside(way: str, documents: int) -> dict[str, Any]:
         window=WINDOW, progress=turn,
     )  # fmt: skip
     found = {name: statistics.median(each[1:]) for name, each in ratios.items()}  # the first warms up
-    print(f"  {way}: {found['processor']:.3f} of bare forwards in processor time, {found['wall']:.3f} by the wall "
+    print(f"  {way}: {found['processor']:.3f} of plain forwards in processor time, {found['wall']:.3f} by the wall "
           f"({documents} documents, at most {WANTED[way]} wanted)", flush=True)  # fmt: skip
     return {"ratio": found, "documents": documents, "wanted": WANTED[way]}
 
 
 def beside_probe(windows_pooled: int = 24, draws: int = 64) -> dict[str, Any]:
-    """Errors of every head with n random keys of a pooled text, over those of a probe: the same law, measured twice."""
+    """Errors of every head with n random keys of a pooled text, relative to those of a probe."""
     loaded, length, sizes = load(MODEL), 256, (16, 64, 256)
     probed = probe(loaded, TEXT, 30_000, window=length, sizes=[16, 32, 64, 128, 256], replicates=16)
     windows, generator = Windows(loaded, open_corpus(TEXT), length=length, tokens=120 * length), torch.Generator()

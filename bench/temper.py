@@ -1,13 +1,13 @@
-"""What factors on the scores do to a decoder beyond its context: both axes, two texts, a frontier of fits; on a GPU.
+"""Benchmark of score factors for a decoder beyond its context: two axes, two texts, eight fits; for a GPU.
 
     python3 -m bench.temper --model m.gguf --text wikipedia.txt --other biomedical.txt --seconds 500
-    python3 -m bench.temper --look      # print what bench/results/temper.json shows
-    python3 -m bench.temper --draw      # and draw it: docs/temper-*.svg
+    python3 -m bench.temper --look      # print the results in bench/results/temper.json
+    python3 -m bench.temper --draw      # draw them: docs/temper-*.svg
 
-The first runs `limitlens.temper` with eight fits. Fits and readings multiply in bfloat16 on a GPU; one document is read
-in float32 too, and how far that is away is kept (`precision`). What is known is written after each fit and document.
-`--quick` runs all of it on a tiny random model, whose numbers mean nothing. `--look --run DIR` holds the exponents
-against everything that a probe of the same model knows.
+The first command runs `limitlens.temper` with eight fits. Products are in bfloat16 on a GPU; one document is also read
+in float32, and the difference is recorded (`precision`). Results are written after each fit and document. `--quick`
+runs everything on a tiny random model, whose numbers mean nothing. `--look --run DIR` correlates the exponents with the
+numbers of a probe of the same model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from limitlens.statistics.documents import paired_mean
 from limitlens.theory.schedules import yarn_scale
 
 HERE = Path(__file__).parent
-# the most wanted first, for what there is no time for is left out
+# the most important first, since the last ones may be left out for lack of time
 FITS = [
     FitOptions("model"), FitOptions("head"), FitOptions("head", 0.2), FitOptions("head", 0.5), FitOptions("head", 0.1),
     FitOptions("model", 0.5), FitOptions("head", 0.2, constant=True), FitOptions("layer", 0.2),
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """One document in both precisions under YaRN's factor: how far they are apart."""
+    """Largest difference between bfloat16 and float32 on one document under YaRN's factor."""
     trained, to = loaded.positions or 0, options.to
     windows = Windows(loaded, open_corpus(options.text), length=to, tokens=2 * to, fewer=True)
     found = {}
@@ -109,13 +109,13 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
 
 
 def kept(path: str) -> Temper:
-    """The result that the file holds."""
+    """The result in the file."""
     found: Temper = from_json(Temper, json.loads(Path(path).read_text(encoding="utf-8")))
     return found
 
 
 def show(found: Temper) -> None:
-    """Print both axes, differences against both readings of YaRN's factor, and what the exponents go with."""
+    """Print both axes, differences to both readings of YaRN's factor, and correlations of the exponents."""
     from scipy.stats import spearmanr
 
     print(found)
@@ -161,7 +161,7 @@ def show(found: Temper) -> None:
 
 
 def weighed(x: Any, y: Any, weight: Any) -> float:
-    """The correlation of ranks, each head with its weight squared."""
+    """Rank correlation with the squared weights of the heads."""
     from scipy.stats import rankdata
 
     ranks, w = [rankdata(np.ravel(part)) for part in (x, y)], np.ravel(weight) ** 2
@@ -169,7 +169,7 @@ def weighed(x: Any, y: Any, weight: Any) -> float:
 
 
 def regress(found: Temper, run: str) -> None:
-    """Rank correlations of the exponents with every number that a probe knows of a head, against heads shuffled."""
+    """Rank correlations of the exponents with every number of a probe per head, against shuffled heads."""
     import limitlens as ll
 
     table = ll.load(run).heads.select_dtypes("number")  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ def regress(found: Temper, run: str) -> None:
 
 
 def draw(found: Temper) -> None:
-    """The pictures of docs/temper.md."""
+    """Draw the figures of docs/temper.md."""
     from limitlens.results import plot
 
     docs = HERE.parent / "docs"
@@ -239,19 +239,19 @@ def tiny() -> LoadedModel:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="a GGUF file, or what limitlens calls a model")
-    parser.add_argument("--text", default="stdlib-docs", help="the text that exponents are fitted and tried on")
-    parser.add_argument("--other", default="stdlib-code", help="a text that is never fitted")
+    parser.add_argument("--model", default="smollm2", help="a GGUF file, or another name of a model")
+    parser.add_argument("--text", default="stdlib-docs", help="text to fit on; its other documents are held out")
+    parser.add_argument("--other", default="stdlib-code", help="second held-out text")
     parser.add_argument("--to", type=int, default=32768)
     parser.add_argument("--rope-scaling", default="yarn")
-    parser.add_argument("--documents", type=int, default=6, help="documents of each text that are read, at most")
-    parser.add_argument("--steps", type=int, default=24, help="of each fit")
+    parser.add_argument("--documents", type=int, default=6, help="held-out documents of each text, at most")
+    parser.add_argument("--steps", type=int, default=24, help="gradient steps of each fit")
     parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--seconds", type=float, default=530.0, help="no new document is begun beyond")
+    parser.add_argument("--seconds", type=float, default=530.0, help="start no new document after this time")
     parser.add_argument("--out", default=str(HERE / "results" / "temper.json"))
     parser.add_argument("--quick", action="store_true", help="a tiny random model to 768 tokens")
-    parser.add_argument("--look", action="store_true", help="print what the file of results shows")
-    parser.add_argument("--draw", action="store_true", help="draw it for the documentation")
+    parser.add_argument("--look", action="store_true", help="print the results in the file")
+    parser.add_argument("--draw", action="store_true", help="draw the figures of the documentation")
     parser.add_argument("--run", help="with --look: the folder of a probe of the same model")
     options = parser.parse_args()
     if options.quick:

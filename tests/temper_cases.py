@@ -1,4 +1,4 @@
-"""A tiny rotary decoder that was trained to copy within 128 tokens, and what factors do to it at 512; made once."""
+"""A tiny rotary decoder trained to copy within 128 tokens, and the result of `temper` for it at 512 tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINED, TO = 128, 512
 
 
 def texts(rows: int, length: int, seed: int) -> torch.Tensor:
-    """Letters at random, the second half of every 32 the first again: what an induction head reads."""
+    """Random letters where the second half of every 32 repeats the first: a task for an induction head."""
     halves = torch.randint(3, 29, (rows, length // 32, 16), generator=torch.Generator().manual_seed(seed))
     return torch.cat([halves, halves], -1).flatten(1)
 

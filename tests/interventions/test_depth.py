@@ -1,4 +1,4 @@
-"""Sampled keys in a live model: what is drawn, what all keys give, what layers and heads add up to, predictions."""
+"""Sampled keys in a live model: the draw itself, all keys, sums over layers and heads, predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tiny_models import LAYERS, TINY, dense_outputs, letters, tiny_tokenizer
 
 
 def drawn(model: str, count: int, draws: int, **options: Any) -> tuple[Captured, list[Captured]]:
-    """The first layer of a tiny model on one text, and what queries see of it in some draws."""
+    """The first layer of a tiny model on one text, and its calls under some draws of keys."""
     (first, *_), _ = captures(TINY[model].model(), token_ids()[:1])
     generator = torch.Generator().manual_seed(0)
     return first, [SampledKeys(count, generator, **options)(first) for _ in range(draws)]

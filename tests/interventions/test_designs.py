@@ -1,4 +1,4 @@
-"""Sparse designs: nothing is lost where all keys are kept, random keys are the probe's, a window has a floor."""
+"""Sparse designs: no error with all keys, random keys agree with a probe, a window has a bias floor."""
 
 from __future__ import annotations
 

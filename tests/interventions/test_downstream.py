@@ -1,4 +1,4 @@
-"""A task when each query sees n keys: labelled documents, the logistic head, outcomes, a classifier of one's own."""
+"""Task accuracy with n keys per query: labelled documents, the logistic head, outcomes, a model with its own head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributions under another context: exact where nothing can change, by hand where it does, and bad input."""
+"""Stability of top keys under another context: exact in the first layer, by hand elsewhere, and bad input."""
 
 from __future__ import annotations
 
