@@ -113,7 +113,7 @@ EDGES: dict[str, set[str]] = {
         "statistics",
     },
     "measures": {"arrays", "cost", "errors"},
-    "models": {"arrays", "attention", "cost", "errors", "record", "report", "sampling"},
+    "models": {"arrays", "attention", "cost", "errors", "record", "sampling"},
     "outcome": set(),
     "probing": {
         "arrays",
