@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from shutil import copytree
@@ -20,6 +21,7 @@ from limitlens.cli import probe as command
 from limitlens.errors import InputError
 from limitlens.models import LoadedModel
 from limitlens.probing import probe as probe_module
+from limitlens.probing.options import ProbeOptions
 from limitlens.probing.probe import probe
 from limitlens.probing.regimes import Thresholds
 from limitlens.probing.result import ProbeRun
@@ -141,7 +143,7 @@ def test_ctrl_c_saves_the_work_so_far(
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(command.common, "progress", press)
-    monkeypatch.setattr(probe_module, "BLOCK", 20 * 16)
+    monkeypatch.setattr(probe_module, "probe", partial(probe, options=ProbeOptions(block=20 * 16)))
     model, text = files
     code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--out", str(tmp_path / "run"))
     assert code == 130

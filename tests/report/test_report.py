@@ -238,7 +238,7 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
     assert np.asarray(probe.plot_map("tokens_for_0.1").axes[0].images[0].get_array()).shape == (6, 12)
     with pytest.raises(InputError, match="has a number 'nonsense'; expected one of regime, "):
         probe.plot_map("nonsense")
-    with pytest.raises(InputError, match=r"a file is given as path='map\.png'"):
+    with pytest.raises(InputError, match=r"give the name of a file as path='map\.png'"):
         probe.plot_map("map.png")
     with pytest.raises(InputError, match="no layer 99"):
         probe.plot_head(99, 0)

@@ -141,7 +141,7 @@ def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[f
         values = 5 + values * np.exp(level)[:, None]
         (one,) = pilot_errors(scores, values, n, quarters=np.arange(2048) // 512)
         (found,) = PredictedErrors.of(n, one, np.arange(32), 2048, 0)
-        told.append(np.square(found.moved(n)).sum(0))
+        told.append(np.square(found.text_shifts(n)).sum(0))
         errors.append(found.logs[0])
     ratio = np.sqrt(np.mean(told, axis=0)) / student_factor(3) / np.std(errors, axis=0)
     assert (ratio >= share[0]).all()
