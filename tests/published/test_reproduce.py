@@ -15,11 +15,11 @@ import limitlens as ll
 from downstream_cases import data as documents
 from limitlens.cli import main
 from limitlens.experiments.reference import LawReference, sampled_moments
+from limitlens.measures.sphere_limit import limit_covariance
 from limitlens.models import LoadedModel
 from limitlens.published.catalogue import Claim, Number, catalogue
 from limitlens.published.protocol import error_rows, moments, output, slopes
 from limitlens.published.reproduction import HOME
-from limitlens.theory.sphere_limit import limit_covariance
 from tiny_models import TINY, tiny_tokenizer
 
 PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400, "long": 2000}

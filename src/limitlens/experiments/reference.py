@@ -14,10 +14,10 @@ from limitlens.attention.limit import limit
 from limitlens.errors import Array, InputError
 from limitlens.measures import Discrete, Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure
+from limitlens.measures.sphere_limit import SMOOTH_FROM, limit_covariance
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 from limitlens.statistics.controls import GaussianControls
 from limitlens.statistics.estimators import TokenSums
-from limitlens.theory.sphere_limit import SMOOTH_FROM, limit_covariance
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ over the largest size: each costs O(1), not O(queries)

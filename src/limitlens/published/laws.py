@@ -13,13 +13,13 @@ from limitlens.experiments.reference import sampled_moments
 from limitlens.experiments.study import study
 from limitlens.measures import Gaussian, Sphere
 from limitlens.measures.base import Measure
+from limitlens.measures.sphere_limit import limit_covariance
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import Projected, error_rows, moments, output, slopes
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
 from limitlens.theory.rates import rate_drawn, rate_sharp
-from limitlens.theory.sphere_limit import limit_covariance
 
 MOMENTS = ("mean", "covariance")
 

@@ -45,29 +45,23 @@ class Summary:
         return dict(self.predicted)
 
     def __str__(self) -> str:
-        inputs = self.predicted["inputs"]
-        rate_rows = [
+        inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
+        rows = [("rate", "predicted", "status", "formula")] + [
             (name, f"{rate['predicted']:.4g}", rate["status"], rate["formula"])
             for name, rate in self.predicted["rates"].items()
         ]
-        query_rows = [
-            (
-                f"{query['deviations']:g} sd", f"{query['tilt']:.4g}", f"{query['rms_error']['predicted']:.4g}",
-                f"{query['effective_sample_size']['predicted']:.4g}", query["interval"]["validity"],
-            )
-            for query in self.predicted["queries"]
-        ]  # fmt: skip
-        return "\n".join(
-            [
-                f"Predictions for {inputs['measure']}, n = {inputs['n']:g}",
-                ", ".join(f"{name} {self.predicted['theory'][name]:.4g}" for name in REACH),
-                "",
-                *_aligned(("rate", "predicted", "status", "formula"), rate_rows),
-                "",
-                *_aligned(("query", "tilt", "rms error (CLT)", "effective n", "95% interval"), query_rows),
-                *(f"Warning: {warning}" for warning in self.warnings),
-            ]
-        )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"Predictions for {inputs['measure']}, n = {inputs['n']:g}",
+            ", ".join(f"{name} {numbers[name]:.4g}" for name in REACH),
+            *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+            *(
+                f"query at {query['deviations']:g} sd: rms error {query['rms_error']['predicted']:.4g} (CLT), "
+                f"95% interval {query['interval']['validity']}"
+                for query in self.predicted["queries"]
+            ),
+        ]
+        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
 
     def __repr__(self) -> str:
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
@@ -128,12 +122,6 @@ def summary(
                 "asymptotic": predicted(hardmax.hardmax_asymptotic(n, scale), PROVED),
             }
     return Summary({**document, "warnings": warnings})
-
-
-def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a text table whose columns are padded to equal width."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]
 
 
 def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
