@@ -1,9 +1,9 @@
-"""What one GPU does: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
+"""Speed on one GPU: the kernel against library kernels, a probe against its bare forward, a study against the CPU.
 
 `python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [wide_bf16=TOKENS]
 [study=CPU_SECONDS] [far=N] [same]`:
-MODEL a folder or alias, TEXT a file, whose windows are run as often as a probe asks for (fine for timing, and said).
-What was measured before is kept in bench/results/gpu.json beside what is measured now. TF32 is off throughout.
+MODEL is a folder or alias, TEXT a file whose windows are repeated up to the tokens asked for (enough for timing).
+Results are added to those in bench/results/gpu.json. TF32 is off throughout.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from limitlens.sampling.workers import workers_for
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "gpu.json"
 HEADS, QUERIES, KEYS, WIDTH = 12, 4096, 262_144, 64  # the case of the kernel
-CELL = 512  # and the same keys in cells of so many
-READ = 250_000  # tokens of the text, in windows that are run again and again
+CELL = 512  # keys of a cell, for the same keys in cells
+READ = 250_000  # tokens read from the text; its windows are repeated
 SAMPLE = 256  # queries a head that are checked in float64
 
 
@@ -59,7 +59,7 @@ def median(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def kernel() -> dict[str, Any]:
-    """Rates count 4 m n d operations once, however many products a kernel takes; errors are against float64."""
+    """Rates and errors of kernels: 4 m n d operations, however many products a kernel takes; errors against float64."""
     torch.manual_seed(0)
     query = 2 * torch.randn(HEADS, QUERIES, WIDTH, device="cuda") / math.sqrt(WIDTH)
     key, value = (torch.randn(HEADS, KEYS, WIDTH, device="cuda") for _ in range(2))
@@ -101,7 +101,7 @@ def kernel() -> dict[str, Any]:
     whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
 
     def launch() -> float:
-        """The rate of the launch alone, as the prototype of the kernel is timed."""
+        """Rate of the launch alone."""
         from triton.testing import do_bench
 
         once = functools.partial(split._launch, *own, _parts(whole), QUERIES, None, KEYS // split.PART, 0, 3)
@@ -140,7 +140,7 @@ def _more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Tensor:
-    """Online softmax with float32 matrix products: what a careful person writes without a fused kernel."""
+    """Online softmax with float32 matrix products: the baseline without a fused kernel."""
     peak = query.new_full(query.shape[:-1], -math.inf)
     mass, moment = torch.zeros_like(peak), torch.zeros_like(query)
     for start in range(0, key.shape[1], chunk):
@@ -155,7 +155,7 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Te
 
 
 def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9") -> dict[str, Any]:
-    """A probe between bare forwards of the windows it runs, as many at a time, both from tokens that are read already.
+    """Time a probe between bare forwards of the same windows in the same batches; tokens are read before.
 
     The text is read once, up to `READ` tokens, and its windows are run as often as so many tokens ask for.
     """
@@ -212,7 +212,7 @@ def _wait(device: torch.device) -> None:
 
 
 def wide_encoder(like: LoadedModel) -> LoadedModel:
-    """A BERT of 12 layers and 768 numbers with random weights, that reads the other's tokens."""
+    """A BERT of 12 layers and width 768 with random weights and the tokenizer of another model."""
     from dataclasses import replace
 
     from transformers import BertConfig, BertModel
@@ -255,7 +255,7 @@ def far(most: int = 10**9) -> dict[str, Any]:
 
 
 def same(loaded: LoadedModel, text: str) -> dict[str, Any]:
-    """Whether a run on the device gives its numbers again, bit for bit: asked twice, and broken off and resumed."""
+    """Check that runs on the GPU are reproducible bit for bit: repeated, and interrupted and resumed."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from kill_cases import told
 

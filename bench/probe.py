@@ -1,9 +1,9 @@
-"""A probe against the bare forward of the same model over the same windows, in the same run, and its peak memory.
+"""Time and peak memory of a probe against the bare forward of the same model over the same windows.
 
-Floor: the probe runs the model once over its pilot and its pool, so it cannot cost less than that forward. On top come,
-per token and layer, 2·256·(k + v) operations a query head: 10% of the forward's for minilm (12 heads of 32), 8% for
-smollm2 (9 heads of 64); then merging cells, diagnostics and fits. Seconds include everything but loading the model: by
-the wall, and of the processor, which others at work on the machine disturb less (on one thread: OMP_NUM_THREADS=1).
+Lower bound: the probe runs the model once over its pilot and its pool. On top come, per token and layer, 2·256·(k + v)
+operations a query head: 10% of the forward's for minilm (12 heads of 32), 8% for smollm2 (9 heads of 64); then merging
+cells, diagnostics and fits. Seconds include everything but loading the model: wall time, and processor time, which
+other processes disturb less (on one thread: OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm2": {"corpus": "stdlib-docs", "tokens": 40_000, "sizes": "64:1024:5"},
 }
 REPLICATES, QUERIES, WINDOW = 24, 256, 256
-BATCHES = (8, 16)  # windows of the bare forward: what is faster for a model; with 4 and 32 it is slower for both
-TRIAL = 32  # windows that say which
+BATCHES = (8, 16)  # windows of the bare forward, of which the faster is used; 4 and 32 are slower for both models
+TRIAL = 32  # windows of the trial that chooses it
 REPEATS = 3
 WANTED = 1.3
 MEMORY_TOKENS = (100_000, 400_000)  # with fewer than 80,000 not every buffer is full
@@ -39,7 +39,7 @@ probe("minilm", "stdlib-code", int(sys.argv[1]), sizes="64:1024:5")
 
 
 def clocks() -> Array:
-    """By the wall, and of the processor."""
+    """Wall time and processor time."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
@@ -56,13 +56,13 @@ def bare_seconds(loaded: LoadedModel, corpus: str, tokens: int, batch: int) -> A
 
 
 def fastest(loaded: LoadedModel, corpus: str) -> int:
-    """Windows at a time with which the bare forward takes least processor time, in turns."""
+    """Choose the batch with which the bare forward takes least processor time."""
     trials = [[bare_seconds(loaded, corpus, TRIAL * WINDOW, batch)[1] for batch in BATCHES] for _ in range(REPEATS)]
     return BATCHES[int(np.median(trials, 0).argmin())]
 
 
 def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str, Any]:
-    """Probes between bare forwards: each against the mean of its two neighbours, and the median of these ratios."""
+    """Time probes between bare forwards: median ratio of each probe to the mean of its two neighbours."""
     loaded = load(name)
     bare_seconds(loaded, corpus, 4 * WINDOW, 4)  # warm up
     batch = fastest(loaded, corpus)

@@ -180,7 +180,6 @@ KNOWN_SIZES = {
     "package probing": 4_700,
     "package experiments": 4_000,
     "module comparison": 440,
-    "function probing.stream:stream": 90,
 }
 
 

@@ -113,14 +113,7 @@ def probe(
     """
     begun = time.perf_counter()
     cells, options = Cells(parse_sizes(sizes)), options or ProbeOptions()
-    fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
-    check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
-    check_number("queries", queries, "at least 2, such as 256", low=2)
-    check_number("score_scale", score_scale, "a positive number, such as 2.0", closed=False)
-    check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
-    check_seed(seed)
-    if sampling not in SAMPLINGS:
-        raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
+    _check_arguments(replicates, queries, score_scale, batch, seed, sampling)
     accuracy = as_precision(precision)
     length = WINDOW if window is None else window
     if isinstance(model, str) and length >= 1 and tokens >= 1:  # what no model can change is refused before it loads
@@ -136,6 +129,20 @@ def probe(
         check_cost("the probe", *probe_cost(loaded, windows, cells, replicates, queries, options.kept_step), yes=yes)
         work.run(checkpoint or Checkpoint())
         return work.result(begun, corpus, tokens, thresholds or Thresholds())
+
+
+def _check_arguments(
+    replicates: int, queries: int, score_scale: float, batch: int | None, seed: int, sampling: str
+) -> None:
+    """Refuse arguments that no model or corpus could make valid."""
+    fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
+    check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
+    check_number("queries", queries, "at least 2, such as 256", low=2)
+    check_number("score_scale", score_scale, "a positive number, such as 2.0", closed=False)
+    check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
+    check_seed(seed)
+    if sampling not in SAMPLINGS:
+        raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,6 +93,30 @@ class _Forward:
         yield _Forward(last, rest, done=set(self.done))
 
 
+class _Special:
+    """The special tokens among the pooled tokens of whole windows."""
+
+    def __init__(self, mask: NDArray[np.bool_], device: torch.device) -> None:
+        self.mask = mask  # (positions,): whether a pooled position of a window holds a special token
+        self.places = cache(lambda windows: to_device(np.flatnonzero(np.tile(mask, windows)), device))
+
+    def count(self, tokens: int) -> int:
+        """Number of special tokens among so many pooled tokens."""
+        return tokens // len(self.mask) * int(self.mask.sum())
+
+
+@contextmanager
+def _timed(timer: DeviceTimer, clock: Clock) -> Iterator[None]:
+    """Add the time within the block to the clock: the spans of the timer as attention, the rest as the model."""
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        timer.wait()
+        clock.attention += timer.seconds
+        clock.model += time.perf_counter() - begun - timer.seconds
+
+
 def stream(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
@@ -103,24 +127,15 @@ def stream(
     """
     device, windows = loaded.model.device, pool.windows
     positions = slice(pilot.positions.start, pilot.positions.stop)
-    special = windows.marked(pilot.positions)
+    special = _Special(windows.marked(pilot.positions), device)
     blocks, done = resume(pool, assignment, collectors, job, report)
-    length = pool.at_once * len(special)
+    length = pool.at_once * len(special.mask)
     slices = chain.from_iterable(block.slices(length, assignment, device) for block in blocks)
     slices = chain(list(islice(slices, 1)), slices)  # the first is assigned while a GPU still runs the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
     limit, turns, timer = pool.at_once, count(), DeviceTimer(device)
     last: ForwardSlice
-
-    @cache
-    def special_tokens(many: int) -> Tensor:
-        """Indices of the special ones among the pooled tokens of so many windows."""
-        return to_device(np.flatnonzero(np.tile(special, many)), device)
-
-    def special_count(tokens: int) -> int:
-        """Number of special tokens among the pooled tokens of whole windows."""
-        return tokens // len(special) * int(special.sum())
 
     def take(captured: Captured) -> None:
         pool.workers.check()
@@ -133,7 +148,7 @@ def stream(
                 forward.done.add((captured.layer, name))
 
         with timer(forwards.count):
-            marks = special_tokens(len(forward.ids)), special_count(part.before)
+            marks = special.places(len(forward.ids)), special.count(part.before)
             work = collectors[captured.layer].work(captured, part, positions, *marks, forward.turn)
             list(within(once, work))
 
@@ -159,17 +174,8 @@ def stream(
             if last.completed is not None:
                 return
 
-    @contextmanager
-    def timed() -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            timer.wait()
-            clock.attention += timer.seconds
-            clock.model += time.perf_counter() - begun - timer.seconds
-
-    with timed(), torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
+    in_time = _timed(timer, clock)
+    with in_time, torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
         read = windows.batches(pool.at_once, pool.indices[done * pool.per_block :])
         batches = starmap(_Forward, zip(read, slices, strict=True))
         for first in batches:
@@ -177,7 +183,7 @@ def stream(
                 interrupt.during(report, tokens)  # a block is finished first: half of one is not a random sample
             assert last.completed is not None
             with timer():
-                marks = special_count(last.before + len(last.rows))
+                marks = special.count(last.before + len(last.rows))
                 work = [collector.cells(last.completed, marks) for collector in collectors.values()]
                 list(pool.workers(lambda attend: attend(), chain.from_iterable(work)))
             if last.ends_block:
