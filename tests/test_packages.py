@@ -179,7 +179,6 @@ KNOWN_SIZES = {
     "src": 27_200,
     "package probing": 4_700,
     "package experiments": 4_000,
-    "module comparison": 440,
 }
 
 
