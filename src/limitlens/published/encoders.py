@@ -85,12 +85,12 @@ def window_random(
 
                 norms = np.array([float(part.norm()) for part in limit])
                 rows[text, way] += error_rows(draw, limit, sizes, draws).mean(1) / norms[:, None] / len(layers)
-    for way, told in enumerate((f"window + {random} random", "random alone")):
+    for way, legend in enumerate((f"window + {random} random", "random alone")):
         for place, name in enumerate(MOMENTS):
             found = rows[:, way, place]
             one = -float(np.polyfit(np.log(sizes), np.log(found[0]), 1)[0])
             work.numbers[f"{('window', 'random')[way]}_{name}"] = Number(*slopes(sizes, found)[0], None, one)
-            work.draw(f"{name}, {told}", sizes, found.mean(0), found.std(0, ddof=1) / np.sqrt(len(found)))
+            work.draw(f"{name}, {legend}", sizes, found.mean(0), found.std(0, ddof=1) / np.sqrt(len(found)))
     work.numbers["excess"] = Number(*_mean(rows[:, 0, 0, -1] / rows[:, 1, 0, -1]))
 
 
@@ -147,7 +147,7 @@ def downstream(
     work.numbers["rate_gap"] = Number(float(fits[1][0] - fits[0][0]), float(np.sqrt(fits[0][1] + fits[1][1])))
 
 
-def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told: float | None = None) -> None:
+def _follow(work: Work, key: str, label: str, factors: Array, found: Array, published: float | None = None) -> None:
     """Draw the rates at each factor α; keep the last one, and p of 1/β − 1 ∝ α^{2p}, 1 if β = 1/(1 + (αH)²)."""
     (slope, bars), p = found.T, Number(np.nan)
     work.draw(label, factors**2, slope, bars)
@@ -157,7 +157,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, told
         x, y = np.log(factors[use] ** 2), np.log(1 / slope[use] - 1)
         fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # standard errors from the residuals
         p = Number(float(fit[0]), float(np.sqrt(covariance[0, 0])))
-    work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), told)}
+    work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), published)}
 
 
 def _open(
@@ -176,8 +176,10 @@ def _open(
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
     """Rates and their standard errors; NaN if there is none, or one with a large standard error."""
     known = [curve.rate if curve is not None else None for curve in curves]
-    told = [(rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known]
-    return np.array(told)[:, 0], np.array(told)[:, 1]
+    rates = [
+        (rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known
+    ]
+    return np.array(rates)[:, 0], np.array(rates)[:, 1]
 
 
 def _rank(a: Array, b: Array) -> tuple[float, float]:
