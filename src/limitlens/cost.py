@@ -66,10 +66,16 @@ def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[fl
     logits = 0 if output is None else output.weight.shape[0]
     if output is not None and any(output.weight is table.weight for table in tables):
         weights += output.weight.numel()  # tied to a table that was left out above, yet multiplied
-    threads = torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
-    seconds = tokens * (2.0 * weights + 4.0 * window * width * layers) / (FORWARD_RATE * threads)
+    operations = tokens * (2.0 * weights + 4.0 * window * width * layers)
     scores = float(window) * getattr(config, "num_attention_heads", 1)
-    return seconds, 4.0 * window * (width * (layers + 8) + scores + logits)
+    return operations / (FORWARD_RATE * computing_threads(model)), 4.0 * window * (
+        width * (layers + 8) + scores + logits
+    )
+
+
+def computing_threads(model: PreTrainedModel) -> int:
+    """CPU threads that compute with a model, or as many as its GPU is worth."""
+    return torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
 
 
 def _with_unit(units: tuple[tuple[float, str], ...], amount: float) -> str:

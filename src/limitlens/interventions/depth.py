@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.cost import check_cost
+from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_seed
 from limitlens.interventions.depth_result import ERRORS, INCLUDE, PREDICTIONS, DepthRun
 from limitlens.interventions.harness import WINDOW, compare_variants, open_model, some_of
@@ -25,7 +25,6 @@ from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 
-SECONDS_PER_PRODUCT = 2e-11  # of one weight with one token
 State = tuple[Tensor, Tensor, Tensor]  # hidden states (n, d), their mean (d,) and covariance (d, d)
 Prediction = tuple[Tensor, Tensor, Tensor]  # centred logits and log-probabilities (n, vocabulary), nats a token
 
@@ -71,10 +70,9 @@ def depth(
     passes: list[dict[str, Any]] = [{}, *[{"fixed": True}] * ("fixed" in included)]
     passes += [{"layers": (layer,)} for layer in range(layers * ("single" in included))]
     grid = _Grid(sizes, sharing, passes, replicates, "heads" in included)
-    weights = sum(part.numel() for part in loaded.model.base_model.parameters())
-    seconds = SECONDS_PER_PRODUCT * weights * grid.forwards * windows.tokens
+    cost = forward_cost(loaded.model, grid.forwards * windows.tokens, windows.length)
     remedy = "ask for fewer documents, keys or included runs, or pass yes=True"
-    check_cost(f"depth of {loaded.name}", seconds, yes=yes, remedy=remedy)
+    check_cost(f"depth of {loaded.name}", *cost, yes=yes, remedy=remedy)
 
     def document(index: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [index])

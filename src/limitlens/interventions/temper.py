@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.arrays import Tensor, torch
+from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import InputError, Progress, check_number
 from limitlens.interventions.axes import Axes, edges, joined, plant_all, read_axes
 from limitlens.interventions.critical import critical_exponents
@@ -22,6 +23,8 @@ from limitlens.models.rope_scaling import ROPE_SCALINGS, rope_scaled
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
 LEVELS = ("head", "layer", "model")  # what has an exponent of its own
+STEP_FORWARDS = 4  # forward passes that take as long as a gradient step, which computes layers twice
+SCHEDULES = 7  # schedules of factors that are measured besides the fitted ones, truncation included
 FIT_DOCUMENTS = 3  # documents for the gradient steps of a fit
 CHECK_DOCUMENTS = 1  # documents that decide when a fit ends
 MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
@@ -113,6 +116,9 @@ def temper(
         precision_of_products="bfloat16" if reader.half else "float32",
         critical=critical_exponents(reader, ids[:1], window), fits={}, by_document={}, seconds=0.0,
     )  # fmt: skip
+    readings = (len(fits) + SCHEDULES) * sum(map(len, held_out.values()))
+    forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count) + readings
+    check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
     run = _Run(reader, made, seconds, progress, log, keep, total, started)
     run.fit(fits, ids[:count], ids[count], steps, rate, seed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from limitlens.cost import computing_threads, forward_cost
 from limitlens.models import Windows
 from limitlens.models.catalog import LoadedModel
 from limitlens.probing.pilot import DETAIL_QUERIES, Pilot
@@ -17,9 +18,9 @@ from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
 
-# Speed of one thread, measured for two models (docs/reliability.md): operations a second in the model and in attention
-# over queries, and seconds for everything else of a head. A GPU does as much as so many threads, at least.
-MODEL_SPEED, ATTENTION_SPEED, HEAD_SECONDS, GPU_THREADS = 6e10, 2.5e10, 0.08, 40
+# Speed of one thread, measured for two models (docs/reliability.md): operations a second in attention over queries, and
+# seconds for everything else of a head.
+ATTENTION_SPEED, HEAD_SECONDS = 2.5e10, 0.08
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,15 @@ def probe_cost(
 ) -> tuple[float, float]:
     """Estimate seconds and bytes of a probe from counts alone.
 
-    A token takes 2 operations for each weight except embeddings, which are looked up; and 4 for each number of its keys
-    and each token of its window in the model, or each query in the measurement.
+    Beside the forward passes (`forward_cost`), a token takes 4 operations for each number of its keys and each query.
     """
-    of, config = loaded.model, loaded.model.config.get_text_config()
+    config = loaded.model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1)
     width = float(getattr(config, "hidden_size", 1) * layers)
-    tables = (part for part in of.modules() if isinstance(part, torch.nn.Embedding))
-    weights = sum(part.numel() for part in of.parameters()) - sum(table.weight.numel() for table in tables)
-    threads = torch.get_num_threads() if of.device.type == "cpu" else GPU_THREADS
-    a_token = (2 * weights + 4 * windows.length * width) / MODEL_SPEED + 4 * queries * width / ATTENTION_SPEED
-    seconds = (windows.tokens * a_token + HEAD_SECONDS * layers * getattr(config, "num_attention_heads", 1)) / threads
+    heads = layers * getattr(config, "num_attention_heads", 1)
+    measuring = 4 * queries * width * windows.tokens / ATTENTION_SPEED + HEAD_SECONDS * heads
+    forward, _ = forward_cost(loaded.model, windows.tokens, windows.length)
+    seconds = forward + measuring / computing_threads(loaded.model)
     kept = sum(step for step in cells.steps if step <= kept_step)  # tokens whose keys and values are kept
     states = 1 + replicates * sum(step > kept_step for step in cells.steps)
     return seconds, 8 * width * (queries * states + replicates * kept)
