@@ -119,7 +119,7 @@ def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
 def _scaling(run: Any) -> Column:
     """Measured numbers of a scaling limit."""
     count = run.inputs["replicates"]
-    return {(name, "measured"): _value(one.measured, one.stderr, count) for name, one in run.quantities.items()}
+    return {(name, "measured"): Value(one.measured, count) for name, one in run.quantities.items()}
 
 
 # By kind of run: the command, the unit that is matched, and the function that reads the numbers.

@@ -99,9 +99,10 @@ def test_map_is_a_gradient_step_on_the_smoothed_density() -> None:
 def test_tokens_drift_and_tremble_as_predicted(dim: int, beta: float, n: int) -> None:
     found = token_layer(dim, beta, 0.5, n, np.random.default_rng(1), replicates=200)
     slope, noise, ratio = found.drift_slope, found.noise, found.drift_to_noise
-    assert abs(slope.measured - 1) < 3.5 * slope.stderr
-    assert abs(noise.measured / noise.predicted - 1) < 3.5 * noise.stderr / noise.measured + 0.02
-    assert ratio.measured * noise.measured == pytest.approx(rms_slope(0.5, dim) / beta, rel=0.15)
+    assert abs(slope.measured.value - 1) < 3.5 * slope.measured.stderr
+    relative = noise.measured.stderr / noise.measured.value
+    assert abs(noise.measured.value / noise.predicted - 1) < 3.5 * relative + 0.02
+    assert ratio.measured.value * noise.measured.value == pytest.approx(rms_slope(0.5, dim) / beta, rel=0.15)
 
 
 def test_condition_for_the_flow_to_be_visible() -> None:

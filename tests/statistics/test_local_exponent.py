@@ -87,7 +87,7 @@ def test_sample_of_keys_at_its_critical_temperature() -> None:
 def test_five_keys_share_the_mass() -> None:
     rng = np.random.default_rng(8)
     keys, queries = sphere(rng, 1000, 64, 64), sphere(rng, 1, 64, 64)
-    found = real_keys(queries, keys, seed=0).queries[0].five_key_beta.measured
+    found = real_keys(queries, keys, seed=0).queries[0].five_key_beta.measured.value
     weight = np.exp(found * (keys @ queries[0]))
     assert weight.sum() ** 2 / np.square(weight).sum() == pytest.approx(5, rel=1e-6)
 
@@ -138,12 +138,14 @@ def test_queries_outside_the_keys_support_have_no_local_exponent() -> None:
     found = real_keys([away, away], keys)
     assert found.median == {"exponent": None, "critical_beta": None}
     row = found.queries[0]
-    assert row.exponent.measured is row.critical_beta.measured is row.theta.predicted is None
+    assert not row.exponent.measured.known
+    assert not row.critical_beta.measured.known
+    assert row.theta.predicted is None
     weight = np.exp(row.beta * (keys @ away))
     assert weight.sum() ** 2 / np.square(weight).sum() == pytest.approx(5, rel=1e-6)  # at the five-key β instead
     assert "There is no local exponent: the queries lie outside the keys' support." in str(found)
     mixed = real_keys([away, inside[0]], keys)
-    assert mixed.median["exponent"] == mixed.queries[1].exponent.measured
+    assert mixed.median["exponent"] == mixed.queries[1].exponent.measured.value
     assert "1 of 2 queries lie outside the keys' support" in str(mixed)
     with pytest.raises(InputError, match="no query lies within the keys' support"):
         median_exponent([away], keys)

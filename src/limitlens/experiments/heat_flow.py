@@ -18,6 +18,7 @@ import numpy as np
 from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, check_number, check_seed
+from limitlens.estimate import Estimate
 from limitlens.experiments.quantity import Quantity, verified
 from limitlens.experiments.weight_samples import check_count
 from limitlens.report.text import short
@@ -83,7 +84,7 @@ class HeatFlow(Result):
         mode, variance = self.mode_1, self.gaussian_variance
         growth = [(str(row.degree), f"{row.exact:.8f}", f"{row.predicted:.8f}") for row in self.growth_per_layer]
         tokens = [
-            (row.beta, row.drift_slope.estimate, row.noise.estimate, row.drift_to_noise.estimate) for row in self.tokens
+            (row.beta, row.drift_slope.measured, row.noise.measured, row.drift_to_noise.measured) for row in self.tokens
         ]
         blocks: list[Block] = [
             Row([self._flow_figure(), self._noise_figure()]),
@@ -97,9 +98,9 @@ class HeatFlow(Result):
             (
                 f"A density 1 + {short(self.inputs['amplitude'])} cos was sent through {layers} layers of attention "
                 f"at β = {short(beta)}.",
-                f"Its first mode grew to {mode.measured:.6f}; the backward heat equation at t = {self.time:g} predicts "
-                f"{mode.predicted:.6f}. The variance of N(0, 1) on the line fell to {variance.measured:.6f}; it "
-                f"predicts {variance.predicted:.6f}.",
+                f"Its first mode grew to {mode.measured.value:.6f}; the backward heat equation at t = {self.time:g} "
+                f"predicts {mode.predicted:.6f}. The variance of N(0, 1) on the line fell to "
+                f"{variance.measured.value:.6f}; it predicts {variance.predicted:.6f}.",
                 f"With {n:,} tokens the drift of a layer exceeds its noise only up to β near "
                 f"{short(self.visible_until_beta.predicted, 4)}: use more tokens or a smaller β to see it.",
             ),
@@ -121,7 +122,7 @@ class HeatFlow(Result):
         betas, ratios = [row.beta for row in self.tokens], [row.drift_to_noise for row in self.tokens]
         fine = np.geomspace(min(betas) / 3, 3 * max(betas), 40).tolist()
         expected = [heat.drift_to_noise(n, beta, dim, amplitude) for beta in fine]
-        measured, stderr = [row.measured for row in ratios], [row.stderr for row in ratios]
+        measured, stderr = zip(*((row.measured.value, row.measured.stderr) for row in ratios), strict=True)
         return Figure(
             "Drift over noise of one layer on tokens",
             Axis("inverse temperature β", log=True),
@@ -133,7 +134,7 @@ class HeatFlow(Result):
     def __repr__(self) -> str:
         place = f"S^{self.inputs['dim'] - 1}, {self.inputs['layers']} layers at β = {self.inputs['beta']:g}"
         mode = self.mode_1
-        return f"<HeatFlow: {place}: first mode {mode.measured:.4f}, backward heat {mode.predicted:.4f}>"
+        return f"<HeatFlow: {place}: first mode {mode.measured.value:.4f}, backward heat {mode.predicted:.4f}>"
 
 
 def heat_flow(
@@ -153,7 +154,7 @@ def heat_flow(
     `beta` and at a β where the drift clearly exceeds the noise.
 
     >>> flow = ll.heat_flow(layers=20, n=200)
-    >>> round(flow.mode_1.measured, 4), round(flow.mode_1.predicted, 4)
+    >>> round(flow.mode_1.measured.value, 4), round(flow.mode_1.predicted, 4)
     (0.505, 0.505)
     """
     check_seed(seed)
@@ -176,10 +177,10 @@ def heat_flow(
     return HeatFlow(
         inputs={**inputs, "n": n, "seed": seed},
         time=time,
-        mode_1=verified(first_mode, measured=float(modes[-1, 0]), stderr=0.0),
+        mode_1=verified(first_mode, measured=Estimate(float(modes[-1, 0]), 0.0)),
         path=ModePath(tuple(range(layers + 1)), modes),
         growth_per_layer=tuple(growth),
-        gaussian_variance=verified(max(0.0, 1 - 2 * time), measured=line_variance, stderr=0.0),
+        gaussian_variance=verified(max(0.0, 1 - 2 * time), measured=Estimate(line_variance, 0.0)),
         visible_until_beta=verified(visible_until),
         tokens=tuple(token_layer(dim, value, amplitude, n, rng) for value in (beta, visible_until / 8)),
     )
@@ -215,9 +216,9 @@ def token_layer(
     return TokenLayer(
         beta,
         applies=bool(averaging(n, beta, uniform(dim)).effective_sample_size >= control.AVERAGING_FROM),
-        drift_slope=verified(1.0, measured=slope, stderr=slope_stderr),
-        noise=verified(heat.token_noise(n, beta, dim), measured=noise, stderr=noise_stderr),
-        drift_to_noise=verified(ratio, measured=drift_size / noise, stderr=drift_size * noise_stderr / noise**2),
+        drift_slope=verified(1.0, measured=Estimate(slope, slope_stderr)),
+        noise=verified(heat.token_noise(n, beta, dim), measured=Estimate(noise, noise_stderr)),
+        drift_to_noise=verified(ratio, measured=Estimate(drift_size / noise, drift_size * noise_stderr / noise**2)),
     )
 
 

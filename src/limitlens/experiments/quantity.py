@@ -1,19 +1,19 @@
 """`Quantity`: one number, predicted by theory and measured."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
 from limitlens.errors import Array
-from limitlens.estimate import Estimate
+from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.theory.prediction import Status
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A predicted and a measured number; None where one of them is not known."""
+    """A predicted and a measured number; None or an estimate of NaN where one is not known."""
 
     predicted: float | None = None
     status: Status | None = None
@@ -22,9 +22,7 @@ class Quantity:
     asymptotic: float | None = None  # formula for large β
     expansion: float | None = None  # formula in powers of 1/β
     averaging: float | None = None  # formula for many keys that share the mass
-    measured: float | None = None
-    stderr: float | None = None
-    interval: tuple[float, float] | None = None  # 95%
+    measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
     quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
     @classmethod
@@ -32,13 +30,8 @@ class Quantity:
         """The mean of independent values with its standard error; unknown where a value is NaN."""
         if np.isnan(values).any():
             return cls(**known)
-        return cls(measured=float(values.mean()), stderr=float(values.std(ddof=1) / np.sqrt(values.size)), **known)
-
-    @property
-    def estimate(self) -> Estimate:
-        """The measured number with its standard error and 95% interval."""
-        measured = Estimate.of(self.measured, self.stderr)
-        return measured if self.interval is None else replace(measured, low=self.interval[0], high=self.interval[1])
+        stderr = float(values.std(ddof=1) / np.sqrt(values.size))
+        return cls(measured=Estimate(float(values.mean()), stderr), **known)
 
 
 verified = partial(Quantity, status=Status.VERIFIED)

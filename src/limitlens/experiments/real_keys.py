@@ -20,6 +20,7 @@ from scipy import optimize
 from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, as_array
+from limitlens.estimate import Estimate
 from limitlens.experiments.quantity import Quantity
 from limitlens.experiments.weight_samples import sample_weights
 from limitlens.measures.named import sample_from_file
@@ -76,8 +77,11 @@ class RealKeys(Result):
         names = ("exponent", "critical_beta", "five_key_beta", "theta", "participation", "top_weight")
         return pd.DataFrame(
             {"query": index, "beta": row.beta, "regime": row.regime, "support": row.support}
-            | {name: getattr(row, name).measured for name in names}
-            | {"exponent_stderr": row.exponent.stderr, "critical_beta_stderr": row.critical_beta.stderr}
+            | {name: getattr(row, name).measured.value for name in names}
+            | {
+                "exponent_stderr": row.exponent.measured.stderr,
+                "critical_beta_stderr": row.critical_beta.measured.stderr,
+            }
             for index, row in enumerate(self.queries)
         )
 
@@ -94,8 +98,8 @@ class RealKeys(Result):
             )
         rows = [
             (
-                *(index, row.exponent.estimate, row.critical_beta.estimate, row.five_key_beta.estimate, row.beta),
-                *(row.theta.predicted, row.participation.predicted, row.participation.measured, row.regime),
+                *(index, row.exponent.measured, row.critical_beta.measured, row.five_key_beta.measured, row.beta),
+                *(row.theta.predicted, row.participation.predicted, row.participation.measured.value, row.regime),
             )
             for index, row in enumerate(self.queries)
         ]
@@ -135,9 +139,10 @@ class RealKeys(Result):
         """The local exponents, and Σw² against its scaling limit, of the queries within the support."""
         exponents = [self.queries[index].exponent for index in inside]
         shares = [self.queries[index].participation for index in inside]
-        x, y = [row.predicted for row in shares], [row.measured for row in shares]
-        ends = [min(x + y), max(x + y)]  # type: ignore[type-var]
-        alpha, stderr = [row.measured for row in exponents], [row.stderr for row in exponents]
+        x = [float(row.predicted or 0.0) for row in shares]  # predicted for every query within the support
+        y = [row.measured.value for row in shares]
+        ends = [min(x + y), max(x + y)]
+        alpha, stderr = [row.measured.value for row in exponents], [row.measured.stderr for row in exponents]
         return [
             Figure(
                 "Local exponent at each query",
@@ -194,7 +199,7 @@ def real_keys(
     inputs: dict[str, Any] = {"keys": estimate.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
     inputs |= {"neighbours": estimate.neighbours, "normalise": normalise, **({"files": files} if files else {})}
     inside = [row for row in rows if row.support >= OUTSIDE]
-    known = {name: [getattr(row, name).measured for row in inside] for name in ("exponent", "critical_beta")}
+    known = {name: [getattr(row, name).measured.value for row in inside] for name in ("exponent", "critical_beta")}
     median = {name: float(np.median(values)) if values else None for name, values in known.items()}
     return RealKeys(inputs, median, tuple(rows))
 
@@ -247,7 +252,7 @@ def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Gener
     beta = default_beta if beta is None else check_beta(beta)
     shared, top = _shares(gaps, beta)
     measured = {"theta": float(np.exp(-beta * gaps).sum()), "participation": shared, "top_weight": top}
-    quantities = {name: Quantity(measured=number) for name, number in measured.items()}
+    quantities = {name: Quantity(measured=Estimate(number)) for name, number in measured.items()}
     exponent = critical = Quantity()
     if law.inside:
         limit_theta = theta_of(estimate.n, beta, estimate.local)
@@ -258,13 +263,15 @@ def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Gener
         below["top_weight"] = float(np.mean(drawn.top <= top))
         for name, value in predicted.items():  # heuristic: assumes the power law down to the nearest keys
             quantile = below.get(name)
-            quantities[name] = Quantity(value, Status.HEURISTIC, measured=measured[name], quantile_in_limit=quantile)
-        exponent = Quantity(measured=estimate.exponent, stderr=estimate.stderr, interval=estimate.interval)
+            quantities[name] = Quantity(
+                value, Status.HEURISTIC, measured=Estimate(measured[name]), quantile_in_limit=quantile
+            )
+        exponent = Quantity(measured=Estimate(estimate.exponent, estimate.stderr, *estimate.interval))
         value, relative_stderr = estimate.critical_beta()
-        critical = Quantity(measured=value, stderr=value * relative_stderr)
+        critical = Quantity(measured=Estimate(value, value * relative_stderr))
     return QueryKeys(
         exponent=exponent, radius=estimate.radius, support=law.support, critical_beta=critical,
-        five_key_beta=Quantity(measured=five), beta=beta, regime=regime(shared), **quantities,
+        five_key_beta=Quantity(measured=Estimate.of(five)), beta=beta, regime=regime(shared), **quantities,
     )  # fmt: skip
 
 

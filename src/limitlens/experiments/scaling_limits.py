@@ -18,6 +18,7 @@ from scipy import stats
 
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError
+from limitlens.estimate import Estimate
 from limitlens.experiments.quantity import Quantity, sampled, verified
 from limitlens.experiments.regimes_figure import regime_figures
 from limitlens.experiments.weight_samples import WeightSample, check_replicates, sample_direct, sample_weights
@@ -150,7 +151,7 @@ class ScalingLimits(Result):
         """The regime of the head, and every quantity predicted and measured."""
         inputs, known = self.inputs, self.control
         n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
-        shared = self.quantities["participation"].measured
+        shared = self.quantities["participation"].measured.value
         control = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
         return View(
@@ -205,7 +206,9 @@ class ScalingLimits(Result):
     def __repr__(self) -> str:
         shared = self.quantities["participation"]
         keys = "{law} keys, dim {dim}, n = {n:,}, β = {beta:.4g}, θ = {theta:.4g}".format(**self.inputs)
-        return f"<ScalingLimits: {keys}: {self.regime}, Σw² = {shared.measured:.4g} ± {shared.stderr:.1g}>"
+        return (
+            f"<ScalingLimits: {keys}: {self.regime}, Σw² = {shared.measured.value:.4g} ± {shared.measured.stderr:.1g}>"
+        )
 
 
 def scaling_limits(
@@ -301,7 +304,9 @@ def _quantities(
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
     keys90 = Quantity.sampled(limit.keys90)
-    known = {"predicted": keys90.measured, "predicted_stderr": keys90.stderr, "averaging": regimes.keys_holding(finite)}
+    simulated = keys90.measured
+    known = {"predicted": simulated.value, "predicted_stderr": simulated.stderr}
+    known["averaging"] = regimes.keys_holding(finite)
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
@@ -319,8 +324,9 @@ def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: 
         effective_sample_size=Quantity(
             limit.effective_sample_size,
             Status.PROVED,
-            measured=float(1 / share),
-            stderr=float(sample.participation.std(ddof=1) / share**2 / np.sqrt(sample.top.size)),
+            measured=Estimate(
+                float(1 / share), float(sample.participation.std(ddof=1) / share**2 / np.sqrt(sample.top.size))
+            ),
         ),
         tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
     )
@@ -346,9 +352,9 @@ def _squared(values: Array) -> Array:
 def _largest_difference(result: ScalingLimits) -> str:
     """Clause on the largest difference between measured and exact expectations, in standard errors."""
     apart = [
-        (abs(row.measured - row.exact) / row.stderr, QUANTITIES[name])
+        (abs(row.measured.value - row.exact) / row.measured.stderr, QUANTITIES[name])
         for name, row in result.quantities.items()
-        if row.exact is not None and row.measured is not None and row.stderr
+        if row.exact is not None and row.measured.stderr > 0
     ]
     most, label = max(apart, default=(0.0, ""))
     return f"; measured and exact values differ by at most {most:.1f} standard errors ({label})" if apart else ""
@@ -361,7 +367,7 @@ def _along_theta(result: ScalingLimits) -> Figure:
     limit = [weights.participation(PoissonPoints(value, result.local["a"])) for value in fine]
     series = [
         line("scaling limit", fine, limit, "grey"),
-        points("this run", [theta], [shared.measured], "blue", [shared.stderr]),
+        points("this run", [theta], [shared.measured.value], "blue", [shared.measured.stderr]),
     ]
     return Figure(
         "E Σw² against the effective number of keys",
@@ -375,7 +381,7 @@ def _along_theta(result: ScalingLimits) -> Figure:
 def _tables(result: ScalingLimits) -> list[Block]:
     """Expectations, the formulas of the regime that applies, and the keys at the critical β of the ambient sphere."""
     rows = [
-        (label, row.predicted, row.exact, row.estimate, row.status and row.status.value)
+        (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
         for name, label in QUANTITIES.items()
         if (row := result.quantities.get(name)) is not None
     ]
@@ -385,7 +391,7 @@ def _tables(result: ScalingLimits) -> list[Block]:
         formulas = getattr(result, side)
         if formulas.applies:
             found = [
-                (label, row.predicted, row.estimate, row.status.value)
+                (label, row.predicted, row.measured, row.status.value)
                 for name, label in labels.items()
                 if (row := getattr(formulas, name)) is not None
             ]
@@ -394,5 +400,5 @@ def _tables(result: ScalingLimits) -> list[Block]:
     if (around := result.ambient) is not None:
         beta, theta, shared = short(around.beta, 4), short(around.theta.predicted, 4), around.participation
         sentence = f"At the critical β of the ambient sphere, {beta}: θ = {theta}, E Σw² = {short(shared.predicted, 4)}"
-        blocks.append(Text([f"{sentence} (measured {cell(shared.estimate)})."]))
+        blocks.append(Text([f"{sentence} (measured {cell(shared.measured)})."]))
     return blocks

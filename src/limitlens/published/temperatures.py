@@ -38,7 +38,7 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
     law = uniform(dim)
     rows = [scaling_limits(law, n, theta, replicates=replicates, seed=work.seed) for theta in work.each(thetas)]
     shared = [row.quantities["participation"] for row in rows]
-    work.draw(f"{n:,} keys", thetas, [one.measured for one in shared], [one.stderr for one in shared])
+    work.draw(f"{n:,} keys", thetas, [one.measured.value for one in shared], [one.measured.stderr for one in shared])
     fine = np.geomspace(thetas[-1], thetas[0], 50)
     work.draw("scaling limit", fine, [participation(PoissonPoints(theta, law.a)) for theta in fine], line=True)
     work.draw("many keys share: 1/(2^a θ)", fine[fine > 1], 1 / (2**law.a * fine[fine > 1]), line=True)
@@ -91,4 +91,5 @@ def critical_log_n(
 
 
 def _number(found: Quantity) -> Number:
-    return Number(math.nan if found.measured is None else found.measured, found.stderr or None, found.predicted)
+    measured = found.measured
+    return Number(measured.value, measured.stderr if measured.stderr > 0 else None, found.predicted)
