@@ -1,4 +1,4 @@
-"""One list of token laws that every test of a measure crosses, each with K written a second time, in torch.
+"""The list of token laws that every test of a measure runs over, each with a second implementation of K in torch.
 
 The second K shares nothing with the package: radial laws integrate the marginal of the sphere by Gauss-Jacobi nodes,
 the others use their textbook formula. It can be differentiated by autograd.

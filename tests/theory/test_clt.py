@@ -1,4 +1,4 @@
-"""Central limit theorem, its confidence and the bounds beside it, against simulation."""
+"""Central limit theorem, confidence intervals and bounds, against simulation."""
 
 import numpy as np
 import pytest

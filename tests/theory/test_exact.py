@@ -1,4 +1,4 @@
-"""The exact finite-n error of Gaussian attention and the curves built on it, against simulation."""
+"""The exact finite-n error of attention over Gaussian tokens and the curves made from it, against simulation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The exact error of n tokens from any sample: against simulation, with and without replacement, beside an atom."""
+"""Exact error over n tokens of a sample against simulation, with and without replacement, with and without an atom."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATOM = (np.array([3.0, 5.0]), RNG.normal(size=(2, 3)))
 
 
 def simulated(n: int, replicates: int, *, replace: bool, atom: bool) -> tuple[Array, Array]:
-    """Mean squared errors of drawn samples against their limit, and standard errors: (queries,) twice."""
+    """Mean squared errors of simulated samples and their standard errors: (queries,) each."""
     rng = np.random.default_rng(1)
     weight = np.exp(SCORES)
     own = np.exp(ATOM[0])[:, None] * atom
@@ -43,7 +43,7 @@ def simulated(n: int, replicates: int, *, replace: bool, atom: bool) -> tuple[Ar
 
 @pytest.mark.parametrize("atom", [False, True])
 @pytest.mark.parametrize("n", [4, 16, 30])
-def test_with_replacement_it_is_the_bootstrap_with_endless_replicates(n: int, atom: bool) -> None:
+def test_with_replacement_it_is_the_infinite_replicate_bootstrap(n: int, atom: bool) -> None:
     found = pilot_errors(SCORES, VALUES, np.array([n]), ATOM)[atom].whole[:, 0]
     mean, stderr = simulated(n, 20_000, replace=True, atom=atom)
     assert np.abs(found - mean).max() < 4 * stderr.max()
@@ -60,7 +60,7 @@ def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> 
 @pytest.mark.parametrize("steep", [1, 4])
 @pytest.mark.parametrize("n", [16, 30, 120])  # the last without replacement
 def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first s a hundred times lower says the same to 0.5%; with one five times higher 0.9% were lost at n = 120."""
+    """A first s a hundred times lower changes at most 0.5%; one five times higher loses 0.9% at n = 120."""
     found = pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM)
     monkeypatch.setattr(exact_bootstrap, "SMALLEST_S", exact_bootstrap.SMALLEST_S / 100)
     for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
@@ -68,8 +68,8 @@ def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("spread", [1.5, 3.0, 6.0])
-def test_tokens_that_no_sample_consists_of_need_no_nodes(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faint ones share the first; told the same as on nodes of their own, beside an atom and by halves too."""
+def test_the_lightest_tokens_need_no_nodes_of_their_own(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Light tokens share the first node; errors are the same as with more nodes, with an atom and by halves too."""
     rng, asked, made = np.random.default_rng(3), [], exact_bootstrap.nodes
     monkeypatch.setattr(exact_bootstrap, "nodes", lambda low, high: asked.append(low) or made(low, high))
     given = spread * rng.normal(size=(6, 4000)), rng.normal(size=(4000, 4)), np.array([8, 64, 2000, 60_000])
@@ -113,8 +113,8 @@ def test_extreme_weights_give_numbers(scores: Array) -> None:
         assert found.whole[0] == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_query_is_told_the_same_among_others() -> None:
-    """Whose weights go farther apart: nodes stay where they are."""
+def test_errors_of_a_query_do_not_depend_on_other_queries() -> None:
+    """Other queries have a wider range of weights, and all share one grid of nodes."""
     rng, sizes = np.random.default_rng(6), np.array([4, 16, 60, 120, 500])
     far = np.concatenate((SCORES[:1], 9 * rng.normal(size=(1, M)), SCORES[:1] / 50))
     (among,), (alone,) = pilot_errors(far, VALUES, sizes), pilot_errors(SCORES[:1], VALUES, sizes)
@@ -123,8 +123,8 @@ def test_a_query_is_told_the_same_among_others() -> None:
 
 
 @pytest.mark.parametrize(("spread", "close"), [(1.0, 2e-6), (40.0, 2e-3)])
-def test_scores_in_single_precision_are_told_the_same(spread: float, close: float) -> None:
-    """To what single precision leaves: less than the nodes do, which is 4e-3 of a square, if one token holds all."""
+def test_single_precision_scores_give_the_same_errors(spread: float, close: float) -> None:
+    """The tolerance is below the error of the binning, 4e-3 of a square if one token has all the weight."""
     sizes, scores = np.array([4, 16, 60, 120, 1000]), (spread * SCORES).astype(np.float32)
     exact = pilot_errors(scores.astype(float), VALUES, sizes, ATOM)
     for elsewhere in ({}, {"matmul": product, "bags": summed}):
@@ -133,7 +133,7 @@ def test_scores_in_single_precision_are_told_the_same(spread: float, close: floa
                 assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=close), name
 
 
-def test_what_is_no_pilot_is_refused() -> None:
+def test_invalid_pilots_are_refused() -> None:
     with pytest.raises(InputError, match="expected"):
         pilot_errors(np.zeros((1, 3)), np.zeros((3, 2)), np.array([2]))
     with pytest.raises(InputError, match="sees no token"):
@@ -175,5 +175,5 @@ def test_it_goes_no_farther_than_its_interval_says_something() -> None:
     assert np.isnan(curve.predict(8192)[0])
 
 
-def test_the_pilot_law_has_a_door() -> None:
+def test_pilot_errors_is_public() -> None:
     assert ll.theory.pilot_errors is pilot_errors

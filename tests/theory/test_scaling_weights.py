@@ -1,4 +1,4 @@
-"""Expectations of the ordered weights: against closed forms, brute quadrature and the numbers of the design."""
+"""Expectations of the ordered weights, against closed forms, brute-force quadrature and reference numbers."""
 
 from __future__ import annotations
 
