@@ -14,7 +14,8 @@ from scipy import stats
 from cache_cases import planned
 from head_cases import SIZES, head_record, probe_run
 from limitlens.cli import main
-from limitlens.comparison import Comparison, compare
+from limitlens.comparison import compare
+from limitlens.comparison_result import Comparison
 from limitlens.differences import LEVEL, Value, find_differences
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate

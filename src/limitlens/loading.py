@@ -27,7 +27,7 @@ KINDS = {
     "downstream": "interventions.downstream:Downstream",
     "stability": "interventions.stability:Stability",
     "designs": "interventions.designs_result:Designs",
-    "comparison": "comparison:Comparison",
+    "comparison": "comparison_result:Comparison",
     "theory": "experiments.theory_result:TheoryReport",
     "reproduction": "published.reproduction:Reproduction",
 }

@@ -1,0 +1,250 @@
+"""Comparison of two or more runs: what differs from the first run, and whether the difference exceeds its error.
+
+A measured quantity has a standard error. A difference is marked when it is significant at 5% after Holm's correction
+over all comparisons of that quantity, by Welch's t where the numbers of replicates are known. Quantities without a
+standard error are shown and never marked. The heads of two models have no counterparts, so models are compared by means
+over their heads, with the spread over heads as the error. Runs of one model are also compared over all heads
+(`Paired`), which shows small differences that all heads share, such as those between two texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean, median, stdev
+from typing import Any
+
+from limitlens.arrays import pd
+from limitlens.differences import LEVEL, TOKENS, Difference
+from limitlens.errors import InputError
+from limitlens.estimate import Estimate
+from limitlens.probing.regimes import Regime
+from limitlens.record import to_json
+from limitlens.report.text import join, plural, short
+from limitlens.report.view import SHADES, Axis, Colour, Figure, Row, Section, Table, View, line, points
+from limitlens.results import Result
+from limitlens.statistics.multiple_testing import holm, p_value
+
+LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
+PLACES, PICTURES = 6, 3  # places a quantity needs for a figure, and the largest number of figures
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Mean over the heads of a model of one quantity in a later run minus the same in the first run.
+
+    The squared standard error is the variance over heads divided by their number, plus the square of the mean standard
+    error of a head where that is known: all heads read the same windows, so the error of the sample does not average
+    out over heads.
+    """
+
+    quantity: str
+    run: str
+    heads: int
+    difference: float
+    stderr: float
+    p: float  # by Student's t, with Holm's correction over all quantities and runs
+    real: bool  # whether p is below the level
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """Two or more runs, each compared with the first."""
+
+    kind, file = "comparison", "differences"
+    command: str  # the command that makes such runs
+    unit: str  # what the runs have in common: head, error, number or model average
+    runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
+    same_model: bool  # whether all are probes of one model
+    regimes: Mapping[str, Any] | None  # of probes: heads in each regime by run, and heads that changed from the first
+    differences: tuple[Difference, ...]  # one for each place, quantity and later run
+    level: float = LEVEL
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the runs."""
+        return [run["name"] for run in self.runs]
+
+    @property
+    def matched(self) -> int:
+        """Number of places that the runs have in common."""
+        return len({row.where for row in self.differences})
+
+    @cached_property
+    def ranked(self) -> list[Difference]:
+        """The differences, the significant ones first, the largest in standard errors before the others."""
+
+        def rank(row: Difference) -> tuple[bool, float]:
+            return bool(row.exceeds), abs(row.in_errors or 0.0) if row.difference.known else -1.0
+
+        return sorted(self.differences, key=rank, reverse=True)
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per quantity: medians over places, and the numbers of differences tested and marked."""
+        first, *others = self.names
+        rows = []
+        for quantity in dict.fromkeys(row.quantity for row in self.differences):
+            of = {name: [r for r in self.differences if (r.quantity, r.run) == (quantity, name)] for name in others}
+            values = {first: [row.first for row in of[others[0]]]}
+            values |= {name: [row.value for row in found] for name, found in of.items()}
+            known = {name: [one.value for one in found if one.known] for name, found in values.items()}
+            rows.append({
+                "quantity": quantity,
+                "places": len(values[first]),
+                "medians": {name: median(found) if found else None for name, found in known.items()},
+                "marked": {name: sum(row.exceeds is True for row in found) for name, found in of.items()},
+                "tested": {name: sum(row.exceeds is not None for row in found) for name, found in of.items()},
+            })  # fmt: skip
+        return rows
+
+    @cached_property
+    def paired(self) -> tuple[Paired, ...]:
+        """Differences over all heads of one model, for every quantity and later run; empty for other runs."""
+        groups: dict[tuple[str, str], list[Estimate]] = defaultdict(list)
+        for row in self.differences if self.same_model else ():
+            if row.difference.known and row.quantity != TOKENS:  # n(5%) is known only for heads that converge fast
+                groups[row.quantity, row.run].append(row.difference)
+        found = []
+        for place, heads in groups.items():
+            if (count := len(heads)) >= PLACES:
+                values = [head.value for head in heads]
+                shared = mean(0.0 if math.isnan(head.stderr) else head.stderr for head in heads)
+                stderr = math.hypot(stdev(values) / math.sqrt(count), shared)
+                found.append((*place, count, mean(values), stderr, p_value(mean(values), stderr, count - 1)))
+        adjusted = holm([row[-1] for row in found])
+        return tuple(Paired(*row[:-1], p, p < self.level) for row, p in zip(found, adjusted, strict=True))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per difference."""
+        return pd.DataFrame(to_json(self.differences))
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as a JSON document."""
+        return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": to_json(self.paired)}
+
+    def view(self) -> View:
+        """Tables of the runs and of their differences, and figures of later runs against the first."""
+        return _view(self)
+
+    def figures(self) -> list[Figure]:
+        """Later runs against the first, for quantities with several places and known errors."""
+        if figures := _figures(self):
+            return figures
+        raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
+
+    def __repr__(self) -> str:
+        marked = sum(bool(row.exceeds) for row in self.differences)
+        found = f"{marked} of {len(self.differences)} differences exceed their errors"
+        return f"<Comparison of {join(self.names)}: {plural(self.matched, self.unit)} in common, {found}>"
+
+
+def _view(found: Comparison) -> View:
+    first = found.names[0]
+    in_common = plural(found.matched, found.unit)
+    keys = list(dict.fromkeys(key for run in found.runs for key in run if key != "name"))
+    about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in found.runs])]
+    if found.regimes:
+        columns = ("run", *(regime.value for regime in Regime), f"changed from {first}")
+        about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
+    trust = [
+        f"A difference is marked if it is significant at the level {found.level:.0%} over all comparisons of its "
+        "quantity (Holm); quantities without a standard error are never marked."
+    ]
+    if found.regimes is not None and not found.same_model:
+        trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+    if len({run.get("score_scale") for run in found.runs}) > 1:
+        trust.append("The runs scaled the scores differently, which may cause the differences.")
+    if len(found.ranked) > LISTED:
+        trust.append(f"Only the {LISTED} clearest of {len(found.ranked):,} differences are listed; the table has all.")
+    verdict, advice = _verdict(found)
+    paired_columns = ("quantity", "run", "heads", "mean difference from the first run", "p (Holm)", "significant")
+    rows = [(r.quantity, r.run, r.heads, Estimate(r.difference, r.stderr), r.p, r.real) for r in found.paired]
+    paired = Table("paired", paired_columns, rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
+    over_heads = (
+        "Mean differences, paired by head; p has Holm's correction over all rows. For quantities without a standard "
+        "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
+    )
+    sections = [
+        Section("The runs", "", about),
+        *([Section("Over all heads", over_heads, [paired])] if found.paired else []),
+        Section("By quantity", f"Each run compared with {first}.", (_summary_table(found), Row(_figures(found)))),
+        Section("By place", "Significant differences come first.", [_differences_table(found)]),
+    ]
+    subtitle = f"{plural(len(found.runs), 'run')} of limitlens {found.command} · {in_common} in common"
+    measured = (
+        f"{join(found.names)} were compared on {in_common}: each difference from {first} with its standard error."
+    )
+    return View(" against ".join(found.names), subtitle, (measured, verdict, advice), sections, trust=trust)
+
+
+def _verdict(found: Comparison) -> tuple[str, str]:
+    """What differs, and what to look at."""
+    verdict = "No difference exceeds its error: the runs agree within their uncertainty."
+    advice = "Use more replicates or more tokens to detect smaller differences."
+    top = found.ranked[0]
+    if top.exceeds:
+        marked = [(row["quantity"], sum(row["marked"].values()), sum(row["tested"].values())) for row in found.summary]
+        number = sum(count for _, count, _ in marked)
+        exceed = f"{number} differences exceed their errors" if number > 1 else "One difference exceeds its error"
+        verdict = f"{exceed}: {join([f'{name} in {count} of {tested}' for name, count, tested in marked if count])}."
+        change = f"{short(top.first.value)} to {short(top.value.value)}"
+        advice = f"Look first at {top.where}: its {top.quantity} changes from {change} in {top.run}."
+    real = [f"{r.quantity} of {r.run} ({r.difference:+.2g} ± {r.stderr:.1g})" for r in found.paired if r.real]
+    if real:
+        verdict += f" Significant over all heads: {join(real)}."
+    elif found.paired:
+        verdict += " Paired by head, no quantity differs significantly over all heads."
+    return verdict, advice
+
+
+def _summary_table(found: Comparison) -> Table:
+    average = "mean" if found.regimes and not found.same_model else "median"
+    others = found.names[1:]
+    rows = []
+    for row in found.summary:
+        counts = [(row["marked"][name], row["tested"][name]) for name in others]
+        differ = [f"{marked} of {tested}" if tested else None for marked, tested in counts]
+        rows.append([row["quantity"], *row["medians"].values(), *differ])
+    columns = ["quantity", *(f"{average}, {name}" for name in found.names), *(f"differ, {name}" for name in others)]
+    return Table("summary", columns, rows)
+
+
+def _differences_table(found: Comparison) -> Table:
+    columns = ("where", "quantity", "run", f"in {found.names[0]}", "in run", "difference", "difference / error")
+    verdicts = {True: "exceeds its error", False: "", None: "no standard error"}
+    listed = found.ranked[:LISTED]
+    rows = [
+        (r.where, r.quantity, r.run, r.first, r.value, r.difference, r.in_errors, verdicts[r.exceeds]) for r in listed
+    ]
+    marked = frozenset(i for i, row in enumerate(listed) if row.exceeds)
+    return Table("differences", (*columns, "verdict"), rows, marked=marked, shown=SHOWN)
+
+
+def _figures(found: Comparison) -> list[Figure]:
+    drawn = [row["quantity"] for row in found.summary if row["places"] >= PLACES and any(row["tested"].values())]
+    return [_scatter(found, quantity) for quantity in drawn[:PICTURES]]
+
+
+def _scatter(found: Comparison, quantity: str) -> Figure:
+    """One quantity in later runs against the first run, a point for each place."""
+    first, *others = found.names
+    tested = [row for row in found.differences if row.quantity == quantity and row.exceeds is not None]
+    values = [one.value for row in tested for one in (row.first, row.value)]
+    ends = [min(values), max(values)]
+    series = [line("equal", ends, ends, "ink", "dashed")]
+    looks: list[tuple[str, Colour]] = [("within errors", "grey"), *((n, SHADES[i % 6]) for i, n in enumerate(others))]
+    for name, colour in looks:
+        rows = [row for row in tested if (row.run if row.exceeds else "within errors") == name]
+        labels = [f"{row.where}, {row.run}\n{short(row.first.value)} → {short(row.value.value)}" for row in rows]
+        label = f"{name}: exceeds its error" if name in others else name
+        x, y = [row.first.value for row in rows], [row.value.value for row in rows]
+        series += [points(label, x, y, colour, labels=labels)] if rows else []
+    log = ends[0] > 0 and ends[1] > 5 * ends[0]
+    where = others[0] if len(others) == 1 else "the others"
+    axes = (Axis(f"{quantity} in {first}", log), Axis(f"{quantity} in {where}", log))
+    return Figure(quantity.capitalize(), *axes, series, height=380)
