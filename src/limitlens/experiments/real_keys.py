@@ -78,10 +78,7 @@ class RealKeys(Result):
         return pd.DataFrame(
             {"query": index, "beta": row.beta, "regime": row.regime, "support": row.support}
             | {name: getattr(row, name).measured.value for name in names}
-            | {
-                "exponent_stderr": row.exponent.measured.stderr,
-                "critical_beta_stderr": row.critical_beta.measured.stderr,
-            }
+            | {f"{name}_stderr": getattr(row, name).measured.stderr for name in ("exponent", "critical_beta")}
             for index, row in enumerate(self.queries)
         )
 
@@ -263,9 +260,8 @@ def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Gener
         below["top_weight"] = float(np.mean(drawn.top <= top))
         for name, value in predicted.items():  # heuristic: assumes the power law down to the nearest keys
             quantile = below.get(name)
-            quantities[name] = Quantity(
-                value, Status.HEURISTIC, measured=Estimate(measured[name]), quantile_in_limit=quantile
-            )
+            here = Estimate(measured[name])
+            quantities[name] = Quantity(value, Status.HEURISTIC, measured=here, quantile_in_limit=quantile)
         exponent = Quantity(measured=Estimate(estimate.exponent, estimate.stderr, *estimate.interval))
         value, relative_stderr = estimate.critical_beta()
         critical = Quantity(measured=Estimate(value, value * relative_stderr))

@@ -206,9 +206,7 @@ class ScalingLimits(Result):
     def __repr__(self) -> str:
         shared = self.quantities["participation"]
         keys = "{law} keys, dim {dim}, n = {n:,}, β = {beta:.4g}, θ = {theta:.4g}".format(**self.inputs)
-        return (
-            f"<ScalingLimits: {keys}: {self.regime}, Σw² = {shared.measured.value:.4g} ± {shared.measured.stderr:.1g}>"
-        )
+        return f"<ScalingLimits: {keys}: {self.regime}, Σw² = {cell(shared.measured)}>"
 
 
 def scaling_limits(
@@ -303,16 +301,15 @@ def _quantities(
         across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
-    keys90 = Quantity.sampled(limit.keys90)
-    simulated = keys90.measured
-    known = {"predicted": simulated.value, "predicted_stderr": simulated.stderr}
-    known["averaging"] = regimes.keys_holding(finite)
+    keys90 = Quantity.sampled(limit.keys90).measured
+    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": regimes.keys_holding(finite)}
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
     limit = regimes.averaging(n, beta, law)
-    radial, share = 1 - sample.gap / beta, sample.participation.mean()
+    radial, shared = 1 - sample.gap / beta, sample.participation
+    share = shared.mean()
     expansion = regimes.shrinkage_expansion(beta, law.dim) if isinstance(law, PowerGap) and law.power == 0 else None
     across = limit.tangential_variance
     return Averaging(
@@ -324,9 +321,7 @@ def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: 
         effective_sample_size=Quantity(
             limit.effective_sample_size,
             Status.PROVED,
-            measured=Estimate(
-                float(1 / share), float(sample.participation.std(ddof=1) / share**2 / np.sqrt(sample.top.size))
-            ),
+            measured=Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size))),
         ),
         tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
     )
