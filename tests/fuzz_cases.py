@@ -60,8 +60,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "keys": ("scaling", "--keys", "{tokens}", "--queries", "{few}", "--normalise", "--replicates", "8"),
     "heat": ("heat-flow", "--layers", "8"),
     "schedules": ("schedules", "--sizes", "10:100:3"),
-    "plan": ("plan", "{probe}", "--error", "0.5", "--no-trial"),
-    "cache": ("plan", "{probe}", "--keep", "recent", "--context", "64"),
+    "plan": ("plan", "{model}", "--corpus", "{text}", "--error", "0.5", "--context", "64"),
+    "cache": ("plan", "{model}", "--corpus", "{text}", "--policy", "recent", "--total", "0.5", "--context", "64"),
     "trial": ("trial", "{cache}", "--documents", "2"),
     "temper": ("temper", "{model}", "--to", "64", "--trained", "32", "--text", "{text}", "--steps", "1",
                "--documents", "2"),
@@ -76,7 +76,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "report": ("report", "{study}", "--out", "{new}/page.html"),
     "doctor": ("doctor",),
 }  # fmt: skip
-SAVED = ("probe", "pilot", "study", "horizons", "radii", "hardmax", "tails", "verdict", "theory", "scaling", "keys",
+SAVED = ("probe", "predict", "study", "horizons", "radii", "hardmax", "tails", "verdict", "theory", "scaling", "keys",
          "heat", "schedules", "plan", "cache", "compare")  # fmt: skip
 READ_BY = ("report", "compare", "plan", "trial")  # what reads a run folder
 
@@ -360,7 +360,7 @@ def runs(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     call = {
         "report": ["report", "{run}", "--out", "{new}/page.html"],
         "compare": ["compare", *draw(st.permutations(("{run}", f"{{{name}}}")))],
-        "plan": ["plan", "{run}", "--error", "0.3", "--no-trial"],
+        "plan": ["plan", "{model}", "--corpus", "{text}", "--run", "{run}", "--error", "0.3", "--context", "64"],
         "trial": ["trial", "{run}", "--documents", "2"],
     }[reader]
     return call, {"run": str(place)}
@@ -414,7 +414,7 @@ def models(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
             file.write_bytes(draw(damaged(file.read_bytes())))
         else:
             file.unlink()
-    return [*CALLS["pilot"], "--out", "{new}"], {"model": str(place)}
+    return [*CALLS["predict"], "--out", "{new}"], {"model": str(place)}
 
 
 @st.composite
@@ -424,7 +424,7 @@ def texts(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     words = st.text(max_size=30).map(lambda text: text.encode("utf-8", "replace"))
     piece = draw(st.one_of(st.binary(max_size=30), words))
     place.write_bytes(piece * draw(st.sampled_from((1, 1, 400))))
-    return [*CALLS["pilot"], "--out", "{new}"], {"text": str(place)}
+    return [*CALLS["predict"], "--out", "{new}"], {"text": str(place)}
 
 
 SURFACES: dict[str, st.SearchStrategy[tuple[list[str], dict[str, str]]]] = {

@@ -243,7 +243,7 @@ def test_the_page_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.
 
 def test_a_law_of_ones_own_from_the_documentation() -> None:
     text = (Path(__file__).parents[1] / "docs" / "measures.md").read_text(encoding="utf-8")
-    section = text[text.index("## A law of your own") :]
+    section = text[text.index("## Your own law") :]
     code = section[section.index("```python\n") + 10 :]
     space: dict[str, Any] = {}
     exec(code[: code.index("```")], space)

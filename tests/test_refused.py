@@ -213,7 +213,7 @@ def test_output_that_cannot_be_written_is_told() -> None:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr == (
-        "limitlens: the output could not be written (No space left on device); send it to a place with room\n"
+        "limitlens: the output could not be written (No space left on device); send it to a disk with space\n"
     )
 
 
@@ -283,7 +283,7 @@ def test_names_never_leave_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("../escaped.txt", "/tmp/escaped.txt", "a/b.txt", ".."):
         files = {name: lambda path: path.write_text("out")}
         monkeypatch.setattr(type(result), "files", lambda self, files=files: files)
-        told(lambda: result.save(tmp_path / "run"), "no name of a file")
+        told(lambda: result.save(tmp_path / "run"), "is not a file name")
     assert list(tmp_path.iterdir()) == []
 
 
