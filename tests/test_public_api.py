@@ -248,7 +248,7 @@ def test_a_law_of_ones_own_from_the_documentation() -> None:
     space: dict[str, Any] = {}
     exec(code[: code.index("```")], space)
     mu, curve = space["mu"], space["curve"]
-    assert space["told"].predicted["inputs"]["measure"].startswith("Coins")
+    assert space["summary"].predicted["inputs"]["measure"].startswith("Coins")
     assert space["head"].A.shape == (2, 2)
     exact = ll.Discrete([[a, b] for a in (-1, 1) for b in (-1, 1)])
     assert space["limit"] == pytest.approx(ll.limit(exact, space["head"], [[1.0, 0.5]]), rel=1e-12)
