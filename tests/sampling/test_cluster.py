@@ -206,5 +206,5 @@ def test_an_address_where_nobody_answers_is_refused(address: str) -> None:
 
 def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"needs `pip install 'limitlens\[cluster\]'` first"):
+    with pytest.raises(InputError, match=r"needs Ray; run `pip install 'limitlens\[cluster\]'`"):
         ll.study(LINE, ll.Head(np.eye(2)), **STUDY, ray="auto")

@@ -98,7 +98,7 @@ def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch)
     small = study(None, memory=held + study_pass.FLOAT_BYTES * 25_000)
     for name in whole.names:
         np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
-    with pytest.raises(ll.InputError, match="at least for a study of one replicate"):
+    with pytest.raises(ll.InputError, match="for a study of one replicate at a time"):
         study(None, memory=held + 1000)
 
 
@@ -170,14 +170,14 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
 
 
 def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, draw = study(None), ll.study.__globals__["_Pass"]._add
+    whole, draw = study(None), study_pass.ReplicatePass._add
 
     def short(self: Any, start: int, stop: int) -> None:
         if len(self.replicates) > 1 and start:
             raise torch.cuda.OutOfMemoryError
         draw(self, start, stop)
 
-    monkeypatch.setattr(ll.study.__globals__["_Pass"], "_add", short)
+    monkeypatch.setattr(study_pass.ReplicatePass, "_add", short)
     curve = study(None)
     assert [warning for warning in curve.warnings if "GPU" in warning] == [
         f"the GPU ran out of memory: from there on replicates were processed {few} at a time" for few in (2, 1)

@@ -218,6 +218,8 @@ def plan(
         what = "is an oracle, which no cache can follow" if policy in POLICIES else "is unknown"
         raise InputError(f"the key policy {policy!r} {what}; expected {BEST} or one of {usable}")
     probed: ProbeRun | None = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
+    if probed is not None and probed.score_scale != 1:
+        raise InputError(f"the run scaled its scores by {probed.score_scale:g}; expected a probe without score_scale")
     special = "auto" if probed is None else probed.special.get("mode", "auto")
     if corpus is None:
         corpus = "stdlib-docs" if probed is None else resolve_source(probed.corpus, probed.made)
@@ -324,9 +326,7 @@ def make_plan(
 
 
 def _check_probe(run: ProbeRun, loaded: LoadedModel) -> None:
-    """Raise an error unless a probe is one of this model as it is."""
-    if run.score_scale != 1:
-        raise InputError(f"the run scaled its scores by {run.score_scale:g}; expected a probe without score_scale")
+    """Raise an error unless a probe is one of these weights."""
     if run.model_sha256 != loaded.sha256:
         raise InputError(f"the run is of {run.model!r} with other weights (its digest differs); probe the model again")
 
