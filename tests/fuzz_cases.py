@@ -261,7 +261,8 @@ def ground() -> Ground:
 def _options(command: str) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
     """The options of a command, as it lists them itself, and what values are likely to reach its inside; None: none."""
     found: list[tuple[str, tuple[str, ...] | None]] = [("--what", WORDS)]
-    kinds = get_type_hints(getattr(import_module(f"limitlens.cli.{command}"), command))
+    module = command.replace("-", "_")
+    kinds = get_type_hints(getattr(import_module(f"limitlens.cli.{module}"), module))
     for option in typer.main.get_command(cli.app).commands[command].params:  # type: ignore[attr-defined]
         numeric = {int, float} & {kinds[option.name], *get_args(kinds[option.name])}
         grid = ":" in (option.metavar or "")
