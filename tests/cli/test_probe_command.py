@@ -188,7 +188,7 @@ def test_a_size_is_refused_before_the_cost_is_estimated(
 def test_an_unknown_model_names_those_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "no such model!", *OPTIONS)
     assert code == 2
-    assert "at hand are minilm" in err
+    assert "available models: minilm" in err
 
 
 def test_an_empty_and_a_binary_text_are_refused(

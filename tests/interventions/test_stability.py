@@ -64,7 +64,7 @@ def test_trust_is_a_threshold_on_the_lower_end() -> None:
 
 
 def test_mistakes_are_told_in_one_sentence() -> None:
-    with pytest.raises(InputError, match="the top 9 of 8 keys are asked for; expected fewer"):
+    with pytest.raises(InputError, match="top is 9, but only 8 keys are compared"):
         ll.stability(tiny("bert"), keys=8, tail=10, queries=2, top=9)
     with pytest.raises(InputError, match="trust is 2; expected a share"):
         ll.stability(tiny("bert"), trust=2)

@@ -144,14 +144,17 @@ def test_an_unknown_name_lists_what_is_at_hand(offline: None) -> None:
             load(name)
         message = one_sentence(error)
         assert repr(name) in message
-        assert "minilm" in message.split("at hand")[1]
-        assert "smollm2" in message.split("at hand")[1]
+        assert "minilm" in message.split("available models")[1]
+        assert "smollm2" in message.split("available models")[1]
     assert "could not be reached (ConnectionError)" in message
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(RepositoryNotFoundError, "the hub has no model of that name; at hand are minilm"), (GatedRepoError, "is gated")],
+    [
+        (RepositoryNotFoundError, "the hub has no model of that name; available models: minilm"),
+        (GatedRepoError, "is gated"),
+    ],
 )
 def test_what_the_hub_refuses_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception], message: str) -> None:
     def refuse(*_: Any, **__: Any) -> None:

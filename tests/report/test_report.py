@@ -236,7 +236,7 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
     regimes = np.asarray(probe.plot_map("regime").axes[0].images[0].get_array())
     assert regimes[1, 2] == list(Regime).index(probe.records[14].regime)
     assert np.asarray(probe.plot_map("tokens_for_0.1").axes[0].images[0].get_array()).shape == (6, 12)
-    with pytest.raises(InputError, match="has a number 'nonsense'; expected one of regime, "):
+    with pytest.raises(InputError, match="has a value of 'nonsense'; expected one of regime, "):
         probe.plot_map("nonsense")
     with pytest.raises(InputError, match=r"give the name of a file as path='map\.png'"):
         probe.plot_map("map.png")

@@ -319,7 +319,7 @@ def _tokens_needed(curve: StudyResult) -> str:
 def _budget(
     curves: Sequence[StudyResult], labels: Sequence[str], places: Sequence[float], unit: str, *blocks: view.Block
 ) -> tuple[view.Section, dict[str, Any]]:
-    """Section with the sliders of the token budget, and the data they read; no sliders where every limit is 0."""
+    """Report section on the tokens needed for an error, with sliders; empty if every infinite-token limit is 0."""
     known = [entry for entry in zip(curves, labels, places, strict=True) if entry[0].relative.defined]
     budget = {
         "cache": False,

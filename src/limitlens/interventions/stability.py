@@ -114,7 +114,7 @@ def stability(
     check_number("queries", queries, "at least 1", low=1)
     check_seed(seed)
     if not 1 <= top < tail - queries:
-        raise InputError(f"the top {top} of {tail - queries} keys are asked for; expected fewer, so lengthen the tail")
+        raise InputError(f"top is {top}, but only {tail - queries} keys are compared; lower top or lengthen the tail")
     length = keys + tail
     loaded, _, ids = open_some(model, corpus, documents + contexts, length, special=special, seed=seed, device=device)
     texts = ids[documents:, :keys].to(loaded.model.device)

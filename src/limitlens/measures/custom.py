@@ -112,7 +112,7 @@ class CustomMeasure(Measure):
         return tokens if self.factor == 1 else self.factor * tokens
 
     def scaled(self, factor: float) -> CustomMeasure:
-        """The same law with another factor."""
+        """The law of `factor` times the tokens."""
         return CustomMeasure(self.law, factor * self.factor)
 
     @cached_property

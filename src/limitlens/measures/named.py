@@ -14,10 +14,11 @@ NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 def named_measure(
     name: str, dim: int, *, concentration: float = 5.0, components: int = 2, separation: float = 2.0
 ) -> Measure:
-    """The law with a name of the command line, in dimension `dim`.
+    """The law of tokens that a name of the command line (`--measure`) stands for, in dimension `dim`.
 
     gaussian: N(0, I). mixture: `components` laws N(m, I) of equal weight, means m evenly spaced on the first axis
-    between ±separation. sphere, ball: of radius 1. cube: [−1, 1]^d. vmf: `concentration` around the first axis.
+    between ±separation. sphere, ball: uniform, of radius 1. cube: uniform on [−1, 1]^d.
+    vmf: von Mises-Fisher with mean direction along the first axis.
     """
     axis = np.zeros(check_dim(dim))
     axis[0] = 1

@@ -164,19 +164,19 @@ def _load_from_hub(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
 
     unknown = f"the model {name!r} is not known: it is no alias, no folder and no GGUF file here"
     if not _HUB_ID.fullmatch(name):
-        raise InputError(f"{unknown}, nor can it be a hub id; at hand are {at_hand()}")
+        raise InputError(f"{unknown}, and no valid hub id; available models: {at_hand()}")
     try:
         revision = huggingface_hub.model_info(name, timeout=10).sha
     except GatedRepoError:
         raise InputError(f"the model {name!r} is gated on the hub; accept its terms there and log in first") from None
     except RepositoryNotFoundError:
-        raise InputError(f"{unknown}, and the hub has no model of that name; at hand are {at_hand()}") from None
+        raise InputError(f"{unknown}, and the hub has no model of that name; available models: {at_hand()}") from None
     except Exception as error:  # any network error: try a copy that was downloaded earlier
         try:
             return read(name, local_files_only=True)
         except InputError:
             given = f"{unknown}, and the hub could not be reached ({type(error).__name__})"
-            raise InputError(f"{given}; at hand are {at_hand()}") from None
+            raise InputError(f"{given}; available models: {at_hand()}") from None
     return read(name, revision=revision)
 
 

@@ -150,7 +150,7 @@ class Collector:
 
     @classmethod
     def joined(cls, collectors: Sequence[Collector]) -> Collector:
-        """Layers of equal shapes as one layer with the heads of all, to measure them together."""
+        """Merge layers of equal shape into one layer that holds all their heads, so that one call measures them."""
         if len(collectors) == 1:
             return collectors[0]
         whole = copy.copy(collectors[0])

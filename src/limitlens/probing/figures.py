@@ -73,7 +73,7 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
         if quantity not in numbers:
             known = f"expected one of {', '.join(('regime', *numbers.columns))}"
             help_ = f"give the name of a file as path={quantity!r}" if Path(quantity).suffix else known
-            raise InputError(f"no head of this run has a number {quantity!r}; {help_}")
+            raise InputError(f"no head of this run has a value of {quantity!r}; {help_}")
         found = numbers[quantity].tolist()
     predicted = "" if run.measured else "predicted "
     label = f"{predicted}rate β of the error" if quantity == "rate" else quantity.replace("_", " ")

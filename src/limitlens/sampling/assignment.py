@@ -139,7 +139,9 @@ class Assignment:
         return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Draw for each block how many tokens go to each cell, (R, J), and which; those of no cell come last."""
+        """Draw, for each block, the number of its tokens in each cell (replicates, steps), and which tokens these are.
+
+        The tokens are listed cell by cell; tokens of no cell come last."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
         counted = draw_counts(self.blocks, self.cells, self.replicates, self.seed)
         for block, counts in zip(self.blocks, counted, strict=True):

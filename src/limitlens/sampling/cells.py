@@ -24,7 +24,9 @@ class Cells:
     def __post_init__(self) -> None:
         given = ", ".join(str(size) for size in self.sizes) or "none"
         if not self.sizes or self.sizes[0] < 1 or any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
-            raise InputError(f"sizes are {given}; expected increasing positive integers, such as 1000:30000:12")
+            raise InputError(
+                f"sizes are {given}; expected increasing positive integers, or lo:hi:count such as 1000:30000:12"
+            )
 
     @property
     def steps(self) -> tuple[int, ...]:

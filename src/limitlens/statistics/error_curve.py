@@ -200,7 +200,7 @@ class ErrorCurve:
         centred = x - x.mean()
 
         def steeper(beta: float) -> float:
-            """How much faster the curve of this exponent falls than the measured one."""
+            """Difference of slopes: of an error curve with exponent `beta` minus the measured curve, up to a scale."""
             return float(centred @ (y + beta * x - 0.5 * np.log1p(-(inside ** (2 * beta)))))
 
         ends = (1e-3, 2.0)

@@ -25,9 +25,9 @@ _STEPS_PER_CHECK = 10  # steps on a GPU before the host waits to know whether al
 
 
 def critical_inverse_temperature(scores: Any, keys: float = KEYS) -> Any:
-    """The β at which each row of scores (rows, n), an array or a tensor, has Z(β) = `keys`: (rows,) in float64.
+    """Solve Σ_j e^{−β (max s − s_j)} = `keys` for β, for each row s of scores (rows, n): (rows,) in float64.
 
-    Infinite where that many keys tie for the largest score, 0 if there are no more keys than that.
+    Infinite where at least `keys` keys tie for the largest score, 0 if n ≤ `keys`. Accepts arrays and tensors.
     """
     return _solve(library(scores).amax(scores, 1)[:, None] - scores, scores.shape[1], 0, keys)
 

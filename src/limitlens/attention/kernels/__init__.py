@@ -87,9 +87,9 @@ def state_of(
 def peak_over(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None, scores_at_once: int = SCORES_AT_ONCE
 ) -> Peak:
-    """Find the largest score of queries (..., q, k) over tokens (..., n, ·), and its value.
+    """For each query (..., q, k), the largest score over the keys (..., n, k) and the value vector of that key.
 
-    This costs a fifteenth of a state with detail: an argmax needs no exponentials.
+    It takes a fifteenth of the time of attention, because an argmax needs no exponentials.
     """
     if not key.shape[-2]:
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
