@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from shutil import copytree, rmtree
 from tempfile import mkdtemp
@@ -261,8 +260,8 @@ def ground() -> Ground:
 def _options(command: str) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
     """The options of a command, as it lists them itself, and what values are likely to reach its inside; None: none."""
     found: list[tuple[str, tuple[str, ...] | None]] = [("--what", WORDS)]
-    module = command.replace("-", "_")
-    kinds = get_type_hints(getattr(import_module(f"limitlens.cli.{module}"), module))
+    functions = {function.__name__.replace("_", "-"): function for panel in cli.PANELS.values() for function in panel}
+    kinds = get_type_hints(functions[command])
     for option in typer.main.get_command(cli.app).commands[command].params:  # type: ignore[attr-defined]
         numeric = {int, float} & {kinds[option.name], *get_args(kinds[option.name])}
         grid = ":" in (option.metavar or "")

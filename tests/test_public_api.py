@@ -232,7 +232,7 @@ def test_theory_never_waits_for_torch(call: str) -> None:
 
 
 def test_the_page_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from limitlens.cli.report import report
+    from limitlens.cli.other import report
 
     folder = made("theory").save(tmp_path / "run")
     report(str(folder), json=True)

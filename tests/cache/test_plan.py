@@ -22,7 +22,7 @@ from limitlens.cache.fisher import fisher_costs
 from limitlens.cache.plan import check_format, make_plan
 from limitlens.cache.trial import FULL
 from limitlens.cli import main
-from limitlens.cli.plan import _total as total_of
+from limitlens.cli.common import share_or_size
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, capture, load
 from tiny_models import TINY, tiny_tokenizer
@@ -218,14 +218,14 @@ def test_a_total_in_bytes_is_that_of_its_entries() -> None:
     [(None, None), ("0.25", 0.25), ("1", 1.0), ("64MB", 64_000_000), ("1.5 KiB", 1536), ("700b", 700), ("2GiB", 2**31)],
 )
 def test_a_total_has_a_unit_or_is_a_share(given: str | None, expected: float | None) -> None:
-    found = total_of(given)
+    found = share_or_size(given)
     assert (found, type(found)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize("given", ["64XB", "-1", "", "a quarter", "25%"])
 def test_a_total_that_is_neither_is_told(given: str) -> None:
     with pytest.raises(InputError, match=r"expected a share such as 0\.25, or a size such as 16MB"):
-        total_of(given)
+        share_or_size(given)
 
 
 def test_a_plan_and_its_trial_work_from_another_folder(

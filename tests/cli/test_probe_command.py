@@ -6,9 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 from limitlens import cli
-from limitlens.cli import probe as command
+from limitlens.cli import common
 from limitlens.errors import InputError
 from limitlens.models import LoadedModel
 from limitlens.probing import probe as probe_module
@@ -62,21 +60,16 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(stopped.value.code or 0), shown.out, shown.err
 
 
-def test_thresholds_are_options(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    model, text = files
-    given = ["--averaging-growth", "9", "--frozen-weight", "0.01", "--frozen-growth", "9"]
-    code, out, _ = run(capsys, model, "--corpus", text, *OPTIONS, *given, "--json")
-    document = json.loads(out)
-    assert code == 0
+def test_thresholds_are_checked_and_decide_the_regimes(files: tuple[str, str]) -> None:
+    frozen = Thresholds(averaging_growth=9, frozen_weight=0.01, frozen_growth=9)
+    options: dict[str, Any] = {"window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
+    document = probe(*files, 2000, **options, thresholds=frozen).document()
     assert document["thresholds"] == {
         "averaging_power": 0.5, "averaging_growth": 9, "frozen_weight": 0.01, "frozen_growth": 9,
     }  # fmt: skip
     assert {head["regime"] for head in document["heads"]} == {"frozen"}
-    chosen = signature(command.probe).parameters
-    assert Thresholds(*(chosen[part.name].default for part in fields(Thresholds))) == Thresholds()
-    code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--frozen-weight", "2")
-    assert code == 2
-    assert "frozen_weight 2; expected numbers in" in err
+    with pytest.raises(InputError, match="frozen_weight 2; expected numbers in"):
+        probe(*files, 2000, **options, thresholds=Thresholds(frozen_weight=2))
 
 
 def test_the_page_shows_the_slowest_the_fastest_and_what_to_do(
@@ -142,7 +135,7 @@ def test_ctrl_c_saves_the_work_so_far(
         yield lambda done, total: signal.raise_signal(signal.SIGINT) if 0.7 < done / total < 0.9 else None
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(command.common, "progress", press)
+    monkeypatch.setattr(common, "progress", press)
     monkeypatch.setattr(probe_module, "probe", partial(probe, options=ProbeOptions(block=20 * 16)))
     model, text = files
     code, _, err = run(capsys, model, "--corpus", text, *OPTIONS, "--out", str(tmp_path / "run"))

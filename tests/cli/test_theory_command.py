@@ -10,9 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from limitlens.attention.head import Head
-from limitlens.cli.hardmax import hardmax
-from limitlens.cli.tails import tails
-from limitlens.cli.theory import theory
+from limitlens.cli.laws import hardmax, tails, theory
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian, GaussianMixture, Sphere
 from limitlens.theory import summary
@@ -47,7 +45,7 @@ def test_theory_prints_the_promised_numbers():
 def test_theory_loads_nothing_heavy():
     """So that it answers in two seconds; `make bench` has the time."""
     code = (
-        "import sys, typer; from limitlens.cli.theory import theory\n"
+        "import sys, typer; from limitlens.cli.laws import theory\n"
         "try: typer.run(theory)\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'pandas', 'transformers', 'matplotlib', 'scipy.stats'} & set(sys.modules)\n"

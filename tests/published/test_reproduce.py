@@ -140,11 +140,11 @@ def test_the_list_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_quick_run_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["reproduce", "backward-heat", "--quick", "--json", "--out", str(tmp_path / "run")])
+        main(["reproduce", "backward-heat", "--quick", "--json", "--plot", "--out", str(tmp_path / "run")])
     assert stop.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["numbers"]["mode"]["value"] == pytest.approx(0.5 * math.exp(100 / 2000), rel=1e-3)
-    assert (tmp_path / "run" / "backward-heat.png").exists()
+    assert (tmp_path / "run" / "reproduce.png").exists()
 
 
 def test_the_transition_of_correlated_tokens_is_where_the_theorem_says() -> None:

@@ -19,8 +19,7 @@ from safetensors import safe_open
 
 import limitlens as ll
 from kill_cases import JOBS, LINE, model, probe, study, text, told
-from limitlens.cli import main
-from limitlens.cli import study as command
+from limitlens.cli import common, main
 from limitlens.models import LoadedModel
 from limitlens.sampling import checkpoint as module
 from limitlens.sampling.interrupt import Interrupt, held_interrupt
@@ -244,7 +243,7 @@ def test_the_command_goes_on_after_a_signal(
         yield lambda done, total: signal.raise_signal(number) if done == 3 else None
 
     with monkeypatch.context() as patched:
-        patched.setattr(command.common, "progress", press)
+        patched.setattr(common, "progress", press)
         code, cut, err = ran(capsys, "--out", out)
     assert code == 130
     assert cut["interrupted"]

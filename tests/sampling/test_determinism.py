@@ -103,9 +103,9 @@ def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sizes_of_memory() -> None:
-    assert [size("--memory", given) for given in (None, "4GB", "1.5 MiB", "700b")] == [None, 4 * 10**9, 1572864, 700]
+    assert [size(given) for given in (None, "4GB", "1.5 MiB", "700b")] == [None, 4 * 10**9, 1572864, 700]
     with pytest.raises(ll.InputError, match="--memory is '4'; expected a size such as 16MB"):
-        size("--memory", "4")
+        size("4")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peaks are read from /proc")

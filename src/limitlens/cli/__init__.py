@@ -1,16 +1,16 @@
 """The command line: each command parses its options, calls one function and shows the result.
 
-One file per command. None imports anything heavy at its top, because `limitlens theory` must answer in two seconds.
+No module here imports anything heavy at its top, because `limitlens theory` must answer in two seconds.
 """
 
 import os
 import sys
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from limitlens.cli import laws, models, other
 from limitlens.cli.ascii import replace_unencodable
 from limitlens.cli.common import in_options
 from limitlens.errors import InputError
@@ -18,13 +18,15 @@ from limitlens.errors import InputError
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
 
 PANELS = {  # headings of `limitlens --help` and the commands under them
-    "Laws of tokens": ("theory", "study", "hardmax", "tails", "scaling", "schedules", "heat-flow"),
-    "Models": ("probe", "predict", "compare"),
-    "KV cache": ("plan", "trial"),
-    "Long context": ("temper",),
-    "Lab": ("depth", "downstream", "designs", "stability", "reproduce"),
-    "Other": ("report", "doctor"),
-}
+    "Laws of tokens": (
+        laws.theory, laws.study, laws.hardmax, laws.tails, laws.scaling, laws.schedules, laws.heat_flow,
+    ),
+    "Models": (models.probe, models.predict, other.compare),
+    "KV cache": (models.plan, models.trial),
+    "Long context": (models.temper,),
+    "Lab": (models.depth, models.downstream, models.designs, models.stability, other.reproduce),
+    "Other": (other.report, other.doctor),
+}  # fmt: skip
 
 
 class Panels(TyperGroup):
@@ -32,9 +34,10 @@ class Panels(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section per panel: the name and the first paragraph of the help of each command."""
-        for panel, names in PANELS.items():
+        for panel, functions in PANELS.items():
             with formatter.section(panel):
-                formatter.write_dl([(name, (self.commands[name].help or "").split("\n\n")[0]) for name in names])
+                commands = [self.commands[function.__name__.replace("_", "-")] for function in functions]
+                formatter.write_dl([(one.name, (one.help or "").split("\n\n")[0]) for one in commands])
 
 
 app = typer.Typer(
@@ -45,10 +48,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for names in PANELS.values():
-    for name in names:
-        module = name.replace("-", "_")
-        app.command(name)(getattr(import_module(f"limitlens.cli.{module}"), module))
+for functions in PANELS.values():
+    for function in functions:
+        app.command(function.__name__.replace("_", "-"))(function)
 
 
 def version(show: bool) -> None:

@@ -17,20 +17,18 @@ def spell(error: UnicodeError) -> tuple[str, int]:
     return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
 
 
+def _in_ascii(letter: str) -> str:
+    if letter in SPELLED or unicodedata.combining(letter):  # an accent is left out
+        return SPELLED.get(letter, "")
+    name = unicodedata.name(letter, "")
+    if name.startswith("GREEK "):  # GREEK SMALL LETTER BETA
+        return name.split()[-1].lower()
+    return unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() or "?"
+
+
 def replace_unencodable() -> None:
     """Make stdout and stderr replace characters that their encoding lacks."""
     codecs.register_error("limitlens.ascii", spell)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="limitlens.ascii")
-
-
-def _in_ascii(letter: str) -> str:
-    if letter in SPELLED:
-        return SPELLED[letter]
-    if unicodedata.combining(letter):  # an accent
-        return ""
-    name = unicodedata.name(letter, "")
-    if name.startswith("GREEK "):  # GREEK SMALL LETTER BETA
-        return name.split()[-1].lower()
-    return unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() or "?"

@@ -1,7 +1,5 @@
 """Options, progress and output that commands share: progress on stderr, a JSON document or text on stdout."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys
@@ -13,60 +11,53 @@ from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from limitlens import record
 from limitlens.cli.threads import limited_threads
 from limitlens.errors import InputError, Progress
 from limitlens.results import Result as Result
 
-if TYPE_CHECKING:
-    from limitlens.sampling.checkpoint import Checkpoint
+Sizes = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of tokens n.")]
+Replicates = Annotated[int, Option(help="Independent samples behind every point.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress and no warnings on stderr.")]
 
-Model = Annotated[str, typer.Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
-Corpus = Annotated[str, typer.Option("--corpus", help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")]
-Special = Annotated[str, typer.Option("--special", metavar="auto|none|bos", help="Special tokens around each text.")]
-Law = Annotated[str, typer.Option("--measure", help="gaussian, mixture, sphere, vmf, ball or cube.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random choice.")]
-Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Device that computes.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="CPU threads; when left out, fewer on a busy machine.")
-]
-Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Write run.json and tables to this folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run of another command in --out.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no warnings on stderr.")]
-
-CHECKPOINT = ("checkpoint_every", "resume")  # options of a command that can be resumed
-EVERY = "Write a checkpoint to --out after so many tokens or seconds."
-PRECISION = "Precision of attention on a GPU: 1e-3, 1e-6 or float32."
 SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, with their defaults
-    "seed": (Seed, 0),
-    "device": (Device, "auto"),
-    "threads": (Threads, None),
-    "precision": (Annotated[str, typer.Option(metavar="fast|accurate|exact", help=PRECISION)], "accurate"),
-    "memory": (Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
-    "ray": (Annotated[str | None, typer.Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
-    "plot": (Annotated[bool, typer.Option("--plot", help="Save a figure in --out, or in this folder.")], False),
-    "out": (Out, None),
-    "overwrite": (Overwrite, False),
-    "yes": (Annotated[bool, typer.Option("--yes", help="Start even if it takes long or much memory.")], False),
-    "checkpoint_every": (Annotated[str | None, typer.Option(metavar="TOKENS|60s", help=EVERY)], None),
-    "resume": (Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")], False),
+    "corpus": (Annotated[str, Option(help="stdlib-docs, stdlib-code, a file, a folder or a dataset.")], "stdlib-docs"),
+    "special": (Annotated[str, Option(metavar="auto|none|bos", help="Special tokens around each text.")], "auto"),
+    "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
+    "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
+    "threads": (Annotated[int | None, Option(min=1, help="CPU threads; by default fewer on a busy machine.")], None),
+    "precision": (
+        Annotated[str, Option(metavar="fast|accurate|exact", help="GPU attention: 1e-3, 1e-6 or float32.")], "accurate"
+    ),
+    "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
+    "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
+    "plot": (Annotated[bool, Option("--plot", help="Save a figure in --out, or in this folder.")], False),
+    "out": (Annotated[str | None, Option(metavar="DIR", help="Write run.json and tables to this folder.")], None),
+    "overwrite": (Annotated[bool, Option("--overwrite", help="Replace a run of another command in --out.")], False),
+    "yes": (Annotated[bool, Option("--yes", help="Start even if it takes long or much memory.")], False),
+    "checkpoint_every": (
+        Annotated[str | None, Option(metavar="TOKENS|60s", help="Write a checkpoint to --out so often.")], None
+    ),
+    "resume": (Annotated[bool, Option("--resume", help="Continue from the checkpoint in --out.")], False),
     "json": (Json, False),
     "quiet": (Quiet, False),
-}
+}  # fmt: skip
 
 
 def command(
-    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", draws: str = "", kept: bool = False,
-    keeps: bool = False, page: bool = False, computes: bool = True,
+    title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", also: Callable[..., None] | None = None,
+    kept: bool = False, keeps: bool = False, page: bool = False, computes: bool = True,
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
-    """Decorator that turns a function from options to a result into a command that saves, draws and prints it.
+    """Decorator that turns a function from options to a result into a command that saves, draws and prints the result.
 
-    The command gets the function's options, those that every command has, and those of `SHARED` that are named here.
+    The command has the function's parameters as options, those that every command has, and those of `SHARED` that are
+    named here.
 
     Parameters
     ----------
@@ -75,20 +66,21 @@ def command(
     runs : module of limitlens whose function of the same name does the work; the decorated function then only declares
         the options.
     shares : options of `SHARED` that are passed to the function, separated by spaces.
-    draws : name of a figure, with options in braces, that is saved in --out.
+    also : another function, whose parameters become options of this command too.
     kept : whether the work can be resumed; the function is then passed a `checkpoint`.
     keeps : whether the function is passed `keep`, a function that saves an intermediate result in --out.
     page : whether the HTML page is written to --out too.
-    computes : whether the command has --threads.
+    computes : whether the command has --seed, --device and --threads.
     """
     passed = [name for name in shares.split() if name != "plot"]
-    options = {"out", "overwrite", "json", "quiet", *(CHECKPOINT if kept else ()), *shares.split()}
-    options |= {"threads"} if computes else set()
+    options = {"out", "overwrite", "json", "quiet", *shares.split()}
+    options |= {"checkpoint_every", "resume"} if kept else set()
+    options |= {"seed", "device", "threads"} if computes else set()
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         name = function.__name__
-        parameters = {one.name: one for one in signature(function, eval_str=True).parameters.values()}
-        own = [one for one in parameters.values() if one.kind is not one.VAR_KEYWORD and one.name != "call"]
+        declared = [one for each in (function, also) if each for one in signature(each).parameters.values()]
+        own = [one for one in declared if one.kind is not one.VAR_KEYWORD and one.name not in ("call", *passed)]
         more = [
             Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for option, (kind, default) in SHARED.items()
@@ -98,12 +90,14 @@ def command(
         @wraps(function)
         def run(call: typer.Context, **given: Any) -> None:
             started = begin(call, name)
-            arguments = {one.name: given[one.name] for one in own} | {option: given[option] for option in passed}
-            if "call" in parameters:
+            wanted = {option: given[option] for option in (*(one.name for one in own), *passed)}
+            arguments = wanted | {option: CONVERTED[option](wanted[option]) for option in wanted.keys() & CONVERTED}
+            if any(one.name == "call" for one in declared):
                 arguments["call"] = call
-            if "memory" in passed:
-                arguments["memory"] = size("--memory", given["memory"])
-            checkpoint = make_checkpoint(*(given[option] for option in ("out", *CHECKPOINT))) if kept else None
+            if given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed:
+                warning = f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"
+                warn([warning], given["quiet"])
+            checkpoint = make_checkpoint(given["out"], given["checkpoint_every"], given["resume"]) if kept else None
             if kept:
                 arguments["checkpoint"] = checkpoint
             if keeps:
@@ -113,8 +107,9 @@ def command(
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
                 result = replace(result, made=record.provenance(name, call.params, started))
-            plot = draws.format(**given) if draws and given["out"] else name if given.get("plot") else None
-            show(call, result, plot, checkpoint)
+            show(call, result, name if given.get("plot") else None)
+            if checkpoint is not None:
+                checkpoint.remove()
             if page and given["out"] is not None:
                 result.report(given["out"])
 
@@ -133,24 +128,15 @@ def progress_text(unit: str, done: float, total: float) -> str:
 
 @contextmanager
 def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]:
-    """Progress bar on stderr with unit, speed and time left; none if stderr is not a terminal or `quiet` is set."""
+    """Progress bar on stderr with unit and time left; none if stderr is not a terminal or `quiet` is set."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich import progress as rich
     from rich.console import Console
-    from rich.text import Text
+    from rich.progress import Progress as Bar
 
-    class Speed(rich.ProgressColumn):
-        def render(self, task: rich.Task) -> Text:
-            return Text(f"{task.speed:,.0f} {unit}/s" if task.speed else "")
-
-    columns = (
-        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TaskProgressColumn(), Speed(),
-        rich.TimeRemainingColumn(),
-    )  # fmt: skip
-    # A block of tokens takes seconds: speed is averaged over minutes, or it would show nothing.
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=300) as bar:
+    # A block of tokens takes seconds: the time left is estimated from the last minutes.
+    with Bar(console=Console(stderr=True), transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task(title, total=None)
 
         def report(done: float, total: float) -> None:
@@ -174,8 +160,8 @@ def begin(context: typer.Context, name: str) -> datetime:
     return datetime.now(UTC)
 
 
-def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Checkpoint | None:
-    """The checkpoint of a run folder, written every so often if asked for, and whenever the work is interrupted."""
+def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
+    """The `Checkpoint` in the folder --out, written every so often if asked for and when the work is interrupted."""
     from limitlens.sampling.checkpoint import Checkpoint
 
     if out is None and (every is not None or resume):
@@ -184,25 +170,29 @@ def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Checkpo
     return None if out is None else Checkpoint(out, every, resume=resume)
 
 
-def first_given(context: typer.Context, names: Sequence[str]) -> str | None:
-    """The first of these options that the user gave, such as --mask-self; None if all were left out."""
-    given = (name for name in names if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT")
-    return next((f"--{name.replace('_', '-')}" for name in given), None)
-
-
-def whole_number(option: str, given: float, example: str) -> int:
-    """A number of at least 1 that may be written as 1e5."""
+def whole_number(given: float) -> int:
+    """The value of --tokens, a number of at least 1 that may be written as 1e5."""
     if not (given >= 1 and float(given).is_integer()):
-        raise InputError(f"{option} is {given:g}; expected a whole number of at least 1, such as {example}")
+        raise InputError(f"--tokens is {given:g}; expected a whole number of at least 1, such as 3072 or 1e5")
     return int(given)
 
 
-def size(option: str, text: str | None, expected: str = "a size such as 16MB or 4GiB") -> int | None:
+def size(text: str | None, option: str = "--memory", expected: str = "a size such as 16MB or 4GiB") -> int | None:
     """Bytes from "4GB" or "512MiB": kB, MB and GB are powers of 1,000; KiB, MiB and GiB of 1,024."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", text or "", re.IGNORECASE)
     if text is not None and match is None:
         raise InputError(f"{option} is {text!r}; expected {expected}")
     return match and int(float(match[1]) * (1024 if match[3] else 1000) ** " kmg".index(match[2].lower() or " "))
+
+
+def share_or_size(text: str | None) -> float | int | None:
+    """The value of --total: a share of the cache, or bytes if a unit follows."""
+    if text is not None and re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", text):
+        return float(text)
+    return size(text, "--total", "a share such as 0.25, or a size such as 16MB")
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {"tokens": whole_number, "memory": size, "total": share_or_size}
 
 
 def spectrum_of(text: str) -> str | list[float]:
@@ -217,11 +207,8 @@ def print_json(document: Any) -> None:
     print(record.json_text(document))
 
 
-def show(context: typer.Context, result: Result, plot: str | None, checkpoint: Checkpoint | None) -> None:
-    """Save, draw (as `plot`.png) and print a result with its warnings; exit with 130 if it was interrupted.
-
-    The checkpoint of a finished result is removed.
-    """
+def show(context: typer.Context, result: Result, plot: str | None) -> None:
+    """Save, draw (as `plot`.png) and print a result with its warnings; exit with 130 if it was interrupted."""
     from limitlens.report import terminal
 
     out = context.params["out"]
@@ -238,8 +225,6 @@ def show(context: typer.Context, result: Result, plot: str | None, checkpoint: C
     warn(getattr(result, "warnings", ()), context.params["quiet"])
     if getattr(result, "interrupted", False):
         raise typer.Exit(130)
-    if checkpoint is not None:
-        checkpoint.remove()
 
 
 def warn(warnings: Sequence[str], quiet: bool) -> None:

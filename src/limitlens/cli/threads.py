@@ -26,17 +26,17 @@ def default_threads() -> int | None:
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Compute with so many threads in torch and NumPy; None stands for `default_threads`.
+    """Compute with this number of threads in torch and NumPy within the block; None stands for `default_threads`.
 
-    torch is not imported here: if it is imported later, it reads its number from the environment.
+    torch is not imported here: if it is imported later, it reads its number of threads from the environment.
     """
     count = default_threads() if threads is None else threads
     if count is None:
         yield
         return
     torch = sys.modules.get("torch")
-    before = None if torch is None else torch.get_num_threads()
-    environment = {name: os.environ.get(name) for name in VARIABLES}
+    torch_before = None if torch is None else torch.get_num_threads()
+    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
     blas_before = _set_blas_threads(count)
     if torch is not None:
@@ -44,19 +44,17 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        for name in VARIABLES:
+            del os.environ[name]
+        os.environ.update(environment)
         if torch is not None:
-            torch.set_num_threads(before)
-        if blas_before is not None:
-            _set_blas_threads(blas_before)
+            torch.set_num_threads(torch_before)
+        _set_blas_threads(blas_before)
 
 
-def _set_blas_threads(count: int) -> int | None:
-    """Set the threads of the OpenBLAS library that NumPy's wheels bring and have already loaded; the number before."""
-    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*"):
+def _set_blas_threads(count: int | None) -> int | None:
+    """Set the threads of the OpenBLAS library that NumPy has loaded from its wheel; return their number before."""
+    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*") if count is not None else ():
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(path))
             before = int(library.scipy_openblas_get_num_threads64_())

@@ -1,0 +1,188 @@
+"""Commands on laws of tokens: theory, study, hardmax, tails, scaling, schedules and heat-flow."""
+
+from typing import Annotated, Any
+
+from typer import Context, Option
+
+from limitlens.cli.common import Replicates, Result, Sizes, command, spectrum_of
+from limitlens.errors import InputError
+
+Law = Annotated[str, Option("--measure", help="Law of the tokens: gaussian, mixture, sphere, vmf, ball or cube.")]
+Dim = Annotated[int, Option(help="Dimension of the tokens.")]
+Horizon = Annotated[float, Option(help="Two-sided horizon H of the head.")]
+Spectrum = Annotated[str, Option(help="Singular values of the head: flat, 1/k or dim numbers a,b,c.")]
+MaskSelf = Annotated[bool, Option("--mask-self", help="Leave each query's own token out of its softmax.")]
+Concentration = Annotated[float, Option(help="vmf: concentration.")]
+Components = Annotated[int, Option(help="mixture: number of components.")]
+Separation = Annotated[float, Option(help="mixture: means lie between plus and minus this.")]
+Tokens = Annotated[str | None, Option(metavar="FILE.npy", help="File of tokens (n, dim), instead of a law.")]
+
+LAW_OPTIONS = ("measure", "dim", "concentration", "components", "separation")  # that contradict --sample
+
+
+@command(shares="seed")
+def theory(
+    measure: Law = "gaussian",
+    dim: Dim = 1,
+    horizon: Horizon = 1.0,
+    spectrum: Spectrum = "flat",
+    n: Annotated[float, Option(help="Number of tokens; 1e9 is fine.")] = 10_000,
+    sizes: Annotated[str | None, Option(metavar="LO:HI:K", help="Sizes of the predicted error curve.")] = None,
+    radius: Annotated[float | None, Option(help="Ball of the uniform bound; default: a typical token.")] = None,
+    error: Annotated[float, Option(help="Relative error whose probability is bounded.")] = 0.1,
+    mask_self: MaskSelf = False,
+    concentration: Concentration = 5.0,
+    components: Components = 2,
+    separation: Separation = 2.0,
+    seed: int = 0,
+) -> Result:
+    """Predict rates, bounds, confidence and the error curve of a law and a head, each number with its status.
+
+    Example: limitlens theory --measure gaussian --dim 1 --horizon 1.5 --n 30000
+    """
+    from limitlens.attention.design import designed_head
+    from limitlens.experiments.theory_result import theory_report
+    from limitlens.measures.named import named_measure
+    from limitlens.sampling.cells import parse_sizes
+
+    law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
+    head = designed_head(law, horizon, spectrum=spectrum_of(spectrum), seed=seed)
+    counts = None if sizes is None else parse_sizes(sizes)
+    return theory_report(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
+
+
+@command("attending", shares="plot seed device precision memory ray yes", kept=True)
+def study(
+    call: Context,
+    measure: Law = "gaussian",
+    sample: Tokens = None,
+    dim: Dim = 1,
+    horizon: Horizon = 1.0,
+    horizons: Annotated[str | None, Option(metavar="LO:HI:K", help="Sweep the horizon over these values.")] = None,
+    spectrum: Spectrum = "flat",
+    sizes: Sizes = "1000:30000:12",
+    replicates: Replicates = 200,
+    queries: Annotated[int | None, Option(help="Queries per sample; by default a pilot chooses.")] = None,
+    mask_self: MaskSelf = False,
+    radius: Annotated[
+        str | None,
+        Option(metavar="R|LO:HI:K", help="Measure the error over |x| <= R; a range scales compact tokens to each R."),
+    ] = None,
+    concentration: Concentration = 5.0,
+    components: Components = 2,
+    separation: Separation = 2.0,
+    **shared: Any,
+) -> Result:
+    """Measure the error of attention over n tokens against its infinite-token limit, and its rate.
+
+    Example: limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 400
+    """
+    from limitlens.attention.design import designed_head
+    from limitlens.experiments.study import study as run
+    from limitlens.experiments.sweeps import sweep
+    from limitlens.measures.named import named_measure, sample_from_file
+    from limitlens.sampling.cells import parse_grid
+
+    given = [name for name in LAW_OPTIONS if str(call.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if sample is not None and given:
+        raise InputError(
+            f"both --sample and --{given[0]} were given; expected --sample alone, since it replaces the law"
+        )
+    named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
+    law = named_measure(measure, dim, **named) if sample is None else sample_from_file(sample)
+    shape = spectrum_of(spectrum)
+    radii = parse_grid(radius, "the radius") if radius is not None else []
+    if horizons is not None and len(radii) > 1:
+        raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
+    shared |= {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
+    if len(radii) > 1:
+        return sweep(law, radii=radii, horizon=horizon, spectrum=shape, **shared)
+    shared["radius"] = radii[0] if radii else None
+    if horizons is not None:
+        return sweep(law, horizons=parse_grid(horizons, "horizons"), spectrum=shape, **shared)
+    return run(law, designed_head(law.covariance, horizon, spectrum=shape, seed=shared["seed"]), **shared)
+
+
+@command("attending", runs="experiments.hardmax", shares="plot seed yes", kept=True)
+def hardmax(
+    sizes: Sizes = "100:1000000:9",
+    measure: Law = "gaussian",
+    dim: Annotated[int, Option(help="Dimension of the tokens; theory is known for gaussian, 1.")] = 1,
+    horizons: Annotated[str, Option(metavar="LO:HI:K", help="Horizons of softmax curves (gaussian, dim 1).")] = "0.5",
+    replicates: Replicates = 400,
+    queries: Annotated[int, Option(help="Queries per sample (not for gaussian, dim 1).")] = 2048,
+) -> None:
+    """Measure E|mean output| with softmax replaced by argmax: does it follow a power law or a logarithm?
+
+    Example: limitlens hardmax --sizes 100:1000000:9 --horizons 0.5:16:6 --plot
+    """
+
+
+@command(shares="plot seed")
+def tails(
+    sample: Tokens = None,
+    law: Annotated[str, Option(help="Instead of --sample: gaussian, laplace (scale 1) or student.")] = "laplace",
+    tilts: Annotated[str, Option(metavar="LO:HI:K", help="Tilts t of the query; scores are t x.")] = "0.4,0.75,2",
+    degrees: Annotated[float, Option(help="student: degrees of freedom.")] = 3.0,
+    sizes: Sizes = "100:100000:4",
+    replicates: Replicates = 200,
+    **shared: Any,
+) -> Result:
+    """Test whether tokens are sub-Gaussian, or show attention over a law whose infinite-token limit may not exist.
+
+    Example: limitlens tails --law laplace --tilts 0.4,0.75,2 --plot
+    """
+    from limitlens.experiments.heavy_tails import tails as run
+    from limitlens.measures.named import sample_from_file
+
+    tokens = None if sample is None else sample_from_file(sample)
+    return run(tokens, law=law, tilts=tilts, degrees=degrees, sizes=sizes, replicates=replicates, **shared)
+
+
+def key_law(
+    dim: Annotated[int, Option(help="The keys lie on the sphere S^(dim-1).")] = 5,
+    theta: Annotated[float | None, Option(help="Effective number of keys; 1 is the critical scale.")] = None,
+    beta: Annotated[float | None, Option(help="Inverse temperature, instead of --theta.")] = None,
+    law: Annotated[str, Option(help="Law of the keys: uniform, vmf, subsphere or power.")] = "uniform",
+    concentration: Concentration = 5.0,
+    cosine: Annotated[float, Option(help="vmf: cosine between mean direction and query.")] = 1.0,
+    sub: Annotated[int, Option(help="subsphere: dimension.")] = 2,
+    power: Annotated[float, Option(help="power: density near the query q is like |q - k|^power.")] = 1.0,
+    keys: Annotated[str | None, Option(metavar="FILE.npy", help="Real keys (n, dim) instead of a law.")] = None,
+    queries: Annotated[str | None, Option(metavar="FILE.npy", help="Queries (q, dim) for --keys.")] = None,
+    neighbours: Annotated[int | None, Option(help="Nearest keys used per query of --keys; about sqrt(n).")] = None,
+    normalise: Annotated[bool, Option("--normalise", help="Project --keys and --queries onto the sphere.")] = False,
+) -> None:
+    """Options of `scaling` and `schedules`: the law of the keys, or a file of keys, and the temperature."""
+
+
+@command(runs="experiments.scaling", shares="plot seed yes", also=key_law)
+def scaling(
+    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000, replicates: Replicates = 2000
+) -> None:
+    """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
+
+    Example: limitlens scaling --dim 5 --n 10000 --theta 1 --plot
+    """
+
+
+@command(runs="experiments.schedules", shares="plot yes", also=key_law)
+def schedules(sizes: Annotated[str, Option(metavar="LO:HI:K", help="Context lengths.")] = "4096:1048576:5") -> None:
+    """Compare schedules of the inverse temperature β as the context grows: constant, ln n, YaRN and critical.
+
+    Example: limitlens schedules --sizes 4096:1e6:4 --dim 9
+    """
+
+
+@command(runs="experiments.heat_flow", shares="plot seed yes")
+def heat_flow(
+    dim: Annotated[int, Option(help="The density and the tokens lie on the sphere S^(dim-1).")] = 2,
+    beta: Annotated[float, Option(help="Inverse temperature.")] = 2000.0,
+    layers: Annotated[int, Option(help="Number of layers of attention.")] = 400,
+    amplitude: Annotated[float, Option(help="The initial density is 1 + amplitude cos.")] = 0.5,
+    n: Annotated[float, Option(help="Number of tokens.")] = 10_000,
+) -> None:
+    """Compare layers of attention with the backward heat equation, on a density and on n tokens.
+
+    Example: limitlens heat-flow --dim 2 --beta 2000 --layers 400 --plot
+    """

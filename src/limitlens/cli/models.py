@@ -1,0 +1,180 @@
+"""Commands on real transformers: probe, predict, plan, trial, temper, depth, downstream, designs and stability."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from limitlens.cli.common import Sizes, command
+
+Model = Annotated[str, Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
+Decoder = Annotated[str, Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")]
+Tokens = Annotated[float, Option(help="Number of tokens of the text to read.")]
+Window = Annotated[
+    int | None, Option(min=1, help="Tokens of a window or document; 256 or 512 by default, if they fit.")
+]
+Documents = Annotated[int, Option(min=2, help="Number of documents to read.")]
+Queries = Annotated[int, Option(help="Queries per head.")]
+Keys = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of keys that a query attends to.")]
+KeySharing = Annotated[str, Option(metavar="shared,own", help="Whether the queries of a document share their keys.")]
+
+TEXT = "corpus special seed device"  # shared options of commands that run a model over a text
+
+
+@command("probing {model}", "tokens", runs="probing.probe", kept=True, shares=f"{TEXT} precision memory ray yes")
+def probe(
+    model: Model,
+    tokens: Tokens = 1e5,
+    window: Window = None,
+    sizes: Sizes = "64:4096:7",
+    replicates: Annotated[int, Option(help="Disjoint samples of each size.")] = 24,
+    queries: Queries = 256,
+    sampling: Annotated[
+        str, Option(metavar="pooled|document|contiguous", help="Draw samples from all windows, or from single ones.")
+    ] = "pooled",
+    score_scale: Annotated[float, Option(help="Factor on every score; the forward is unchanged.")] = 1.0,
+    batch: Annotated[int | None, Option(help="Windows per forward; about 4,000 tokens by default.")] = None,
+) -> None:
+    """Measure every head of a transformer in one pass: error curves, rates, regimes, tokens needed.
+
+    Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
+    """
+
+
+@command("predicting {model}", "layers", runs="probing.predict", shares=TEXT)
+def predict(
+    model: Model, tokens: Tokens = 3072, window: Window = None, sizes: Sizes = "64:4096:7", queries: Queries = 48
+) -> None:
+    """Predict every head's error curve, rate and tokens needed from a few thousand tokens; `probe` measures them.
+
+    Example: limitlens predict minilm --corpus stdlib-docs --out runs/predicted
+    """
+
+
+@command("measuring windows", "windows", runs="cache.plan", shares="seed device", kept=True)
+def plan(
+    model: Decoder,
+    corpus: Annotated[
+        str | None, Option(metavar="TEXT", help="Calibration text; default: that of --run, or stdlib-docs.")
+    ] = None,
+    total: Annotated[str | None, Option(metavar="SHARE|SIZE", help="Cache size: 0.25 (default), or 16MB.")] = None,
+    error: Annotated[float | None, Option(help="Relative output error of each head, instead of --total.")] = None,
+    context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
+    policy: Annotated[
+        str, Option(help="Key policy: best for each head, or one by name (snapkv, random, ...).")
+    ] = "best",
+    run: Annotated[
+        str | None, Option(metavar="RUN", help="Folder of a probe, whose error curves give budgets of random keys.")
+    ] = None,
+) -> None:
+    """Choose how many keys each key/value head keeps, and by which key policy, for a cache size or an error.
+
+    Example: limitlens plan smollm2 --total 0.25 --context 1024 --out runs/plan; limitlens trial runs/plan then measures
+    the model with the plan.
+    """
+
+
+@command("reading documents", "documents", runs="cache.trial", shares="device", kept=True)
+def trial(
+    plan: Annotated[str, Argument(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
+    documents: Documents = 24,
+    corpus: Annotated[str | None, Option(metavar="TEXT", help="Another text than that of the plan.")] = None,
+) -> None:
+    """Measure a model's predictions with the cache of a plan: KL, agreement and likelihood, against baselines.
+
+    Example: limitlens trial runs/plan --documents 24
+    """
+
+
+@command("tempering {model}", "parts", runs="interventions.temper", shares="seed device", keeps=True)
+def temper(
+    model: Decoder,
+    to: Annotated[int, Option(help="Tokens of the longer context.")],
+    text: Annotated[str, Option(help="Text to fit on; its other documents are held out.")] = "stdlib-docs",
+    other: Annotated[str | None, Option(help="Second held-out text, never fitted.")] = None,
+    rope_scaling: Annotated[str, Option(metavar="none|linear|ntk|yarn", help="Scaling of rotary positions.")] = "yarn",
+    retrieval_weight: Annotated[
+        list[float],
+        Option(metavar="W", help="Weight of retrieval in the loss, 0 to 1; one fit for each that is given."),
+    ] = [0.0, 0.2],  # noqa: B006 - typer only reads it
+    per: Annotated[str, Option(metavar="head|layer|model", help="What has an exponent of its own.")] = "head",
+    constant: Annotated[bool, Option("--constant", help="Fit constant factors too.")] = False,
+    trained: Annotated[int | None, Option(min=1, help="Trained window; the model's by default.")] = None,
+    documents: Annotated[int, Option(min=2, help="Held-out documents of each text, at most.")] = 6,
+    steps: Annotated[int, Option(min=1, help="Gradient steps of each fit, at most.")] = 24,
+    seconds: Annotated[float, Option(help="Start nothing that would end later.")] = float("inf"),
+) -> None:
+    """Fit score exponents of a decoder's heads for a longer context, and compare them with YaRN and truncation.
+
+    Every schedule is measured on perplexity and on retrieval from far away.
+    Example: limitlens temper smollm2 --to 32768 --text wiki.txt --retrieval-weight 0.2 --constant --out runs/temper
+    """
+
+
+@command("reading documents", "documents", runs="interventions.depth", shares=f"{TEXT} yes", kept=True)
+def depth(
+    model: Model,
+    keys: Keys = "16:256:5",
+    key_sharing: KeySharing = "shared",
+    include: Annotated[
+        str,
+        Option(
+            metavar="fixed,single,heads",
+            help="Further runs, or none: keys fixed across layers, single layers, sums over heads.",
+        ),
+    ] = "fixed,single,heads",
+    replicates: Annotated[int, Option(min=1, help="Random draws per document.")] = 1,
+    documents: Documents = 16,
+    window: Window = None,
+) -> None:
+    """Measure the error of attention over n sampled keys through the layers, and its effect on predictions.
+
+    Example: limitlens depth minilm --keys 16:512:6 --key-sharing shared,own --out runs/depth
+    """
+
+
+@command("reading documents", "documents", runs="interventions.downstream", shares="seed device", kept=True)
+def downstream(
+    model: Annotated[str, Argument(help="An encoder, or the folder of your own sequence classifier.")],
+    data: Annotated[str, Option(help="Labelled documents: a folder of folders, .zip, .jsonl, .csv, .tsv.")],
+    keys: Keys = "16:256:5",
+    key_sharing: KeySharing = "shared",
+    test: Annotated[int, Option(min=6, help="Held-out documents to classify.")] = 500,
+    train: Annotated[int | None, Option(min=2, help="Training documents; all others by default.")] = None,
+    window: Window = None,
+) -> None:
+    """Measure accuracy, agreement and margins of a classifier against the number of keys per query.
+
+    Example: limitlens downstream minilm --data reviews --keys 16:256:5 --out runs/reviews
+    """
+
+
+@command("designs in {model}", "layers", runs="interventions.designs", shares=TEXT)
+def designs(
+    model: Model,
+    keys: Keys = "16:512:6",
+    designs: Annotated[
+        str | None, Option("--only", metavar="A,B,...", help="Designs to compare; all by default.")
+    ] = None,
+    context: Annotated[int, Option(help="Tokens of a document.")] = 512,
+    documents: Documents = 32,
+    queries: Annotated[int, Option(help="Queries per document.")] = 4,
+) -> None:
+    """Compare sparse designs (windows, strides, blocks, random keys, projections) at equal numbers of keys.
+
+    Prints error, bias floor and rate of every design. Example: limitlens designs minilm --keys 16:512:6 --out runs/d
+    """
+
+
+@command("stability of top keys in {model}", "documents", runs="interventions.stability", shares=TEXT)
+def stability(
+    model: Model,
+    keys: Annotated[int, Option(help="Tokens of the context that is exchanged.")] = 256,
+    top: Annotated[int, Option(help="Number of keys of largest weight to compare.")] = 5,
+    contexts: Annotated[int, Option(help="Other texts before each document.")] = 8,
+    documents: Documents = 8,
+    trust: Annotated[float, Option(help="Share of the top keys that a trusted head keeps.")] = 0.8,
+) -> None:
+    """Measure whether the top keys of every head stay the same when the text before them changes.
+
+    Example: limitlens stability minilm --keys 256 --out runs/stability
+    """

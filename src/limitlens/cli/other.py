@@ -1,0 +1,110 @@
+"""Commands on runs and installations: compare, reproduce, report and doctor."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Context, Exit, Option
+
+from limitlens.cli.common import Json, Quiet, Result, command, print_json
+from limitlens.errors import InputError
+from limitlens.record import installed, provenance
+
+PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "gguf", "accelerate", "datasets")
+
+
+@command(page=True, computes=False)
+def compare(
+    runs: Annotated[list[str], Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
+) -> Result:
+    """Compare runs of one command (texts, models, settings), each with the first.
+
+    Example: limitlens compare runs/docs runs/code --out runs/docs-code
+    """
+    from limitlens.comparison import compare as run
+
+    return run(*runs)
+
+
+@command("reproducing {name}", shares="plot seed")
+def reproduce(
+    call: Context,
+    name: Annotated[str | None, Argument(help="Name of the experiment; --list shows all.")] = None,
+    listed: Annotated[bool, Option("--list", help="List all experiments and exit.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Smaller sizes, about a minute.")] = False,
+    as_published: Annotated[bool, Option("--as-published", help="Also use the published code's rules.")] = False,
+    corpus: Annotated[str | None, Option(help="Text or labelled documents to read.")] = None,
+    model: Annotated[str | None, Option(help="Model to use.")] = None,
+    **shared: Any,
+) -> Result:
+    """Reproduce a published experiment: our numbers and the published ones, with a verdict on every claim.
+
+    Example: limitlens reproduce gaussian-horizon --quick --out runs/gaussian
+    """
+    from limitlens.published.catalogue import catalogue
+    from limitlens.published.reproduction import listing
+    from limitlens.published.reproduction import reproduce as run
+    from limitlens.report import terminal
+
+    if listed:
+        print_json(catalogue()) if call.params["json"] else terminal.show(listing())
+        raise Exit
+    if name is None:
+        raise InputError(f"no experiment was given; expected one of {', '.join(catalogue())}, or --list")
+    changes: dict[str, Any] = {key: value for key, value in (("corpus", corpus), ("model", model)) if value is not None}
+    return run(name, quick, as_published=as_published, **changes, **shared)
+
+
+def report(
+    run: Annotated[str, Argument(metavar="RUN", help="A folder that a command wrote with --out.")],
+    out: Annotated[str | None, Option("--out", metavar="FILE", help="RUN/report.html when left out.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the results of a run as one HTML file that needs no network.
+
+    Example: limitlens report runs/demo
+    """
+    from limitlens.loading import load
+
+    folder = Path(run).parent if Path(run).name == "run.json" else Path(run)
+    path = load(folder).report(folder / "report.html" if out is None else out)
+    size = path.stat().st_size
+    if json:
+        print_json({"run": run, "report": str(path), "bytes": size})
+    elif not quiet:
+        print(f"{path} ({size / 1000:,.0f} kB)")
+
+
+def doctor(json: Json = False) -> None:
+    """Show installed versions, the device, and the models and corpora that need no download.
+
+    Example: limitlens doctor
+    """
+    import torch
+
+    from limitlens.models.catalog import ALIASES
+    from limitlens.models.corpora import BUILT_IN
+    from limitlens.report.terminal import show
+    from limitlens.report.view import Section, Table, Text, View
+
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES) | installed(PACKAGES)
+    models = [
+        {"name": name, "is": alias.describe, "ready": alias.locate() is not None, "install": alias.command}
+        for name, alias in ALIASES.items()
+    ]
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    about = {"device": device, "versions": versions, "models": models, "corpora": list(BUILT_IN)}
+    document = provenance("doctor", {})["host"] | about
+    if json:
+        print_json(document)
+        return
+    subtitle = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
+    packages = [(name, version or "not installed") for name, version in versions.items()]
+    states = [(m["name"], m["is"], "ready" if m["ready"] else f"install it: {m['install']}") for m in models]
+    corpora = f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."
+    sections = [
+        Section("Packages", "", [Table("Packages", ("package", "version"), packages)]),
+        Section("Models (limitlens probe NAME)", "", [Table("", ("name", "what it is", "state"), states)]),
+        Section("Corpora", "", [Text([corpora])]),
+    ]
+    show(View("limitlens doctor", subtitle, ("", "", ""), sections))
