@@ -53,7 +53,7 @@ def beside(way: str, documents: int) -> dict[str, Any]:
         began = clocks()
 
     depth(
-        loaded, TEXT, KEYS, key_sharing=[way], include=[], replicates=REPLICATES, documents=documents,
+        loaded, TEXT, KEYS, key_sharing=way, include=[], replicates=REPLICATES, documents=documents,
         window=WINDOW, progress=turn,
     )  # fmt: skip
     found = {name: statistics.median(each[1:]) for name, each in ratios.items()}  # the first warms up

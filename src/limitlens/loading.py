@@ -23,7 +23,7 @@ KINDS = {
     "plan": "cache.plan:Plan",
     "trial": "cache.trial:Trial",
     "temper": "interventions.temper_result:Temper",
-    "depth": "interventions.depth_result:DepthRun",
+    "depth": "interventions.depth:DepthRun",
     "downstream": "interventions.downstream:Downstream",
     "stability": "interventions.stability:Stability",
     "designs": "interventions.designs_result:Designs",

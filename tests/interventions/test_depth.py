@@ -1,4 +1,4 @@
-"""Sampled keys in a live model: the draw itself, all keys, sums over layers and heads, predictions."""
+"""Sampled keys in a live model: the draw itself, all keys, sums over layers, predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import limitlens as ll
 from cache_cases import language_model, text
 from capture_cases import LENGTH, captures, run, token_ids
 from command_line import run as command
-from limitlens.interventions.depth_result import DepthRun
-from limitlens.interventions.head_sums import output_projections, sum_head_errors
-from limitlens.interventions.sampled_keys import SampledKeys
+from limitlens.interventions.depth import DepthRun
+from limitlens.interventions.sampled_keys import KEY_SHARING, SampledKeys
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.intervene import attend
 from limitlens.sampling.streams import generator_for
@@ -39,16 +38,16 @@ def test_queries_of_an_encoder_see_so_many_keys_each_as_likely() -> None:
     places = [(one.key[0, 0, :, None] == first.key[0, 0]).all(-1).float().argmax(-1) for one in shared]
     often = torch.bincount(torch.cat(places), minlength=LENGTH) / 800
     assert (often - 5 / LENGTH).abs().max() < 5 * np.sqrt(5 / LENGTH / 800)
-    _, own = drawn("bert", 5, 100, per_query=True)
+    _, own = drawn("bert", 5, 100, key_sharing="own")
     masks = torch.cat([one.mask for one in own])
     assert (masks.sum(-1) == 5).all()
     assert (masks.float().mean((0, 1, 2)) - 5 / LENGTH).abs().max() < 5 * np.sqrt(5 / LENGTH / 100 / LENGTH)
     assert (masks[0, 0, 0] != masks[0, 0, 1]).any()
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_queries_of_a_decoder_keep_themselves_and_the_first_and_weigh_the_others(own: bool) -> None:
-    _, found = drawn("llama", 5, 400, per_query=own)
+@pytest.mark.parametrize("sharing", KEY_SHARING)
+def test_queries_of_a_decoder_keep_themselves_and_the_first_and_weigh_the_others(sharing: str) -> None:
+    _, found = drawn("llama", 5, 400, key_sharing=sharing)
     masks = torch.stack([one.mask[0, 0] for one in found])
     place = torch.arange(LENGTH)
     assert (masks.sum(-1) == (place + 1).clamp_max(5)).all()
@@ -66,38 +65,35 @@ def test_queries_of_a_decoder_keep_themselves_and_the_first_and_weigh_the_others
 def test_as_many_keys_as_there_are_give_the_model_itself(name: str) -> None:
     model, ids = TINY[name].model(), token_ids()
     before = run(model, ids)
-    for own in (False, True):
-        with ll.intervene(model, keys=SampledKeys(LENGTH, torch.Generator().manual_seed(0), per_query=own)):
+    for sharing in KEY_SHARING:
+        with ll.intervene(model, keys=SampledKeys(LENGTH, torch.Generator().manual_seed(0), key_sharing=sharing)):
             torch.testing.assert_close(run(model, ids), before, rtol=2e-5, atol=2e-5)
 
 
-def test_heads_and_layers_share_their_keys_only_where_told() -> None:
+@pytest.mark.parametrize("fixed", [False, True])
+def test_layers_share_their_keys_only_where_told(fixed: bool) -> None:
     (first, second, _), _ = captures(TINY["bert"].model(), token_ids())
-    for options, heads, layers in (
-        ({}, True, False),
-        ({"fixed": True}, True, True),
-        ({"per_head": True}, False, False),
-    ):
-        draws = SampledKeys(4, torch.Generator().manual_seed(0), per_query=True, **options)
-        one, two = draws(first).mask, draws(second).mask
-        assert one.shape[1] == 1 or not torch.equal(one[:, 0], one[:, 1])
-        assert (one.shape[1] == 1) == heads
-        assert torch.equal(one, two) == layers
+    draws = SampledKeys(4, torch.Generator().manual_seed(0), key_sharing="own", fixed=fixed)
+    one, two = draws(first).mask, draws(second).mask
+    assert one.shape[1] == 1  # the heads of a layer share them
+    assert torch.equal(one, two) == fixed
 
 
 @cache
-def decoder() -> DepthRun:
-    return ll.depth(language_model(), text(), [4, 12, 64], key_sharing=["shared", "own"], documents=4, window=64)
+def decoder(sharing: str = "shared") -> DepthRun:
+    return ll.depth(language_model(), text(), [4, 12, 64], key_sharing=sharing, documents=4, window=64)
 
 
-def test_layers_before_the_one_that_is_sampled_are_as_they_were() -> None:
-    alone = decoder().squares[:, :, -LAYERS:, :2, :, 0]
+@pytest.mark.parametrize("sharing", KEY_SHARING)
+def test_layers_before_the_one_that_is_sampled_are_as_they_were(sharing: str) -> None:
+    found = decoder(sharing)
+    alone = found.squares[:, -LAYERS:, :2, :, 0]
     for sampled in range(LAYERS):
-        assert (alone[:, :, sampled, :, :sampled] == 0).all()
-        assert (alone[:, :, sampled, :, sampled:] > 0).all()
-    table = decoder().table.query("keys == 64")
+        assert (alone[:, sampled, :, :sampled] == 0).all()
+        assert (alone[:, sampled, :, sampled:] > 0).all()
+    table = found.table.query("keys == 64")
     assert table["error"].max() < 1e-6
-    assert decoder().predictions.query("keys == 64")["agreement"].min() == 1
+    assert found.predictions.query("keys == 64")["agreement"].min() == 1
 
 
 def test_errors_are_those_of_a_run_by_hand() -> None:
@@ -114,9 +110,9 @@ def test_errors_are_those_of_a_run_by_hand() -> None:
         ((others - states).mean(0).norm() / states.mean(0).norm()).item() ** 2,
         (np.linalg.norm(np.cov(others.numpy().T, bias=True) - spread) / np.linalg.norm(spread)) ** 2,
     ]
-    assert found.squares[0, 0, 0, 0, -1] == pytest.approx(expected, rel=1e-4)
+    assert found.squares[0, 0, 0, -1] == pytest.approx(expected, rel=1e-4)
     logs, cuts = (one.logits[0, 1:].log_softmax(-1).double() for one in (full, cut))
-    _, divergence, same, cost = found.logits[0, 0, 0, 0]
+    _, divergence, same, cost = found.logits[0, 0, 0]
     kl = torch.nn.functional.kl_div(cuts, logs, reduction="batchmean", log_target=True).item()
     assert divergence == pytest.approx(kl, rel=1e-4)
     assert same == pytest.approx((logs.argmax(-1) == cuts.argmax(-1)).double().mean().item())
@@ -126,15 +122,15 @@ def test_errors_are_those_of_a_run_by_hand() -> None:
 
 def test_layers_that_neither_amplify_nor_interfere_add_in_squares() -> None:
     generator = np.random.default_rng(0)
-    added = generator.gamma(4.0, size=(6, 1, LAYERS, 3))  # what each layer adds, squared, in each of six documents
-    alone = np.triu(np.ones((LAYERS, LAYERS)))[None, None, :, None] * added[..., None]
-    squares = np.concatenate([alone.sum(2, keepdims=True), alone], 2)[..., None].repeat(3, -1)
-    made = replace(decoder(), key_sharing=("shared",), include=("single",), squares=squares, documents=6)
+    added = generator.gamma(4.0, size=(6, LAYERS, 3))  # what each layer adds, squared, in each of six documents
+    alone = np.triu(np.ones((LAYERS, LAYERS)))[None, :, None] * added[..., None]
+    squares = np.concatenate([alone.sum(1, keepdims=True), alone], 1)[..., None].repeat(3, -1)
+    made = replace(decoder(), include=("single",), squares=squares, documents=6)
     first = made.table[made.table["run"] == "resampled"]
     assert first["over_sum"].to_numpy() == pytest.approx(1)
     assert first["over_sum_stderr"].to_numpy() == pytest.approx(0, abs=1e-12)
     assert first["amplification"].to_numpy() == pytest.approx(1)
-    twice = np.concatenate([4 * squares[:, :, :1], squares[:, :, 1:]], 2)
+    twice = np.concatenate([4 * squares[:, :1], squares[:, 1:]], 1)
     assert replace(made, squares=twice).table["over_sum"].iloc[0] == pytest.approx(2)
 
 
@@ -145,37 +141,6 @@ def test_standard_errors_are_those_of_documents() -> None:
     assert stderr == pytest.approx(values.std(0, ddof=1) / np.sqrt(40))
     _, root = over_documents(np.sqrt, values)
     assert root == pytest.approx(stderr / (2 * np.sqrt(mean)), rel=0.05)  # the delta method
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_the_output_projection_is_found_whatever_its_name(name: str) -> None:
-    model, seen, written = TINY[name].model(), [], []
-    ends = [module for path, module in model.named_modules() if path.endswith(TINY[name].output)]
-    hooks = [module.register_forward_hook(lambda _, args, out: written.append(out)) for module in ends]
-    with output_projections(model, lambda call, output, matrix: seen.append((output, matrix))):
-        run(model, token_ids())
-    for hook in hooks:
-        hook.remove()
-    assert len(seen) == LAYERS
-    for (output, matrix), wanted in zip(seen, written, strict=True):
-        made = output.flatten(2) @ matrix.flatten(0, 1)
-        torch.testing.assert_close(made - made[:, :1], (wanted - wanted[:, :1]).view(made.shape), rtol=1e-4, atol=1e-4)
-
-
-def test_equal_heads_err_as_one_where_they_share_keys_and_apart_where_not() -> None:
-    model = TINY["bert"].model()
-    for layer in model.encoder.layer:
-        inner = layer.attention.self
-        for part in (inner.query, inner.key, inner.value):
-            part.weight.copy_(part.weight[:8].repeat(4, 1))
-            part.bias.copy_(part.bias[:8].repeat(4))
-        dense = layer.attention.output.dense
-        dense.weight.copy_(dense.weight[:, :8].repeat(1, 4))
-    with torch.inference_mode():
-        found = sum_head_errors(model, token_ids()[:1], [8], 60, torch.Generator().manual_seed(0))
-    ratio = found[..., -1] / found[..., :-1].sum(-1)
-    assert ratio[0] == pytest.approx(4, rel=1e-3)
-    assert ratio[1] == pytest.approx(1, abs=0.35)
 
 
 def test_keys_from_the_whole_text_give_the_curves_of_a_probe(tmp_path: Path) -> None:
@@ -221,8 +186,8 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
     for mistake, words in (
         (("--keys", "4,65"), "4, 65 for documents of 64 tokens; expected numbers from 3 to 64"),
         (("--keys", "2,16"), "expected numbers from 3"),
-        (("--key-sharing", "alone"), "expected some of shared, own"),
-        (("--include", "everything"), "expected some of fixed, single, heads"),
+        (("--key-sharing", "alone"), "expected one of shared, own"),
+        (("--include", "everything"), "expected none or some of fixed, single"),
     ):
         code, out, err = command(capsys, *small, *mistake)
         assert (code, out) == (2, "")

@@ -116,19 +116,15 @@ def depth(
     keys: Keys = "16:256:5",
     key_sharing: KeySharing = "shared",
     include: Annotated[
-        str,
-        Option(
-            metavar="fixed,single,heads",
-            help="Further runs, or none: keys fixed across layers, single layers, sums over heads.",
-        ),
-    ] = "fixed,single,heads",
+        str, Option(metavar="fixed,single|none", help="Further runs: the same keys in all layers, single layers.")
+    ] = "fixed,single",
     replicates: Annotated[int, Option(min=1, help="Random draws per document.")] = 1,
     documents: Documents = 16,
     window: Window = None,
 ) -> None:
     """Measure the error of attention over n sampled keys through the layers, and its effect on predictions.
 
-    Example: limitlens depth minilm --keys 16:512:6 --key-sharing shared,own --out runs/depth
+    Example: limitlens depth minilm --keys 16:512:6 --key-sharing own --out runs/depth
     """
 
 

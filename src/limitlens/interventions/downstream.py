@@ -27,7 +27,7 @@ from limitlens.interventions.harness import (
     shown_table,
 )  # fmt: skip
 from limitlens.interventions.labelled import label_scores, read_labelled, train_head
-from limitlens.interventions.sampled_keys import KEY_SHARING, SampledKeys, check_keys
+from limitlens.interventions.sampled_keys import SampledKeys, check_key_sharing, check_keys
 from limitlens.models import Captured, LoadedModel, capture, intervene
 from limitlens.report.view import Axis, Figure, Row, Section, View
 from limitlens.sampling.cells import parse_sizes
@@ -151,8 +151,7 @@ def downstream(
     8
     """
     parse_sizes(keys)
-    if key_sharing not in KEY_SHARING:
-        raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
+    check_key_sharing(key_sharing)
     check_seed(seed)
     check_number("test", test, "at least 6 documents to hold out", low=6)
     rows = read_labelled(data)
@@ -199,7 +198,7 @@ def downstream(
         with capture(loaded.model, lambda call: horizons.extend(_horizons(call))):
             whole = read()
         generator = generator_for(seed, place)
-        samplers = (SampledKeys(size, generator, per_query=key_sharing == "own") for size in sizes)
+        samplers = (SampledKeys(size, generator, key_sharing=key_sharing) for size in sizes)
         variants = (intervene(loaded.model, keys=sampler) for sampler in samplers)
         return {"outcomes": np.array(compare_variants(read, variants, outcome, whole)), "horizon": np.mean(horizons)}
 

@@ -1,8 +1,8 @@
-"""What every experiment on a live model shares: reading documents under interventions, and paired results.
+"""Shared parts of the experiments on live models: reading documents under interventions, and paired results.
 
-An experiment reads each document as the model is (the baseline) and once under every variant of an intervention. The
-numbers of a document stay together, so differences are paired by document, and every standard error comes from the
-scatter between documents (`limitlens.statistics.documents`).
+An experiment reads each document with the unchanged model (the baseline) and once under every variant of an
+intervention. The numbers of a document stay together, so differences are paired by document, and every standard error
+comes from the scatter between documents (`limitlens.statistics.documents`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import numpy as np
 
 from limitlens.arrays import Tensor, pd
 from limitlens.attention.device import choose_device
@@ -29,7 +27,7 @@ T = TypeVar("T")
 
 
 def open_model(model: str | LoadedModel, device: str, *, head: bool = False, labels: bool = False) -> LoadedModel:
-    """The model, loaded on the device unless it is loaded already; `head` and `labels` are those of `load`."""
+    """The model, loaded on the device unless it is loaded already; `head` and `labels` are those of `models.load`."""
     if isinstance(model, LoadedModel):
         return model
     return load(model, device=choose_device(device), head=head, labels=labels)
@@ -50,7 +48,7 @@ def compare_variants(
     compare: Callable[[T, T], Array],
     baseline: T | None = None,
 ) -> list[Array]:
-    """Read one document as it is and within each variant; `compare(baseline, changed)` of every variant."""
+    """`compare(baseline, changed)` for every variant: read one document unchanged, then within each variant."""
     whole = read() if baseline is None else baseline
     rows = []
     for variant in variants:
@@ -62,16 +60,19 @@ def compare_variants(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentResult(Result):
-    """A result whose arrays have the documents on their first axis."""
+    """A result whose JSON document also holds the rows of its tables."""
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON: its parameters and the rows of its tables."""
+        """The result as JSON: its fields without the arrays, and the rows of its tables."""
         rows = {name: table.to_dict("records") for name, table in self.tables().items()}
         return super().document() | to_json(rows)  # type: ignore[no-any-return]
 
 
 def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:
-    """One row for each combination of the axes, each number with its standard error; no rows without numbers."""
+    """Table with one row per combination of the axes: each number with its jackknife standard error over documents.
+
+    `numbers` maps the name of a column to a statistic of means over documents and its values (documents, *axes).
+    """
     if not numbers:
         return pd.DataFrame()
     columns: dict[str, Array] = {}
@@ -82,33 +83,19 @@ def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) 
     return pd.DataFrame(columns, index=index).reset_index()
 
 
-def curves(table: pd.DataFrame, x: str, y: str, *by: str, unit: str = "") -> list[Series]:
-    """Column `y` over column `x` with 95% bars, one series for each group of `by`."""
-    series = []
-    for place, (group, rows) in enumerate(table.groupby(list(by), sort=False)):
-        label = ", ".join(map(str, group)) + unit
-        series.append(points(label, rows[x], rows[y], look(place)[0], rows[f"{y}_stderr"], joined=True, positive=False))
-    return series
+def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list[Series]:
+    """Series of column `y` over column `x` with 95% bars, one for each value of column `by`."""
+    return [
+        points(f"{group}{unit}", rows[x], rows[y], look(place)[0], rows[f"{y}_stderr"], joined=True, positive=False)
+        for place, (group, rows) in enumerate(table.groupby(by, sort=False))
+    ]
 
 
 def shown_table(title: str, headings: Mapping[str, str], table: pd.DataFrame, most: int = 24) -> Table:
-    """A table for people: numbers with their standard errors in one cell, columns under their headings."""
+    """A table for people: each number and its standard error in one cell, columns under their headings."""
     names = [str(name) for name in table if not str(name).endswith("_stderr")]
     rows = [
         [Estimate(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]
         for row in table.to_dict("records")
     ]
     return Table(title, [headings.get(name, name) for name in names], rows, shown=most)
-
-
-def some_of(option: str, given: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known names that were given, in their own order; "none" stands for none of them."""
-    names = (given.split(",") if given != "none" else []) if isinstance(given, str) else list(given)
-    if not set(names) <= set(known):
-        raise InputError(f"{option} is {', '.join(names)}; expected some of {', '.join(known)}")
-    return tuple(name for name in known if name in names)
-
-
-def identity_statistic(mean: Array) -> Array:
-    """The mean itself, as a statistic of `estimate_table`."""
-    return np.asarray(mean)

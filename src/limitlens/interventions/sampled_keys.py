@@ -1,9 +1,9 @@
-"""Sampled keys in a live model: each query of a layer attends to n random keys of its document.
+"""Sampled keys: a change of a live model in which each query attends to n random keys of its document.
 
-A query keeps n of the keys that it sees, drawn without replacement; all of them where it sees no more than n. In a
-causal model it always keeps itself and, unless the layer has a sliding window, the first token, the sink of most
-decoders; both count among the n. The m other keys stand for the c keys they were drawn from, so log(c/m) is added to
-their scores, as in `limitlens.attention.policies.random`. Where no key is certain this would change nothing.
+A query keeps n of the keys that it sees, drawn without replacement, or all of them if it sees at most n. In a causal
+model a query always keeps its own token and, unless the layer has a sliding window, the first token (the attention sink
+of most decoders); both count among the n. The m other keys represent the c keys that they were drawn from, so log(c/m)
+is added to their scores, as in `limitlens.attention.policies.random`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,51 +16,47 @@ from limitlens.errors import InputError
 from limitlens.models import Captured
 from limitlens.sampling.cells import parse_sizes
 
-KEY_SHARING = ("shared", "own")  # the queries of a document attend to the same keys, or each query to keys of its own
-MIN_CAUSAL_KEYS = 3  # of a causal query: itself, the first token and a random one
+KEY_SHARING = ("shared", "own")  # all queries of a document attend to the same keys, or each query draws its own
+MIN_CAUSAL_KEYS = 3  # for a causal query: its own token, the first token and a random one
 
 
 class SampledKeys:
-    """The change of one forward that leaves each query n keys, for `limitlens.models.intervene`.
+    """Function for `limitlens.models.intervene` that leaves each query `count` random keys in one forward.
 
-    One random number for each key of a document decides for all its queries, which therefore share their keys as far
-    as a causal mask lets them; `per_query` draws one number for each query and key. All heads of a layer share the
-    draw unless `per_head`; each layer draws anew unless `fixed`. Only `layers` sample, all of them by default.
+    With `key_sharing` "shared" one random number per key decides for all queries of a document, which therefore share
+    their keys as far as a causal mask permits; with "own" there is one random number per query and key. Every layer
+    draws new keys unless `fixed`. Only `layers` sample their keys; all layers do by default.
     """
 
     def __init__(
-        self, count: int, generator: torch.Generator, *, per_query: bool = False, fixed: bool = False,
-        per_head: bool = False, layers: Iterable[int] | None = None,
+        self, count: int, generator: torch.Generator, *, key_sharing: str = "shared", fixed: bool = False,
+        layers: Iterable[int] | None = None,
     ) -> None:  # fmt: skip
         self.count = count
         self.generator = generator
-        self.per_query = per_query
+        self.per_query = key_sharing == "own"
         self.fixed = fixed
-        self.per_head = per_head
         self.layers = None if layers is None else frozenset(layers)
-        self.drawn: Tensor | None = None
+        self.random_numbers: Tensor | None = None
 
     def __call__(self, call: Captured) -> Captured:
-        """The call with the keys that its queries keep."""
+        """The attention call of a layer, restricted to the sampled keys by fewer keys or by a mask."""
         if self.layers is not None and call.layer not in self.layers:
             return call
-        batch, heads, length, _ = call.query.shape
+        batch, _, length, _ = call.query.shape
         keys = call.key.shape[2]
-        if self.per_head:
-            key, value = (part.repeat_interleave(heads // part.shape[1], 1) for part in (call.key, call.value))
-            call = replace(call, key=key, value=value)
-        if self.drawn is None or not self.fixed:
-            shape = batch, heads if self.per_head else 1, length if self.per_query else 1, keys
-            self.drawn = torch.rand(shape, generator=self.generator).to(call.key.device)
+        if self.random_numbers is None or not self.fixed:
+            shape = batch, 1, length if self.per_query else 1, keys
+            self.random_numbers = torch.rand(shape, generator=self.generator).to(call.key.device)
         seen = call.seen()
         count = min(self.count, keys)
         if seen is None and call.bias is None and not self.per_query:  # fewer keys: cheaper than the whole layer
-            kept = self.drawn[:, :, 0].topk(count, -1, largest=False, sorted=False).indices[..., None]
+            kept = self.random_numbers[:, :, 0].topk(count, -1, largest=False, sorted=False).indices[..., None]
             key, value = (
                 part.gather(2, kept.expand(-1, part.shape[1], -1, part.shape[3])) for part in (call.key, call.value)
             )
             return replace(call, key=key, value=value)
-        order = self.drawn.expand(*self.drawn.shape[:2], length, keys)
+        order = self.random_numbers.expand(batch, 1, length, keys)
         order = order if seen is None else order.masked_fill(~seen, 2.0)
         if not call.causal or seen is None:
             mask = order <= order.kthvalue(count, -1, keepdim=True).values
@@ -76,8 +72,14 @@ class SampledKeys:
         return replace(call, mask=mask, bias=weight if call.bias is None else call.bias + weight)
 
 
+def check_key_sharing(key_sharing: str) -> None:
+    """Refuse an option `key_sharing` that is none of `KEY_SHARING`."""
+    if key_sharing not in KEY_SHARING:
+        raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
+
+
 def check_keys(keys: str | Sequence[int], length: int, causal: bool) -> tuple[int, ...]:
-    """Numbers of sampled keys, each possible for a query of documents of `length` tokens."""
+    """Parse the option `keys` and check that documents of `length` tokens have so many keys."""
     sizes = parse_sizes(keys)
     least = MIN_CAUSAL_KEYS if causal else 1
     if sizes[0] < least or sizes[-1] > length:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.interventions.harness import estimate_table, identity_statistic, shown_table
+from limitlens.interventions.harness import estimate_table, shown_table
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.intervene import attend
@@ -56,7 +56,7 @@ class Stability(Result):
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per head: means over documents, standard errors, and whether the head is trusted."""
-        numbers = {name: (identity_statistic, self.found[..., at]) for at, name in enumerate(MEASURES)}
+        numbers = {name: (np.asarray, self.found[..., at]) for at, name in enumerate(MEASURES)}
         rows = pd.DataFrame(self.places, columns=["layer", "head"])
         rows = rows.join(estimate_table(numbers, place=range(len(self.places))).drop(columns="place"))
         width = float(special.stdtrit(len(self.found) - 1, 0.975))
