@@ -15,7 +15,7 @@ Window = Annotated[
 Documents = Annotated[int, Option(min=2, help="Number of documents to read.")]
 Queries = Annotated[int, Option(help="Queries per head.")]
 Keys = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of keys that a query attends to.")]
-KeySharing = Annotated[str, Option(metavar="shared,own", help="Whether the queries of a document share their keys.")]
+KeySharing = Annotated[str, Option(metavar="shared|own", help="Whether the queries of a document share their keys.")]
 
 TEXT = "corpus special seed device"  # shared options of commands that run a model over a text
 
