@@ -46,13 +46,10 @@ def head_record(
     effective = 0.3 * n
     fields: dict[str, Any] = {
         "sliding_window": None, "horizon": 0.5, "horizon_one_sided": 0.6, "coupling": 0.5, "geometry_note": None,
-        "mean_tilt": 0.25, "score_std": 0.75, "centred": 1.5 * curve.error, "predicted_error": 1.1 * curve.error,
-        "centred_without_sink": None if without_sink is None else 1.5 * without_sink.error,
+        "mean_tilt": 0.25, "score_std": 0.75,
         "effective_tokens": effective, "effective_tokens_growth": 1.0, "top_weight": float(1.2 / effective[-1]),
-        "entropy": float(np.log(effective[-1])), "ranks": (1, 2, 4, 8, 16),
-        "ordered_weights": 1.2 / effective[-1] / np.array([1, 2, 4, 8, 16]), "sink": None, "sink_mass": 0.1,
-        "pareto_k": 0.4, "local_dimension": 8.0, "regime": Regime.AVERAGING,
-        "regime_reason": "many tokens share the mass", "outside_support": 0.25,
+        "entropy": float(np.log(effective[-1])), "sink": None, "sink_mass": 0.1, "pareto_k": 0.4,
+        "regime": Regime.AVERAGING, "regime_reason": "many tokens share the mass",
         "critical": CriticalFactor(256, 2.5, 0.1, 0.25, 0.02),
         "moment_curves": {name: curve_of(f * curve.error, curve.sizes) for name, f in MOMENT_CURVES.items()},
     }  # fmt: skip

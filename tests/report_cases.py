@@ -66,11 +66,9 @@ def _head(rng: np.random.Generator, layer: int, head: int, groups: int, sink: bo
         effective_tokens_growth=verdict.growth,
         top_weight=top,
         entropy=float(np.log(effective[-1])),
-        ordered_weights=top / np.array([1, 2, 4, 8, 16]),
         sink=Sink("first token", 1 / (1 + n / 300), 0.4, 300.0) if sink else None,
         sink_mass=float(rng.uniform()),
         pareto_k=float(rng.normal(0.4, 0.2)),
-        local_dimension=float(rng.uniform(4, 20)),
         regime=verdict.regime,
         regime_reason=verdict.reason,
     )
@@ -78,7 +76,7 @@ def _head(rng: np.random.Generator, layer: int, head: int, groups: int, sink: bo
 
 def bare_probe(layers: int = 2, heads: int = 3) -> ProbeRun:
     """A probe without anything that a run may lack; its second head has no error at one size, and so no rate."""
-    missing = {"horizon_one_sided": None, "coupling": None, "local_dimension": None, "effective_tokens_growth": None}
+    missing = {"horizon_one_sided": None, "coupling": None, "effective_tokens_growth": None}
     records = [replace(record, **missing) for record in probe_case(layers, heads).records]
     error_moments = records[1].curve.error_moments.copy()
     error_moments[:, :, 2] = np.nan

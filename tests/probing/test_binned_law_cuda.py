@@ -16,7 +16,7 @@ from limitlens.attention.state import State
 from limitlens.errors import InputError
 from limitlens.probing import binned_law_cuda as gathering
 from limitlens.probing.pilot import Layer, Traits
-from limitlens.probing.predict_layer import predict_layer, predicted_sizes
+from limitlens.probing.predict import predict_layer, predicted_sizes
 from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import pilot_errors
 

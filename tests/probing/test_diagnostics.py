@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitlens.models import LoadedModel
-from limitlens.probing import diagnostics, geometry
+from limitlens.probing import diagnostics
 from limitlens.probing import probe as probe_module
 from limitlens.probing.collect import Collector
 from limitlens.probing.probe import probe
 from limitlens.statistics import tails
-from limitlens.statistics.local_exponent import OUTSIDE, local_exponent, support
 from tiny_models import TINY, letters, tiny_tokenizer
 
 
@@ -51,9 +49,9 @@ def test_heads_at_once_are_the_heads_one_by_one(name: str, tmp_path: Path, monke
     """With and without an atom, with shared keys and with a softcap."""
     for collector in collectors_of(name, tmp_path, monkeypatch)[:2]:
         with torch.inference_mode(), monkeypatch.context() as patch:
-            alone = (diagnostics.layer_detail(collector, 64), *geometry.layer_geometry(collector, [collector]))
+            alone = (diagnostics.layer_detail(collector, 64), *diagnostics.layer_geometry(collector, [collector]))
             at_once(patch)
-            together = (diagnostics.layer_detail(collector, 64), *geometry.layer_geometry(collector, [collector]))
+            together = (diagnostics.layer_detail(collector, 64), *diagnostics.layer_geometry(collector, [collector]))
         for one, all_of_them in zip(alone, together, strict=True):
             for part in fields(one):
                 expected, found = (getattr(result, part.name) for result in (one, all_of_them))
@@ -89,28 +87,6 @@ def test_a_layer_is_few_launches_and_waits_for_hardly_any(tmp_path: Path, monkey
     assert calls.count.total() < 1000
     assert calls.count["is_nonzero"] == 1
     assert not {"item", "_local_scalar_dense", "nonzero"} & set(calls.count)
-
-
-def test_local_exponents_at_once_are_those_of_each_query() -> None:
-    """Queries among the keys, far from them, at one of them, and two heads."""
-    generator = torch.Generator().manual_seed(0)
-    key = torch.randn(2, 500, 6, generator=generator) * torch.tensor([1.0, 1, 1, 0.3, 0.1, 0.1])
-    query = torch.randn(2, 3, 7, 6, generator=generator)
-    query[0, 0, 0] = key[0, 17]
-    query[:, 1] = torch.tensor([0.0, 0, 0, 0, 1, 1])
-    exponent, outside = (part.reshape(2, 3, 7) for part in diagnostics._around(query, key))
-    for place in np.ndindex(2, 3, 7):
-        unit = normalize(key[place[0]].double(), dim=-1)
-        distances = (2 - 2 * unit @ normalize(query[place].double(), dim=-1)).clamp_min(0).sqrt().numpy()
-        if place == (0, 0, 0):  # the query itself is among the keys
-            assert exponent[place].isnan() or distances.min() > 0
-            continue
-        fit = local_exponent(distances)
-        assert float(exponent[place]) == pytest.approx(fit.exponent)
-        assert bool(outside[place]) == bool(support([fit.radius], unit.numpy())[0] < OUTSIDE)
-    assert 0 < int(outside.sum()) < outside.numel()
-    few = diagnostics._around(query, key[:, :19])
-    assert all(part.isnan().all() for part in few)
 
 
 def test_tails_of_a_tensor_are_those_of_the_array() -> None:

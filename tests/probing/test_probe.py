@@ -26,7 +26,7 @@ from limitlens.probing.pilot import run_pilot
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import read_run
-from limitlens.sampling.assignment import WHOLE_REPLICATES, Assignment
+from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.workers import one_after_another, workers_for
 from tiny_models import GROUPED, LAYERS, TINY, _of, letters, tiny_tokenizer
@@ -152,7 +152,7 @@ def rms(vectors: Tensor) -> float:
 def check_curves(found: Dense, layer: int, head: int, record: dict[str, Any], *, atom: bool) -> None:
     """The record's errors, replicate by replicate squared and averaged, from softmax over lists of tokens."""
     pool = found.pool
-    expected, centred = [], []
+    expected = []
     for j, n in enumerate(SIZES):
         limit, _ = found.attend(layer, head, pool, weight=n / len(pool) if atom else 1.0, atom=atom)
         errors = []
@@ -161,11 +161,8 @@ def check_curves(found: Dense, layer: int, head: int, record: dict[str, Any], *,
             assert len(set(sample)) == n
             output, _ = found.attend(layer, head, sample, atom=atom)
             errors.append(rms(output - limit) / np.sqrt(1 - n / len(pool)))
-        root = np.sqrt(np.mean(np.square(errors)))
-        expected.append(root / rms(limit))
-        centred.append(root / rms(limit - limit.mean(0)))
+        expected.append(np.sqrt(np.mean(np.square(errors))) / rms(limit))
     np.testing.assert_allclose(record["relative_output_error"], expected, rtol=2e-5)
-    np.testing.assert_allclose(record["relative_centred_error"], centred, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", PROBED)
@@ -223,31 +220,6 @@ def test_details_are_those_of_dense_attention(name: str, text: str, cells_as: st
         np.testing.assert_allclose(record["hardmax_error"], np.sqrt(np.mean(np.square(hard), 0)), rtol=2e-5)
         assert record["top_weight"] == pytest.approx(np.mean(top), rel=2e-5)
         assert record["entropy"] == pytest.approx(np.mean(entropy), rel=2e-5)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_predicted_errors_are_the_plug_in_variance(name: str, text: str) -> None:
-    """At the largest n: Σ w² |v − Γ|² over the tokens of each whole replicate, the sink's weight in the softmax too."""
-    loaded = tiny(name)
-    run = run_tiny(loaded, text)
-    found = dense(loaded, text, run)
-    groups = 4 // TINY[name].key_heads
-    for layer, head in ((1, 0), (2, 3)):
-        errors, outputs = [], []
-        for replicate in found.cells[:WHOLE_REPLICATES]:
-            sample = [place for cell in replicate for place in cell]
-            output, weights = found.attend(layer, head, sample, atom=True)
-            value = found.rows(layer, "value", head // groups, sample)
-            gaps = (value - output[:, None]).square().sum(-1)
-            errors.append(float((weights[:, : len(sample)].square() * gaps).sum(1).mean()))
-            outputs.append(float(output.square().sum(1).mean()))
-        record = run.document()["heads"][4 * layer + head]
-        expected = np.sqrt(np.mean(errors) / np.mean(outputs))
-        assert record["predicted_error"][-1] == pytest.approx(expected, rel=2e-5)
-        ranks, weights = record["ordered_weights"]["rank"], record["ordered_weights"]["weight"]
-        sample = [place for cell in found.cells[0] for place in cell]
-        ordered = found.attend(layer, head, sample)[1].sort(1, descending=True).values.mean(0)
-        np.testing.assert_allclose(weights, [ordered[rank - 1] for rank in ranks], rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
@@ -479,9 +451,11 @@ def test_an_interrupted_run_is_a_run_of_what_was_dealt(text: str) -> None:
     error = np.array([head["without_sink"]["relative_output_error"] for head in result["heads"]])
     assert np.isfinite(error).all()
     assert (error[:, 0] > error[:, -1]).all()
-    dealt = run.replicate_errors["n"].to_numpy().reshape(12, REPLICATES, len(SIZES))
-    np.testing.assert_array_equal(np.rint(dealt.mean(1)), np.tile(result["n"], (12, 1)))
-    assert (dealt.min(1) < dealt.max(1)).any()
+    left = np.array([head.curve.finite_population_correction for head in run.records]) ** 2  # 1 − n/N
+    sizes = np.rint(run.tokens * (1 - left))
+    assert sizes.shape == (12, REPLICATES, len(SIZES))
+    np.testing.assert_array_equal(np.rint(sizes.mean(1)), np.tile(result["n"], (12, 1)))
+    assert (sizes.min(1) < sizes.max(1)).any()
 
     def at_once(done: float, total: float) -> None:
         raise KeyboardInterrupt
@@ -495,7 +469,7 @@ def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     assert {path.name for path in folder.iterdir()} == {
         "run.json", "states.safetensors", "arrays.safetensors",
-        *(f"{table}.{kind}" for table in ("heads", "layers", "curves", "replicates") for kind in ("csv", "parquet")),
+        *(f"{table}.{kind}" for table in ("heads", "layers", "curves") for kind in ("csv", "parquet")),
     }  # fmt: skip
     again = ProbeRun.load(read_run(folder))
     assert again.document() == run.document()
@@ -506,7 +480,7 @@ def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
     assert str(again) == str(run)
     assert len(run.heads) == 12
     assert len(run.curves) == 12 * len(SIZES)
-    assert len(run.replicate_errors) == 12 * len(SIZES) * REPLICATES
+    assert run.arrays()["curve.error_moments"].shape[2:] == (REPLICATES, len(SIZES))
     assert "<table" in run._repr_html_()
     with pytest.raises(InputError, match=r"holds no run\.json"):
         ProbeRun.load(read_run(tmp_path))

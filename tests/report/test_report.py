@@ -183,7 +183,7 @@ def test_a_run_without_what_it_may_lack_has_a_page() -> None:
     assert data["heads"]["rate"][1] is None
     keys = [quantity["key"] for quantity in data["quantities"]]
     assert {"rate", "tokens_0.05", "regime", "score_std", "pareto_k", "sink_mass"} <= set(keys)
-    assert "local_dimension" not in keys  # no head has it
+    assert "sink_dilution" not in keys  # no head has it
 
 
 def test_beyond_is_not_the_same_as_not_known() -> None:
@@ -228,7 +228,6 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
     for kind in ("png", "pdf"):
         probe.plot_rates(tmp_path / f"rates.{kind}")
         probe.plot_map("regime", tmp_path / f"map.{kind}")
-        probe.plot_head(1, 2, tmp_path / f"head.{kind}")
     assert (tmp_path / "rates.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     shown = np.asarray(probe.plot_map("horizon").axes[0].images[0].get_array())
@@ -241,7 +240,7 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"give the name of a file as path='map\.png'"):
         probe.plot_map("map.png")
     with pytest.raises(InputError, match="no layer 99"):
-        probe.plot_head(99, 0)
+        probe.head(99, 0)
     few = probe_run([head_record(0, 0, errors=np.array([0.5, 0.4]), sizes=(8, 16))])
     with pytest.raises(InputError, match="fit rates"):
         few.plot_rates()

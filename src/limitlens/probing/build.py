@@ -11,28 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.arrays import to_device
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.diagnostics import LayerDetail, layer_detail
-from limitlens.probing.geometry import LayerGeometry, layer_geometry
-from limitlens.probing.layer import LayerCurves, layer_curves
-from limitlens.probing.moment_errors import MIN_SNR
+from limitlens.probing.diagnostics import LayerDetail, LayerGeometry, layer_detail, layer_geometry
+from limitlens.probing.layer import MIN_SNR, LayerCurves, layer_curves
 from limitlens.probing.pilot import Layer
-from limitlens.probing.predict_layer import TOKENS, predict_layer
+from limitlens.probing.predict import predict_pool
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.regimes import Thresholds, classify, resampled
 from limitlens.probing.sinks import layer_sinks
 from limitlens.record import to_json
 from limitlens.statistics.predicted_curve import PredictedErrors
-from limitlens.theory.exact_bootstrap import QUARTERS
-
-# Fields of a head's record that are copied from the measurements of its layer.
-GEOMETRY = ("horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std")
-DETAIL = (
-    "predicted_error", "effective_tokens", "top_weight", "entropy", "ordered_weights", "pareto_k", "local_dimension",
-    "outside_support",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +41,7 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
-            partial(_predictions, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
+            partial(predict_pool, whole), partial(layer_curves, whole), partial(layer_detail, whole, window),
             partial(layer_geometry, whole, collectors),
         )  # fmt: skip
         predictions, curves, detail, geometries = _run_all(work, whole.key.device)
@@ -93,18 +82,6 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def _predictions(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
-    """Errors of each head of a layer, predicted from some of the tokens that the layer has kept."""
-    assignment = collector.assignment
-    slots = assignment.random_slots(TOKENS)
-    some = to_device(slots, collector.key.device)
-    # Replicates of single documents contain the scatter of the text, which is not added again.
-    quarters = None if assignment.single else assignment.origin[slots] * QUARTERS // assignment.seen
-    sizes = np.rint(assignment.filled.cumsum(1).mean(0)).tolist()
-    key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
-    return predict_layer(collector.layer, key, value, sizes, quarters=quarters, seed=assignment.seed)
-
-
 def head_records(
     measured: Measured, *, causal: bool, window: int, thresholds: Thresholds, seed: int
 ) -> list[HeadRecord]:
@@ -113,33 +90,34 @@ def head_records(
     sizes = np.rint(curves.counts.mean(0))
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     known["finite_population_correction"] = curves.finite_population_correction
-    main = curves.bare if curves.atomic is None else curves.atomic
     sinks = layer_sinks(layer, curves.reference.lse, curves.pool, sizes, window)
-    # an array or a number for each head; None where it is not known
-    arrays = {name: getattr(of, name) for of, names in ((geometry, GEOMETRY), (detail, DETAIL)) for name in names}
-    by_head: dict[str, Any] = {name: to_json(of) if np.ndim(of) == 1 else of for name, of in arrays.items()}
+    effective, top = detail.mean(detail.effective_sums), detail.mean(detail.top_sums)
+    # a number for each head; None where it is not known
+    numbers = {name: getattr(geometry, name) for name in ("horizon", "mean_tilt", "score_std", "horizon_one_sided")}
+    numbers |= {"coupling": geometry.coupling, "pareto_k": detail.pareto_k, "top_weight": top}
+    numbers |= {"entropy": detail.mean(detail.entropy_sums)}
+    by_head = {name: to_json(values) for name, values in numbers.items() if values is not None}
 
     def record(head: int) -> HeadRecord:
-        verdict = classify(detail.effective_tokens[head], sizes, float(detail.top_weight[head]), thresholds)
-        sums = (detail.effective_sums[head], detail.top_sums[head], detail.members)
+        verdict = classify(effective[head], sizes, float(top[head]), thresholds)
+        sums = (detail.effective_sums[head], detail.top_sums[head], detail.members[head])
         verdict = resampled(verdict, *sums, sizes, seed, thresholds)
-        own: dict[str, Any] = {name: None if of is None else of[head] for name, of in by_head.items()}
         sink = sinks[head] if sinks else None
         predicted = [{"prediction": one, "text": one.text_shifts(sizes)} for one in measured.predictions[head]]
-        curve = main.curve(head, sizes, **predicted[-1], **known)
-        moment_curves = {
-            name: part.curve(head, sizes, min_snr=MIN_SNR, **known) for name, part in curves.others.items()
-        }
-        without_sink = None if curves.atomic is None else curves.bare.curve(head, sizes, **predicted[0], **known)
+        noisy: dict[str, Any] = {"min_snr": MIN_SNR}
+        extra = {"output": predicted[0], "atomic": predicted[-1], "mean": noisy, "covariance": noisy, "hardmax": noisy}
+        found = {kind: part.curve(head, sizes, **known, **extra[kind]) for kind, part in curves.kinds.items()}
+        without_sink = found.pop("output")
+        with_sink = found.pop("atomic", None)
         return HeadRecord(
             layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
-            sliding_window=layer.traits.sliding_window, geometry_note=geometry.reason or None,
-            **own, curve=curve, without_sink=without_sink, centred=main.centred(head, curve),
-            centred_without_sink=None if without_sink is None else curves.bare.centred(head, without_sink),
-            effective_tokens_growth=verdict.growth, ranks=tuple(int(rank) for rank in detail.ranks), sink=sink,
+            sliding_window=layer.traits.sliding_window, geometry_note=geometry.note or None,
+            curve=with_sink or without_sink, without_sink=with_sink and without_sink,
+            effective_tokens=effective[head], effective_tokens_growth=verdict.growth, sink=sink,
             sink_mass=sink.share_in_window if sink else None if causal else float(measured.special[head]),
             regime=verdict.regime, regime_reason=verdict.reason, regime_agreement=verdict.agreement,
-            critical=detail.critical[head], moment_curves=moment_curves,
+            critical=detail.critical[head], moment_curves=found,
+            **{name: values[head] for name, values in by_head.items()},
         )  # fmt: skip
 
-    return [record(head) for head in range(len(detail.entropy))]
+    return [record(head) for head in range(len(top))]

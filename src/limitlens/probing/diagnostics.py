@@ -1,143 +1,114 @@
-"""Diagnostics of a head's attention weights: effective tokens, largest weight, entropy, tail, local dimension.
+"""Diagnostics of the heads of a layer: concentration of their attention weights, geometry of their scores, tails.
 
-They use every score of some queries of each head over the replicates that keep all their tokens. They describe the
-pooled tokens, so they leave out the atom that every context contains; only the predicted error includes it.
+Concentration (effective tokens, largest weight, entropy, tail, critical factor) uses every score of some queries of
+each head over the replicates that keep all their tokens, without the atom (sink) that every context contains. Geometry
+(horizons, coupling, tilts) comes from second moments over all pooled tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from limitlens.arrays import array_like, native, to_numpy
 from limitlens.attention.kernels import state_of
 from limitlens.attention.scores import scores_of
-from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.moment_errors import members
+from limitlens.probing.layer import ByHead, members
 from limitlens.probing.pilot import DETAIL_QUERIES
-from limitlens.probing.plug_in import plug_in_errors
-from limitlens.statistics.critical_factor import CriticalFactor, critical_factors, some_rows, within
+from limitlens.statistics.critical_factor import critical_factors, some_rows, within
+from limitlens.statistics.estimators import norm_by_squaring
 from limitlens.statistics.gap_counting import critical_rows
-from limitlens.statistics.local_exponent import (
-    FEWEST_NEIGHBOURS,
-    OUTSIDE,
-    exponents,
-    references,
-    support_of,
-    usual_count,
-)
-from limitlens.statistics.tails import sorted_shape, tail_length
+from limitlens.statistics.tails import TailReport, sorted_shape, tail_length, tails_of
 
 FLOOR_QUERIES = 4  # queries of a head that are attended to again in float64
-DIMENSION_QUERIES = 16  # queries of a head at which the local dimension of its keys is estimated
+PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
 _FEWEST_SCORES = 6  # smallest number of scores whose tail is fitted
 _SCORES_AT_ONCE = 1 << 27  # scores formed at a time on a GPU
+_FEWEST_TOKENS = 100  # smallest number of tokens whose tails are tested
+_TOKENS_PER_AXIS = 16  # with fewer tokens per axis, whitening by their own covariance would make any tail look light
 
 
 @dataclass(frozen=True, eq=False)
-class LayerDetail:
-    """Diagnostics of every head of a layer; means over queries and replicates unless stated otherwise."""
+class LayerDetail(ByHead):
+    """Concentration of the attention weights of every head of a layer.
 
-    effective_tokens: Array  # (heads, J): 1/Σw² of samples of each size
-    predicted_error: Array  # (heads, J): by the central limit theorem, from the largest sample (`probing.plug_in`)
-    top_weight: Array  # (heads,): largest weight at the largest size
-    entropy: Array  # (heads,): entropy of the weights at the largest size, in nats
-    ranks: NDArray[np.int64]  # (K,): 1, 2, 4, ...
-    ordered_weights: Array  # (heads, K): weights of these ranks in the largest sample of replicate 0
+    Sums are over the queries of each of C clusters, in each of W whole replicates.
+    """
+
+    effective_sums: Array  # (heads, W, C, J): effective tokens 1/Σw² of samples of each size
+    top_sums: Array  # (heads, W, C): largest weight at the largest size
+    entropy_sums: Array  # (heads, W, C): entropy of the weights at the largest size, in nats
+    members: Array  # (heads, C): number of queries in each cluster, the same for all heads
     pareto_k: Array  # (heads,): Pareto shape of the weights, median over queries; NaN with too few tokens
-    local_dimension: Array  # (heads,): local exponent of the keys, median; NaN where most queries are outside them
-    outside_support: Array  # (heads,): share of queries outside the support of the keys
-    critical: tuple[CriticalFactor, ...]  # (heads,): score scale at which replicate 0 is critical
-    effective_sums: Array  # (heads, W, C, J): effective tokens summed over the queries of a cluster, by whole replicate
-    top_sums: Array  # (heads, W, C): largest weight, summed alike
-    members: Array  # (C,): queries of each cluster
+    critical: NDArray[np.object_]  # (heads,): `CriticalFactor` of replicate 0
     floor: Array  # (heads,): relative error of a few outputs over the largest sample against float64
 
-    def of(self, heads: slice) -> LayerDetail:
-        """Restrict to some heads."""
-        own = {part.name: getattr(self, part.name) for part in fields(self)}
-        common = ("ranks", "members")
-        return LayerDetail(**{name: part if name in common else part[heads] for name, part in own.items()})
+    def mean(self, sums: Array) -> Array:
+        """Mean over queries and whole replicates of a quantity (heads, W, C, ...) summed by cluster: (heads, ...)."""
+        return np.asarray(sums.sum(2).mean(1) / self.members[0].sum())
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
-    """Compute the diagnostics of a layer from every score of its whole replicates, a few key/value heads at a time."""
+    """Concentration of the weights of a layer, a few key/value heads at a time.
+
+    The critical factor uses samples of at most `context` tokens.
+    """
     step = _heads_at_once(collector)
     starts = range(0, collector.query.shape[0], step)
-    parts = [_shared_detail(collector, slice(start, start + step), context) for start in starts]
-    apart = ("ranks", "members", "critical")
-    names = [part.name for part in fields(LayerDetail) if part.name not in apart]
-    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    critical = tuple(chain.from_iterable(part.critical for part in parts))
-    return LayerDetail(ranks=parts[0].ranks, members=parts[0].members, critical=critical, **together)
+    return LayerDetail.joined([_some_heads(collector, slice(start, start + step), context) for start in starts])
 
 
 def _heads_at_once(collector: Collector) -> int:
     """Key/value heads at a time: one on a CPU, so that its scores stay in cache; on a GPU as many as memory allows."""
     if collector.key.device.type == "cpu":
         return 1
-    scores = collector.detail_query.shape[1] * int(
-        collector.assignment.filled[: collector.assignment.whole].sum(1).max()
-    )
+    assignment = collector.assignment
+    scores = collector.detail_query.shape[1] * int(assignment.filled[: assignment.whole].sum(1).max())
     return max(1, _SCORES_AT_ONCE // max(scores, 1))
 
 
-def _shared_detail(collector: Collector, heads: slice, context: int) -> LayerDetail:
-    """Diagnostics of the query heads that read some key/value heads, G for each."""
+def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail:
+    """Concentration of the weights of the query heads that read some key/value heads."""
     assignment, layer = collector.assignment, collector.layer
-    m, detail = layer.query.shape[2], layer.detail
-    q, query = len(detail), collector.detail_query[heads]
-    atom = None if layer.atom is None else _of_queries(layer.atom[heads], m, detail)
+    detail, query = layer.detail, collector.detail_query[heads]
+    q = len(detail)
     member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
     for r in reversed(range(assignment.whole)):  # replicate 0 comes last: its largest sample is used below
-        slots, sizes = (
-            array_like(query, assignment.slots_of(r)),
-            assignment.filled[r].cumsum().tolist(),
-        )  # nested sizes in order
+        slots = array_like(query, assignment.slots_of(r))
+        sizes = assignment.filled[r].cumsum().tolist()
         kept = (tokens[:, heads].index_select(0, slots) for tokens in (collector.key, collector.value))
         key, value = (tokens.transpose(0, 1) for tokens in kept)
         scores = scores_of(query, key, layer.traits.softcap)
-        lse, output, second, concentration = _attend(scores, value)
-        each = (_effective(scores, sizes), *plug_in_errors(lse, output, second, atom, sizes), concentration)
-        sums.append(member @ torch.cat(each, -1).reshape(-1, q, 3 * len(sizes) + 2))  # (heads, C, ·)
+        each = torch.cat((_effective_tokens(scores, sizes), _top_weight_and_entropy(scores)), -1)
+        sums.append(member @ each.reshape(-1, q, len(sizes) + 2))  # (heads, C, ·)
     top = _largest(scores, tail_length(scores.shape[-1]) + 1).double()
-    ordered = torch.exp(top - lse[..., None]).reshape(-1, q, top.shape[-1]).mean(1)
     few, rows = within(sizes, context), some_rows(q)
     near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, array_like(scores, rows)])
-    found = to_numpy(
-        torch.stack(sums, 1), ordered, _pareto(top.reshape(-1, q, top.shape[-1])),
-        *_around(layer.query[heads][:, :, layer.some(DIMENSION_QUERIES)], key),
-        critical_rows(near, few),
+    by_cluster, pareto, critical, floor = to_numpy(
+        torch.stack(sums, 1), _pareto(top.reshape(-1, q, top.shape[-1])), critical_rows(near, few),
         _floor(collector, query[:, :FLOOR_QUERIES], key, value),
     )  # fmt: skip
-    by_cluster, weights, pareto, exponent, outside, critical, floor = found
-    windows = layer.clusters[layer.places(DETAIL_QUERIES)]
-    effective, square, size, largest = np.split(by_cluster, [len(sizes) * part for part in (1, 2, 3)], -1)
-    mean = [part.sum(2).mean(1) / q for part in (effective, square, size, largest)]
-    with np.errstate(divide="ignore", invalid="ignore"):  # where the limit is 0 there is no relative error
-        plugged_in = np.sqrt(mean[1] / mean[2])
-    ranks = 2 ** np.arange(int(np.log2(top.shape[-1])) + 1)
-    dimension, share = _local_dimension(exponent, outside)
+    clusters = layer.clusters[layer.places(DETAIL_QUERIES)]
+    counts = np.bincount(clusters, minlength=len(member)).astype(float)
+    factors = np.empty(len(by_cluster), object)
+    factors[:] = critical_factors(critical, few, clusters[rows], seed=assignment.seed)
     return LayerDetail(
-        mean[0], plugged_in, mean[3][:, 0], mean[3][:, 1], ranks, weights[:, -ranks], np.median(pareto, axis=-1),
-        dimension, share, critical_factors(critical, few, windows[rows], seed=assignment.seed),
-        effective_sums=effective, top_sums=largest[..., 0],
-        members=np.bincount(windows, minlength=len(member)).astype(float),
-        floor=np.repeat(floor, layer.query.shape[1]),
+        by_cluster[..., :-2], by_cluster[..., -2], by_cluster[..., -1], np.tile(counts, (len(by_cluster), 1)),
+        np.median(pareto, axis=-1), factors, np.repeat(floor, layer.query.shape[1]),
     )  # fmt: skip
 
 
-def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
+def _effective_tokens(scores: Tensor, sizes: list[int]) -> Tensor:
     """Effective tokens 1/Σw² of nested samples, the first n of scores (..., m, N) for each of J sizes: (..., m, J)."""
     nested: list[Tensor] = []
     for start, stop in pairwise([0, *sizes]):
@@ -154,29 +125,13 @@ def _effective(scores: Tensor, sizes: list[int]) -> Tensor:
     return torch.exp(2 * lse - lse2)
 
 
-def _attend(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-sum-exp, output and second moments, for `plug_in_errors`, of scores (..., m, n) over values (..., n, v).
-
-    Last the largest weight and the entropy, (..., m, 2).
-    """
-    peak = scores.amax(-1, keepdim=True)
-    below = scores - peak
+def _top_weight_and_entropy(scores: Tensor) -> Tensor:
+    """Largest softmax weight and entropy of the weights of scores (..., m, n): (..., m, 2)."""
+    below = scores - scores.amax(-1, keepdim=True)  # relative to the largest score, so that nothing cancels
     weights = torch.exp(below)
     mass = weights.sum(-1, keepdim=True).double()
-    # From scores relative to the largest, so that nothing cancels.
     entropy = mass.log() - torch.linalg.vecdot(weights, below)[..., None].double() / mass
-    output = (weights @ value).double() / mass
-    lengths = value.square().sum(-1, keepdim=True)
-    second = weights.square_() @ torch.cat((value, lengths, torch.ones_like(lengths)), -1)
-    lse = (peak.double() + mass.log())[..., 0]
-    return lse, output, second.double() / mass.square(), torch.cat((1 / mass, entropy), -1)
-
-
-def _of_queries(state: State, m: int, chosen: Tensor) -> State:
-    """Restrict a state (h, G · m) to some queries of each head."""
-    parts = (part.reshape(len(part), -1, m, *part.shape[2:]) for part in (state.lse, state.output))
-    lse, output = (part[:, :, chosen].flatten(1, 2) for part in parts)
-    return State(state.count, lse, output)
+    return torch.cat((1 / mass, entropy), -1)
 
 
 def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -184,8 +139,8 @@ def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> T
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
-    away, size = ((part * part).sum((-2, -1)).sqrt() for part in (fast - exact, exact))
-    return away / size.clamp_min(torch.finfo(torch.float64).tiny)
+    error, size = (part.square().sum((-2, -1)).sqrt() for part in (fast - exact, exact))
+    return error / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
@@ -197,42 +152,83 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 
 def _pareto(largest: Tensor) -> Any:
-    """Pareto shape of each query's weights from its largest scores in increasing order: (..., m + 1) to (...)."""
+    """Pareto shape of each query's weights from its largest scores in increasing order: (..., k) to (...)."""
     if largest.shape[-1] < _FEWEST_SCORES:
         return torch.full_like(largest[..., 0], torch.nan)
     return sorted_shape(native(largest))
 
 
-def _around(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The local exponent of keys (h, n, k) around queries (h, G, q, k), and whether they lie outside: (h · G, q) twice.
+@dataclass(frozen=True, eq=False)
+class LayerGeometry:
+    """Geometry of the scores of a layer by query head, and the tails of its tokens."""
 
-    `statistics.local_exponent` and its `support` for all heads at once; all vectors are normalised. NaN where the
-    nearest keys are too few, at the query, or all at one distance.
+    horizon: Array  # (heads,): two-sided horizon H over all pooled tokens
+    mean_tilt: Array  # (heads,): tilt τ₀ of the mean query
+    score_std: Array  # (heads,): standard deviation of scores over the pool, before a softcap; RMS over queries
+    horizon_one_sided: Array | None  # (heads,): ‖Σ^{1/2} A‖ from the layer's input and projections, where known
+    coupling: Array | None  # (heads,): Ψ, where the one-sided horizon is known
+    note: str  # why those two are not known, or a caveat; empty where there is nothing to say
+    tails: TailReport | None  # tails of the tokens along their leading principal axes; None with too few tokens
+    tokens: str  # the tokens tested: "hidden states", or "keys" where hidden states are not known
+
+
+def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerGeometry]:
+    """Compute the geometry of layers; `whole` holds the heads of all of them (`Collector.joined`).
+
+    The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
+    scale · √λ_max(RᵀCov(q)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
+    white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
     """
-    n, shape = key.shape[1], (query.shape[0] * query.shape[1], query.shape[2])
-    if n < 4 * FEWEST_NEIGHBOURS:
-        none = torch.full(shape, torch.nan, dtype=torch.float64, device=key.device)
-        return none, none
-    unit, count = normalize(key.double(), dim=-1), usual_count(n)
-    others = unit[:, array_like(key, references(n))]
-    cosine = torch.cat((normalize(query.double(), dim=-1).flatten(1, 2), others), 1) @ unit.mT
-    square = (2 - 2 * _largest(cosine, min(count, n - 1) + 1).flip(-1)).clamp_min(0)
-    distance, asked = square.sqrt(), query.shape[1] * query.shape[2]
-    nearest, own = distance[:, :asked, :count], distance[:, asked:, -1]
-    spread = (nearest[..., 0] > 0) & (nearest[..., FEWEST_NEIGHBOURS] > nearest[..., 0])
-    outside = support_of(nearest[..., -1], own) < OUTSIDE
-    return exponents(nearest).masked_fill(~spread, torch.nan).reshape(shape), outside.reshape(shape)
+    moments, (shared, groups, _, dim), count = whole.moments, whole.layer.query.shape, len(layers)
+    mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
+    query = whole.query.double()
+    spread = (query @ cov_k * query).sum(-1).reshape(shared * groups, -1).mean(-1)
+    tilt = (mean_q @ cov_k * mean_q).sum(-1).flatten()
+    pairs, largest, axes = [(cov_k, moments["query"].covariance)], tilt.new_zeros(count), [None] * count
+    traits, with_weights = [layer.layer.traits for layer in layers], []
+    if "hidden" in moments:
+        covariance = moments["hidden"].covariance
+        values, axes = torch.linalg.eigh(covariance)
+        largest = values[:, -1]
+        for place, (own, cov_hidden) in enumerate(zip(traits, covariance, strict=True)):
+            if own.projections is not None and own.factor is not None:
+                W = (part.double() for part in (own.projections.query, own.projections.key))
+                Wq, Wk = (part.reshape(-1, dim, part.shape[-1]) for part in W)
+                pairs.append((Wk @ cov_hidden @ Wk.mT, Wq @ Wq.mT))
+                with_weights.append(place)
+    norms = _score_norms(*(torch.cat(side) for side in zip(*pairs, strict=True)))
+    found = to_numpy(norms, *(part.clamp_min(0).sqrt() for part in (tilt, spread)), largest)
+    horizons, tilts, spreads = (part.reshape(-1, shared * groups // count) for part in found[:-1])
+    white = dict(zip(with_weights, horizons[count:], strict=True))
+    geometries = []
+    for place, (layer, own, top) in enumerate(zip(layers, traits, found[-1], strict=True)):
+        horizon, mean_tilt = (part[place] * abs(own.scale) for part in (horizons, tilts))
+        one_sided = white[place] * abs(own.scale * (own.factor or 1.0)) if place in white else None
+        coupling = None if one_sided is None else top * one_sided**2
+        tested = _tails(layer, axes[place])
+        geometries.append(LayerGeometry(horizon, mean_tilt, spreads[place], one_sided, coupling, own.reason, *tested))
+    return geometries
 
 
-def _local_dimension(exponent: Array, outside: Array) -> tuple[Array, Array]:
-    """The median over queries of the exponents (heads, q) around them, and the share of them outside: (heads,) twice.
+def _score_norms(key: Tensor, query: Tensor) -> Tensor:
+    """√λ_max(RᵀBR) of covariances of keys A = RRᵀ, (Hkv, d, d), and of the queries that share them, (heads, d, d)."""
+    if key.device.type != "cpu":  # eigenproblems one by one leave a GPU idle: A B has the eigenvalues of RᵀBR
+        return norm_by_squaring(key.repeat_interleave(len(query) // len(key), 0) @ query).sqrt()
+    values, axes = torch.linalg.eigh(key)
+    root = (axes * values.clamp_min(0).sqrt()[..., None, :]).repeat_interleave(len(query) // len(key), 0)
+    found: Tensor = torch.linalg.eigvalsh(root.mT @ query @ root)
+    return found[..., -1].clamp_min(0).sqrt()
 
-    Only queries within the keys' support count; with fewer than half of them there is none.
-    """
-    found, share = np.full((2, len(exponent)), np.nan)
-    for head, known in enumerate(~np.isnan(exponent)):
-        if known.any():
-            share[head] = outside[head, known].mean()
-            if share[head] < 0.5:
-                found[head] = np.median(exponent[head, known & (outside[head] == 0)])
-    return found, share
+
+def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
+    """Test the tails of replicate 0 along the principal axes that a sample of its size can resolve."""
+    slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
+    if collector.hidden is not None:
+        tokens, store = "hidden states", collector.hidden
+    slots = slots[slots < len(store)]
+    if len(slots) < _FEWEST_TOKENS:
+        return None, tokens
+    rows = store.index_select(0, array_like(store, slots)).flatten(1).double()
+    known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
+    leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_PER_AXIS)) :]
+    return tails_of(rows @ leading), tokens

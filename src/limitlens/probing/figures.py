@@ -10,9 +10,9 @@ import numpy as np
 
 from limitlens.errors import InputError
 from limitlens.probing.overview import PREDICTORS, curve_of_kind
-from limitlens.probing.record import COUPLED, HeadRecord
+from limitlens.probing.record import COUPLED
 from limitlens.probing.regimes import Regime
-from limitlens.report.view import Axis, Colour, Dash, Figure, Guide, Series, band, head_map, line, points
+from limitlens.report.view import Axis, Colour, Dash, Figure, Guide, Series, head_map, line, points
 from limitlens.theory import rates
 
 if TYPE_CHECKING:
@@ -78,24 +78,3 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
     predicted = "" if run.measured else "predicted "
     label = f"{predicted}rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
     return head_map(label, label, [head.place for head in run.records], found, words=words)
-
-
-def head_figures(head: HeadRecord) -> list[Figure]:
-    """The error curve of one head with its 95% band and rate and, where measured, its effective tokens."""
-    curve, n = head.curve, np.asarray(head.sizes, dtype=float)
-    name = "measured" if curve.measured else "predicted from its own tokens"
-    errors = [band("95%", n, *curve.interval, listed=False), points(name, n, curve.error)]
-    if (rate := curve.rate) is not None:
-        errors.append(line(f"rate {rate.slope:.3f} ± {rate.stderr:.3f}", n, rate.constant * n**-rate.slope))
-    across = Axis("number of tokens n", log=True)
-    figures = [Figure(head.name, across, Axis("relative output error", log=True), errors)]
-    if head.effective_tokens is None or head.regime is None:
-        return figures
-    exact = head.pilot_error
-    name = "predicted by the central limit theorem" if exact is None else "predicted from its own tokens"
-    errors.append(line(name, n, head.predicted_error if exact is None else exact, "ink", "dotted"))
-    shared = [
-        points(head.regime.value, n, head.effective_tokens, COLOURS[head.regime]),
-        line("all weights equal", n, n, "grey", "dashed"),
-    ]
-    return [*figures, Figure("", across, Axis("effective tokens", log=True), shared)]

@@ -1,21 +1,36 @@
-"""Error curves of a layer: merge its cells cumulatively and compare them with the merge of everything.
+"""Error curves of the heads of a layer: merge its cells cumulatively and compare them with the merge of everything.
 
-The same samples are compared in two ways. Without a sink: Γ_n against Γ_N. With the atom that every context contains
-(the sink): its mass does not grow with n, so a sample of n tokens and the atom is compared with n tokens' worth of the
-pool,
+*Output.* The same samples are compared in two ways. Without a sink: Γ_n against Γ_N. With the atom that every context
+contains (the sink): its mass does not grow with n, so a sample of n tokens and the atom is compared with n tokens'
+worth of the pool,
 
     Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
 
 the limit of many samples of n. Errors are divided by √(1 − n/N), since samples are drawn from the pool without
 replacement.
+
+*Mean and covariance of the outputs over queries*, as published fits on BERT use them. With D = Γ_n − Γ at the queries,
+the error of the mean is D̄ and that of the covariance is Δ = mean of DHᵀ + HDᵀ, where H = Γ + D/2 and both are centred:
+nothing cancels. The noise of few queries, which queries of one window share, biases the squares |D̄|² and ‖Δ‖²_F
+upwards. So only pairs of queries from different windows count: with S_c the sum over window c,
+
+    |Σ S_c|² − Σ |S_c|² over the number of these pairs
+
+is unbiased for the mean; centring leaves the covariance a relative bias of 1/(number of windows). Single values may be
+negative.
+
+*Hardmax*: the value at the largest score among n tokens, against that in the whole pool. For Gaussian tokens its error
+falls like a power of ln n, not of n (`theory.hardmax`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import accumulate, islice
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,26 +41,49 @@ from limitlens.arrays import to_device, to_numpy
 from limitlens.attention.state import Peak, State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.moment_errors import MOMENTS, OutputMoments, Squares, members
-from limitlens.probing.peaks import hardmax_errors
+from limitlens.probing.pilot import DETAIL_QUERIES, Layer
 from limitlens.sampling.assignment import LEFT_OVER
 from limitlens.statistics.error_curve import ErrorCurve
 
 FLOATS_AT_ONCE = 1 << 18  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
 DEVICE_TIMES = 128  # times as many on a GPU, where a launch takes as long for few numbers as for many
+MIN_SNR = 4.0  # errors of moments below so many standard errors, whose squares may be 0, are not fitted
+
+
+class ByHead:
+    """Base of dataclasses whose fields are all arrays with one row per query head."""
+
+    def of(self, heads: slice) -> Self:
+        """Restrict to some heads."""
+        return type(self)(*(getattr(self, own.name)[heads] for own in fields(self)))  # type: ignore[arg-type]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Join several groups of heads."""
+        names = [own.name for own in fields(cls)]  # type: ignore[arg-type]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
-class SampleErrors(Squares):
-    """Output errors |Γ_n − Γ|²; the scales are root mean squares over queries of |Γ| and of |Γ − mean Γ|."""
+class Squares(ByHead):
+    """Squared errors of one kind, of every head of a layer."""
 
-    centred_scale: Array  # (heads, J)
+    # (heads, C, R, J): by replicate and cluster of queries; their mean over C clusters is that over all queries. They
+    # are errors against the pool, smaller than those against the law by 1 − n/N.
+    squares: Array
+    outputs: Array  # (heads, C, J): squared size of the limit in each cluster, relative to that over all queries
+    scale: Array  # (heads, J): size of the limit, by which errors are divided
 
-    def centred(self, head: int, curve: ErrorCurve) -> Array:
-        """Errors of a head relative to how much its output differs between queries, (J,)."""
+    def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
+        """Curve of a head's relative errors; the finite population correction is exact for squares."""
+        return ErrorCurve(tuple(map(int, sizes)), self._error_moments[head], self.outputs[head], **known)
+
+    @cached_property
+    def _error_moments(self) -> Array:
+        """Squared relative errors of every head; NaN where the limit is 0."""
+        scale = self.scale[:, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(self.centred_scale[head] > 0, self.scale[head] / self.centred_scale[head], np.nan)
-        return np.asarray(curve.error * ratio)
+            return np.where(scale > 0, self.squares / scale**2, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +93,14 @@ class LayerCurves:
     counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the stream was cut short
     pool: int  # N, the tokens of the reference
     reference: State  # attention over the whole pool, (Hkv, G · m)
-    bare: SampleErrors  # without the atom
-    atomic: SampleErrors | None  # with the atom, where the layer has one
-    others: dict[str, Squares]  # without the atom: errors of the "mean", the "covariance" and of "hardmax"
+    # squared errors by kind: "output" without the atom, "atomic" with it where the layer has one, and without the atom
+    # those of the "mean" and the "covariance" of outputs, and of "hardmax"
+    kinds: dict[str, Squares]
 
     def of(self, heads: slice, shared: slice) -> LayerCurves:
         """Restrict to some query heads and the key/value heads that they read."""
-        others = {name: part.of(heads) for name, part in self.others.items()}
-        atomic = None if self.atomic is None else self.atomic.of(heads)
-        return LayerCurves(self.counts, self.pool, self.reference[shared], self.bare.of(heads), atomic, others)
+        kinds = {name: part.of(heads) for name, part in self.kinds.items()}
+        return LayerCurves(self.counts, self.pool, self.reference[shared], kinds)
 
     @property
     def finite_population_correction(self) -> Array:
@@ -79,15 +116,13 @@ def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> 
     floats = floats_at_once * (1 if collector.query.device.type == "cpu" else DEVICE_TIMES)
     at_once = max(1, floats // (assignment.replicates * rows * collector.value.shape[-1]))
     parts = [_some_heads(collector, slice(start, start + at_once), floats) for start in range(0, shared, at_once)]
-    references, views, others = zip(*parts, strict=True)
-    bare, *atomic = map(SampleErrors.joined, zip(*views, strict=True))
-    together = dict(zip((*MOMENTS, "hardmax"), map(Squares.joined, zip(*others, strict=True)), strict=True))
-    counts, reference = assignment.filled.cumsum(1), State.joined(references)
-    return LayerCurves(counts, assignment.seen, reference, bare, atomic[0] if atomic else None, together)
+    references, found = zip(*parts, strict=True)
+    kinds = {name: Squares.joined([part[name] for part in found]) for name in found[0]}
+    return LayerCurves(assignment.filled.cumsum(1), assignment.seen, State.joined(references), kinds)
 
 
-def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State, list[SampleErrors], list[Squares]]:
-    """Measure h key/value heads: reference (h, G · m), errors without and with the atom, errors of the moments."""
+def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State, dict[str, Squares]]:
+    """Measure h key/value heads: the reference (h, G · m), and the squared errors of each kind."""
     assignment, atom = collector.assignment, collector.layer.atom
     counts = assignment.filled.cumsum(1)
     (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
@@ -101,8 +136,8 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
         shaped = {name: part.reshape(*distinct.shape, *part.shape[1:]) for name, part in limits.items()}
         with_atom = atom[heads], State.of(shaped)
     moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
-    views = _views(collector, steps, reference.output, with_atom, moments, floats)
-    return reference, views, [*moments.squares(), hardmax_errors(collector.layer, peaks)]
+    outputs = _output_errors(collector, steps, reference.output, with_atom, moments, floats)
+    return reference, outputs | moments.squares() | {"hardmax": hardmax_errors(collector.layer, peaks)}
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
@@ -130,11 +165,11 @@ def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
     return [*steps, (streamed_states[left_over], streamed_peaks[left_over])]
 
 
-def _views(
+def _output_errors(
     collector: Collector, steps: Sequence[State], reference: Tensor, with_atom: tuple[State, State] | None,
     moments: OutputMoments, floats: int,
-) -> list[SampleErrors]:  # fmt: skip
-    """Errors of nested samples, merged from their steps (R, h, G · m), against the reference (h, G · m, v).
+) -> dict[str, Squares]:  # fmt: skip
+    """Output errors of nested samples, merged from their steps (R, h, G · m), against the reference (h, G · m, v).
 
     `with_atom` is an atom (h, G · m) and the limits (J, R, h, G · m) of every size and replicate with it; R is 1
     where all replicates have one limit. `moments` collects the differences without the atom. A few replicates are
@@ -142,30 +177,21 @@ def _views(
     from the reference Γ, in single precision, which loses nothing of the errors. An atom of value v that weighs t in a
     sample and u in its limit makes them D(1 − t) + (v − Γ)(t − u).
     """
-    m, clusters = collector.layer.query.shape[2], collector.layer.clusters
     replicates, *own = steps[0].output.shape
-    member = members(clusters, steps[0].lse.device)
-    member = member * (member.shape[1] / m)
-
-    def squares(vectors: Tensor) -> Tensor:
-        """Squared norms of vectors (..., h, G · m, v), as (..., h · G, m)."""
-        found: Tensor = torch.linalg.vecdot(vectors, vectors)
-        return found.reshape(*vectors.shape[:-3], -1, m)
-
-    def about(step: State) -> State:
-        return State(step.count, step.lse, (step.output - reference).float())
-
-    groups, at_once = own[0] * own[1] // m, max(1, floats // math.prod(own))
-    compared = [reference[None, None]]
+    member = members(collector.layer.clusters, steps[0].lse.device)
+    at_once = max(1, floats // math.prod(own))
+    limits = [reference[None, None]]
     if with_atom is not None:
         atom, limit = with_atom
         away, share = (atom.output - reference).float(), torch.exp(atom.lse - limit.lse)
-        compared.append(limit.output)
-    errors = member.new_empty(len(compared), groups, member.shape[1], replicates, len(steps))
+        limits.append(limit.output)
+    heads = own[0] * own[1] // len(member)
+    errors = member.new_empty(len(limits), heads, member.shape[1], replicates, len(steps))
     several = max(1, at_once // replicates)
     for start in range(0, replicates, at_once):
         part = slice(start, start + at_once)
-        samples = accumulate((about(step[part]) for step in steps), State.merge)
+        about = (State(step.count, step.lse, (step.output - reference).float()) for step in (s[part] for s in steps))
+        samples = accumulate(about, State.merge)
         for first in range(0, len(steps), several):
             sizes = slice(first, first + several)
             sample = State.joined([one[None] for one in islice(samples, several)])  # (sizes, replicates, h, G · m)
@@ -176,15 +202,115 @@ def _views(
                 moved = here - (share[sizes, part] if share.shape[1] > 1 else share[sizes])
                 rest = (1 - here).float()[..., None] * sample.output
                 differences.append(rest.addcmul_(away, moved.float()[..., None]))
-            for view, difference in enumerate(differences):
-                errors[view, :, :, part, sizes] = (squares(difference).double() @ member).permute(2, 3, 1, 0)
-    found = []
-    for limits, error in zip(compared, errors, strict=True):
-        heads = limits.reshape(*limits.shape[:-2], -1, m, own[-1])
-        centred = (heads - heads.mean(-2, keepdim=True)).flatten(-3, -2)
-        scales = (squares(vectors).mean(-1).sqrt().mean(1).T for vectors in (limits, centred))
-        output = (squares(limits) @ member).mean(1).permute(1, 2, 0)  # (h · G, C, J)
-        mean = output.mean(1, keepdim=True)
-        parts = (torch.where(mean > 0, output / mean, 1.0), *scales)
-        found.append(SampleErrors(*to_numpy(error, *(part.expand(*part.shape[:-1], len(steps)) for part in parts))))
-    return found
+            for kind, difference in enumerate(differences):
+                errors[kind, :, :, part, sizes] = _cluster_squares(difference, member).permute(2, 3, 1, 0)
+    outputs = [_cluster_squares(limit, member).mean(1).permute(1, 2, 0) for limit in limits]  # (heads, C, J)
+    return {
+        name: _relative(error, output.expand(-1, -1, len(steps)))
+        for name, error, output in zip(("output", "atomic"), errors, outputs, strict=False)
+    }
+
+
+def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
+    """Membership of queries (m,) in clusters as 1 or 0, (m, C)."""
+    return to_device(np.eye(clusters.max() + 1)[clusters], device)
+
+
+def _cluster_squares(vectors: Tensor, member: Tensor) -> Tensor:
+    """Squared norms of vectors (..., h, G · m, v) by cluster, (..., h · G, C); the mean over C is that over queries."""
+    squares: Tensor = torch.linalg.vecdot(vectors, vectors)
+    m, clusters = member.shape
+    return squares.double().reshape(*vectors.shape[:-3], -1, m) @ (member * (clusters / m))
+
+
+def _relative(errors: Tensor, outputs: Tensor) -> Squares:
+    """Squared errors (heads, C, R, J) of a limit with squared outputs (heads, C, J)."""
+    mean = outputs.mean(1, keepdim=True)
+    return Squares(*to_numpy(errors, torch.where(mean > 0, outputs / mean, 1.0), mean[:, 0].sqrt()))
+
+
+def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
+    """Squared errors of the value at the largest score, relative to the value over the pool, for h key/value heads.
+
+    `peaks` has for each step those of the cells of every replicate, (R, h, G · q), and last those of the tokens of no
+    cell, (·, h, G · q).
+    """
+    best = Peak.joined(peaks).union().value
+    _, clusters = np.unique(layer.clusters[layer.places(DETAIL_QUERIES)], return_inverse=True)
+    member = members(clusters, best.device)
+    samples = accumulate(peaks[:-1], Peak.merge)
+    squares = torch.stack([_cluster_squares(peak.value - best, member) for peak in samples], -1)  # (R, heads, C, J)
+    return _relative(squares.permute(1, 2, 0, 3), _cluster_squares(best, member)[..., None].expand(*squares.shape[1:]))
+
+
+class OutputMoments:
+    """Errors of the moments of outputs at m queries against their limit (..., G · m, v), sample by sample."""
+
+    def __init__(self, limit: Tensor, clusters: NDArray[np.intp], replicates: int, sizes: int) -> None:
+        m, v = len(clusters), limit.shape[-1]
+        self.limit = limit.reshape(-1, m, v)
+        self.centred = (self.limit - self.limit.mean(1, keepdim=True)).float()
+        counts = np.bincount(clusters)
+        # (2, heads, C, R, J): squared errors of the mean and of the covariance
+        self.found = limit.new_empty(2, len(self.limit), len(counts), replicates, sizes, dtype=torch.float64)
+        self.pairs = m**2 - int(np.square(counts).sum())
+        self.member = members(clusters, limit.device).float()
+        self.counts = self.member.sum(0)[:, None]
+        # (m,): row of each query's D in a layout where every cluster has s rows of D and then s of Γ; s is the size of
+        # the largest cluster rounded up to a multiple of 8, which halves the time of products
+        self.most = 8 * -(-int(counts.max()) // 8)
+        order, first = np.argsort(clusters, kind="stable"), np.cumsum(counts) - counts
+        rows = np.empty(m, np.int64)
+        rows[order] = 2 * self.most * clusters[order] + np.arange(m) - first[clusters[order]]
+        self.rows = to_device(rows, limit.device)
+        self.stacked = self.centred.new_zeros(0)  # that layout, (r · G, C, 2 s, v); padding stays 0
+
+    def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
+        """Add the differences Γ_n − Γ (s, r, ..., G · m, v) of these sizes and replicates."""
+        found = self._squares(difference)
+        found = found.reshape(2, *difference.shape[:2], *found.shape[2:])
+        self.found[..., replicates, sizes] = found.permute(0, 3, 4, 2, 1)
+
+    def squares(self) -> dict[str, Squares]:
+        """Squared errors of the "mean" and the "covariance"; scales are the norms of the limit's moments."""
+        spread = self.centred.double()
+        norms = (self.limit.mean(1).norm(dim=-1), torch.linalg.matrix_norm(spread.mT @ spread / spread.shape[1]))
+        known = torch.ones_like(self.found[0, :, :, 0])  # the moments of the limit count as known
+        return {
+            name: Squares(*to_numpy(found, known, norm[:, None].expand(-1, known.shape[-1])))
+            for name, found, norm in zip(("mean", "covariance"), self.found, norms, strict=True)
+        }
+
+    def _squares(self, difference: Tensor) -> Tensor:
+        """Squared errors of both moments, (2, r, G, C); NaN where there is one cluster.
+
+        The value of a cluster is twice the mean over its pairs minus that over all pairs: leaving it out then moves the
+        mean over clusters as it moves the squared error, to first order.
+        """
+        errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
+        middle = errors.mean(1, keepdim=True)
+        D = errors - middle
+        H = torch.add(self.centred, D.reshape(-1, *self.limit.shape), alpha=0.5).flatten(0, 1)
+        product = D.mT @ H
+        whole = torch.linalg.vecdot(D @ (product + product.mT), H) @ self.member
+        clusters = self.member.shape[1]
+        if len(self.stacked) < len(D):
+            self.stacked = D.new_zeros(len(D), clusters, 2 * self.most, D.shape[-1])
+            limits = self.centred.expand(len(D) // len(self.limit), *self.limit.shape).flatten(0, 1)
+            self.stacked.flatten(1, 2).index_copy_(1, self.rows + self.most, limits)
+            limits = self.stacked[: len(self.limit), :, self.most :]
+            self.gram = limits @ limits.mT  # (G, C, s, s): products of the limits, always the same
+        stacked = self.stacked[: len(D)]
+        stacked.flatten(1, 2).index_copy_(1, self.rows, D)
+        own = stacked[:, :, : self.most].sum(2) + self.counts * middle  # (r · G, C, v): sums over clusters
+        mean = torch.linalg.vecdot(own, errors.shape[1] * middle - own)
+        # Products of D with D and with Γ give those with H = Γ + D/2: summed over all pairs of a cluster,
+        # DD HH + DH HD = DD (ΓΓ + 2 DΓ + DD/2) + DΓ ΓD.
+        rows = stacked.flatten(0, 1)
+        product = rows[:, : self.most] @ rows.mT
+        DD, DG = product[..., : self.most], product[..., self.most :]
+        HH = torch.add(self.gram, DG.reshape(-1, *self.gram.shape), alpha=2).flatten(0, 2).add_(DD, alpha=0.5)
+        inner = torch.addcmul(HH.mul_(DD), DG, DG.mT).sum((-1, -2)).reshape(len(D), clusters)
+        found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
+        shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
+        return 2 * shares - shares.mean(-1, keepdim=True)

@@ -22,7 +22,7 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.tails import Verdict
 from limitlens.theory.prediction import Status
 
-MEDIANS = ("horizon", "mean_tilt", "score_std", "top_weight", "entropy", "sink_mass", "pareto_k", "local_dimension")
+MEDIANS = ("horizon", "mean_tilt", "score_std", "top_weight", "entropy", "sink_mass", "pareto_k")
 OUTPUT = ("rate_rms_output", "rate_sharp_output", "rate_pilot")
 MOMENT = ("rate_sharp", "rate_rms", "rate_drawn", "rate_drawn_coupling", "rate_proved")
 PREDICTORS = {"output": OUTPUT, "mean": MOMENT, "covariance": MOMENT}  # formulas for the rate of each kind of error

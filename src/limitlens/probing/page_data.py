@@ -20,7 +20,7 @@ RATE = {"rate": "slope", "rate_stderr": "stderr", "rate_constant": "constant"}  
 # Fields of a head that a page reads under their own names.
 FIELDS = (
     "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
-    "entropy", "sink_mass", "pareto_k", "local_dimension", "sliding_window", "regime_reason",
+    "entropy", "sink_mass", "pareto_k", "sliding_window", "regime_reason",
 )  # fmt: skip
 
 CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest weight is 1/5 with scores times this."
@@ -61,7 +61,6 @@ QUANTITIES = (
     Quantity("mean_tilt", "Mean tilt τ₀", "How strongly the average query tilts the tokens.", "number"),
     Quantity("critical_factor", "Critical factor on the scores", CRITICAL, "number", True),
     Quantity("hardmax_law", "Law of the argmax error", "Power of n or of ln n for argmax in place of softmax."),
-    Quantity("local_dimension", "Local dimension α", "How fast keys thin out towards a query.", "number"),
     Quantity("rate_sharp", "Sharp rate, moments"),
     Quantity("rate_predicted", "Sharp rate, output (rms)"),
     Quantity("kv_head", "Key/value head"),
@@ -78,7 +77,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
     return {
         "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records), "window": run.window,
-        "predicted": not run.measured, "ranks": list(run.records[0].ranks), "first": places[notable[0][0].place],
+        "predicted": not run.measured, "first": places[notable[0][0].place],
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [one._asdict() for one in known if one.kind],
         "facts": [one._asdict() for one in known if one.key not in ("rate", "regime")],
@@ -119,10 +118,9 @@ def _row(head: HeadRecord) -> dict[str, Any]:
         "error": curve.error.tolist(), "error_stderr": curve.stderr.tolist(), "error_low": low, "error_high": high,
         "error_last": float(curve.error[-1]), "bare_error": bare and bare.error.tolist(),
         "pilot_error": _listed(head.pilot_error) if curve.measured else None,
-        "predicted_error": _listed(head.predicted_error), "effective_tokens": effective,
+        "effective_tokens": effective,
         "growth": head.effective_tokens_growth, "effective_last": effective and effective[-1],
         "sink_share": sink and sink.share.tolist(), "sink_dilution": sink and sink.dilution_length,
-        "ordered_weights": _listed(head.ordered_weights),
     }  # fmt: skip
 
 

@@ -7,32 +7,39 @@ The pilot's tokens stand for the law of all tokens, and the expected error of n 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from limitlens.arrays import to_device
+from limitlens.attention.kernels.split import missing
 from limitlens.attention.scores import scores_of
 from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.opening import FORWARD, open_windows
-from limitlens.probing.collect import tokens_of
+from limitlens.probing.binned_law_cuda import layer_errors
+from limitlens.probing.collect import Collector, tokens_of
 from limitlens.probing.pilot import Layer, Pilot, run_pilot
-from limitlens.probing.predict_layer import predict_layer
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
 from limitlens.probing.sinks import layer_sinks
 from limitlens.sampling.cells import parse_sizes
-from limitlens.sampling.workers import Workers, workers_for
+from limitlens.sampling.workers import Workers, one_after_another, product, summed, workers_for
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.theory.exact_bootstrap import PARTS, QUARTERS
+from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.theory.exact_bootstrap import PARTS, QUARTERS, PilotErrors, pilot_errors
 
 READ = 100_000  # tokens of the text (or all, if fewer) among which the pilot's windows are drawn
 QUERY_WINDOWS = 32  # fewest windows that give queries: intervals come from resampling them
 QUERIES_PER_WINDOW = 3  # at most, where the text is long enough
 FEWEST_TOKENS = PARTS  # of a pilot
+POOL_TOKENS = 8192  # tokens of a probe's pool that its predictions use
+POOL_QUERIES = 64  # queries of a head that predictions of a probe use, spread over the windows that gave queries
+NEAREST, FARTHEST = 8, 64  # predictions reach from the smallest size / NEAREST to the largest size × FARTHEST
 RESERVED = 0.1  # share of the windows left unread, on which a cache plan can be checked
 DECODER = "intervals of a decoder are too narrow: in tests 64 to 86% of its 95% intervals held the measured error"
 
@@ -181,3 +188,62 @@ def _records(layer: Layer, key: Tensor, curves: Sequence[Sequence[ErrorCurve]], 
         )
         for head, own in enumerate(curves)
     ]  # fmt: skip
+
+
+def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
+    """Predict the errors of each head of a probed layer from `POOL_TOKENS` of the tokens that the layer has kept."""
+    assignment = collector.assignment
+    slots = assignment.random_slots(POOL_TOKENS)
+    some = to_device(slots, collector.key.device)
+    # Replicates of single documents contain the scatter of the text, which is not added again.
+    quarters = None if assignment.single else assignment.origin[slots] * QUARTERS // assignment.seen
+    sizes = np.rint(assignment.filled.cumsum(1).mean(0)).tolist()
+    key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
+    return predict_layer(collector.layer, key, value, sizes, quarters=quarters, seed=assignment.seed)
+
+
+def predicted_sizes(sizes: Sequence[float]) -> list[int]:
+    """The sizes given, with smaller and larger ones a factor of two apart."""
+    low, high = float(sizes[0]), float(sizes[-1])
+    below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
+    above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
+    return sorted({round(size) for size in (*below, *sizes, *above) if size >= 2})
+
+
+def predict_layer(
+    layer: Layer, key: Tensor, value: Tensor, sizes: Sequence[float],
+    *, queries: int = POOL_QUERIES, quarters: NDArray[np.intp] | None = None, few_windows: bool = False, seed: int = 0,
+    workers: Workers = one_after_another,
+) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
+    """Predict the errors of each head of a layer from keys and values (M, Hkv, ·): without its atom, and with it.
+
+    The second prediction exists only where every context contains an atom (a sink). `quarters` (M,) says from which
+    quarter of the text each token comes; without it tokens are in random order. `few_windows` says that the tokens come
+    from few windows of text, which hold less information than their number suggests (`PredictedErrors.of`).
+    """
+    wanted = np.asarray(predicted_sizes(sizes), dtype=float)
+    shared, groups, m, _ = layer.query.shape
+    chosen = layer.places(queries)
+    clusters = layer.clusters[chosen]
+
+    def by_head(found: tuple[PilotErrors, ...]) -> Iterator[tuple[PredictedErrors, ...]]:
+        return zip(
+            *(PredictedErrors.of(wanted, one, clusters, len(key), seed, few_windows) for one in found), strict=True
+        )
+
+    def of_pair(pair: int) -> list[tuple[PredictedErrors, ...]]:
+        query = layer.query[pair, :, chosen].flatten(0, 1)
+        scores = scores_of(key[:, pair], query, layer.traits.softcap).T.cpu()  # the scores of a token are contiguous
+        atom = None
+        if layer.atom is not None:
+            rows = (m * np.arange(groups)[:, None] + chosen).ravel()
+            state = layer.atom[pair]
+            atom = tuple(np.asarray(part[rows].cpu()) for part in (state.lse, state.output))
+        options = {"quarters": quarters, "matmul": product, "bags": summed}
+        values = np.asarray(value[:, pair].double().cpu())
+        return list(by_head(pilot_errors(np.asarray(scores), values, wanted, atom, **options)))  # type: ignore[arg-type]
+
+    if key.device.type == "cpu" or missing() is not None:  # heads that share keys go together, for the cache
+        return list(chain.from_iterable(workers(of_pair, range(shared))))
+    at_once = layer_errors(layer, key, value, wanted, chosen, quarters)
+    return [head for found in at_once for head in by_head(found)]

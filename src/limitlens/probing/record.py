@@ -32,8 +32,7 @@ FORMULAS = ("rate_sharp", "rate_rms", "rate_sharp_output", "rate_rms_output", "r
 COUPLED = ("rate_drawn_coupling", "rate_proved")
 UNSETTLED = 0.5  # error of the pool over that at the largest n, from which on the pool has not converged
 CONSTANT_RATE = 0.5  # the baseline of every predicted rate
-# fields that a document writes in another form
-APART = ("curve", "without_sink", "centred", "centred_without_sink", "ranks", "ordered_weights", "moment_curves")
+CURVE_FIELDS = ("curve", "without_sink", "moment_curves")  # fields that a document writes in another form
 CURVES = ("mean", "covariance", "hardmax")  # names of `HeadRecord.moment_curves`
 MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # and their names in a document
 
@@ -73,22 +72,15 @@ class HeadRecord:
     geometry_note: str | None = None
     mean_tilt: float | None = None
     score_std: float | None = None
-    centred: Array | None = None  # errors relative to how much the output differs between queries
-    centred_without_sink: Array | None = None
-    predicted_error: Array | None = None  # by the central limit theorem
     effective_tokens: Array | None = None  # 1/Σw²
     effective_tokens_growth: float | None = None  # exponent with which they grow over the last sizes
     top_weight: float | None = None  # at the largest size, as is the entropy
     entropy: float | None = None
-    ranks: tuple[int, ...] = ()  # of the ordered weights
-    ordered_weights: Array | None = None
     sink_mass: float | None = None  # share of the mass in a window on the sink, or on an encoder's special tokens
     pareto_k: float | None = None
-    local_dimension: float | None = None
     regime: Regime | None = None
     regime_reason: str | None = None
     regime_agreement: float | None = None  # share of the resamples of queries and replicates with the same regime
-    outside_support: float | None = None  # share of the queries outside the keys' support, without a local exponent
     critical: CriticalFactor | None = None
     # errors of the "mean" and the "covariance" of the outputs over the queries, and of argmax in place of softmax
     # ("hardmax"); all without the sink
@@ -171,12 +163,11 @@ class HeadRecord:
 
     def document(self) -> dict[str, Any]:
         """The head as the JSON of the contract."""
-        bare = None if self.without_sink is None else _curve_document(self.without_sink, self.centred_without_sink)
-        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in APART}
-        found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve, self.centred)}
-        weights = None if self.ordered_weights is None else {"rank": self.ranks, "weight": self.ordered_weights}
-        found |= {"ordered_weights": weights, "without_sink": bare, "remedy": self.regime and self.regime.remedy}
         measured = self.curve.measured
+        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in CURVE_FIELDS}
+        found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve)}
+        found["without_sink"] = self.without_sink and _curve_document(self.without_sink)
+        found["remedy"] = self.regime and self.regime.remedy
         found["error_is_lower_bound"] = self.error_is_lower_bound if measured else None
         found["pool_error_share"] = self.curve_without_sink.pool_share if measured else None
         if self.curve.prediction is not None:
@@ -189,12 +180,8 @@ class HeadRecord:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], **curves: Any) -> HeadRecord:
-        """The head whose `document` this is, with its `curve`, `without_sink` and `moment_curves`."""
-        weights, bare = entry["ordered_weights"] or {"rank": (), "weight": None}, entry["without_sink"]
-        apart = {"ranks": weights["rank"], "ordered_weights": weights["weight"]}
-        apart |= {"centred": entry["relative_centred_error"]}
-        apart |= {"centred_without_sink": None if bare is None else bare["relative_centred_error"]}
-        whole = {**entry, **apart, **curves}
+        """The head with this `document`, given its `curve`, `without_sink` and `moment_curves`."""
+        whole = {**entry, **curves}
         return from_json(cls, {part.name: whole[part.name] for part in fields(cls)})  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -204,14 +191,13 @@ class HeadRecord:
         return f"<HeadRecord of {self.name}: {kind}, {rate}, {last}>"
 
 
-def _curve_document(curve: ErrorCurve, centred: Array | None) -> dict[str, Any]:
+def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
     """An error curve in a head's document."""
     needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
     found = {"relative_output_error": curve.error, "relative_output_error_stderr": curve.stderr}
     if not curve.measured:
         found |= {"relative_output_error_low": curve.interval[0], "relative_output_error_high": curve.interval[1]}
-    rate = curve.rate and curve.rate.document()
-    return {**found, "relative_centred_error": centred, "rate": rate, "tokens_for": needed}
+    return {**found, "rate": curve.rate and curve.rate.document(), "tokens_for": needed}
 
 
 def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:

@@ -151,8 +151,8 @@ class ProbeRun(Result):
     def check(self) -> None:
         """Raise a ValueError unless every head has a number at each of its sizes (faster than making the view)."""
         for head in self.records:
-            parts = (head.centred, head.predicted_error, head.effective_tokens)
-            if any(self.measured if part is None else part.shape != (len(head.sizes),) for part in parts):
+            tokens = head.effective_tokens
+            if self.measured if tokens is None else tokens.shape != (len(head.sizes),):
                 raise ValueError(f"{head.name} has other sizes than its curve")
 
     @property
@@ -170,11 +170,10 @@ class ProbeRun(Result):
     def curves(self) -> pd.DataFrame:
         """One row per head and size: errors of all kinds, effective tokens, the sink's share."""
 
-        def columns(head: HeadRecord) -> dict[str, Any]:
-            found: dict[str, Any] = {"n": head.sizes}
+        def table(head: HeadRecord) -> pd.DataFrame:
+            found: dict[str, Any] = {"layer": head.layer, "head": head.head, "n": head.sizes}
             if self.measured:
-                found |= {"relative_centred_error": head.centred, "predicted_error": head.predicted_error}
-                found |= {"effective_tokens": head.effective_tokens}
+                found["effective_tokens"] = head.effective_tokens
             for end, curve in (("", head.curve), ("_without_sink", head.without_sink)):
                 if curve is not None:
                     name = f"relative_output_error{end}"
@@ -184,9 +183,10 @@ class ProbeRun(Result):
             for name, curve in head.moment_curves.items():
                 error = MOMENTS.get(name, f"{name}_error")
                 found |= {error: curve.error, f"{error}_stderr": curve.stderr}
-            return found if head.sink is None else found | {"sink_share": head.sink.share}
+            found |= {} if head.sink is None else {"sink_share": head.sink.share}
+            return pd.DataFrame(found)
 
-        return self._rows_of_heads(columns)
+        return pd.concat([table(head) for head in self.records], ignore_index=True)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -201,31 +201,9 @@ class ProbeRun(Result):
             rows.append(row | {"tokens_are": tails.get("verdict"), "variance_proxy": tails.get("variance_proxy")})
         return pd.DataFrame(rows)
 
-    @cached_property
-    def replicate_errors(self) -> pd.DataFrame:
-        """One row per head, replicate and size: its relative output error, and the same without the sink."""
-
-        def columns(head: HeadRecord) -> dict[str, Any]:
-            shape = head.curve.rows.shape
-            # Samples of an interrupted run differ in size: 1 − n/N is the square of the finite-population correction.
-            seen = 1 - np.broadcast_to(head.curve.finite_population_correction, shape) ** 2
-            n = np.broadcast_to(head.sizes, shape) if not self.interrupted else np.rint(self.tokens * seen).astype(int)
-            found = {"replicate": np.indices(shape)[0], "n": n, "relative_output_error": np.sqrt(head.curve.rows)}
-            if head.without_sink is not None:
-                found["relative_output_error_without_sink"] = np.sqrt(head.without_sink.rows)
-            return {name: values.ravel() for name, values in found.items()}
-
-        return self._rows_of_heads(columns)
-
-    def _rows_of_heads(self, columns: Callable[[HeadRecord], dict[str, Any]]) -> pd.DataFrame:
-        """The columns of every head, one head below the other."""
-        found = [pd.DataFrame({"layer": head.layer, "head": head.head, **columns(head)}) for head in self.records]
-        return pd.concat(found, ignore_index=True)
-
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of a run folder."""
-        found = {"heads": self.heads, "layers": self.layers, "curves": self.curves}
-        return found | {"replicates": self.replicate_errors} if self.measured else found
+        return {"heads": self.heads, "layers": self.layers, "curves": self.curves}
 
     def arrays(self) -> dict[str, Any]:
         """The error curves of all heads: "curve.error_moments" (heads, clusters, replicates, sizes) and so on.
@@ -282,10 +260,6 @@ class ProbeRun(Result):
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
         """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""
         return results.plot([figures.map_figure(self, quantity)], path)
-
-    def plot_head(self, layer: int, head: int, path: str | Path | None = None) -> Drawing:
-        """The error curve of one head and its effective tokens."""
-        return results.plot(figures.head_figures(self.head(layer, head)), path)
 
     def plot(self, path: str | Path | None = None) -> Drawing:
         """Fitted rates against the horizon; of a prediction, which has no horizon, the map of predicted rates."""

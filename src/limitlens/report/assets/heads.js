@@ -135,8 +135,8 @@ function curveFigure(page, state) {
   if (known(fit) && known(heads.rate_constant[i])) {
     series.push({ name: `${page.predicted ? "rate" : "fitted"} ${falling(fit)}`, kind: "line", colour: "blue", x: n, y: n.map((v) => heads.rate_constant[i] * v ** -fit) });
   }
-  const exact = heads.pilot_error?.[i], predicted = exact ?? heads.predicted_error?.[i];
-  if (predicted) series.push({ name: exact ? "predicted by the exact law of its tokens" : "predicted by the central limit theorem", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
+  const predicted = heads.pilot_error?.[i];
+  if (predicted) series.push({ name: "predicted by the exact law of its tokens", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
   const slope = heads.rate_predicted?.[i];
   if (known(slope)) {
     const middle = Math.floor(n.length / 2);
@@ -161,15 +161,6 @@ function tokensFigure(page, state) {
       { name: "all weights equal", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
     ],
     x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, min: 1 },
-  };
-}
-
-function weightsFigure(page, state) {
-  const { heads } = page, weights = heads.ordered_weights[state.head] ?? [];
-  return {
-    title: `Largest weights among ${short(page.n[page.n.length - 1])} tokens`, height: 210,
-    series: [{ name: "mean weight", kind: "points", colour: regimeColour(page, heads.regime[state.head]), x: page.ranks, y: weights }],
-    x: { label: "rank of the token", log: true }, y: { label: "weight", log: true },
   };
 }
 
@@ -204,7 +195,6 @@ function mountPanel(host, facts, page) {
       const pair = node("div", { class: "pair" });
       host.append(pair);
       if (heads.effective_tokens?.some(Boolean)) add(pair, tokensFigure, state);
-      if (heads.ordered_weights?.some(Boolean)) add(pair, weightsFigure, state);
       if (heads.sink_share?.some(Boolean)) add(pair, sinkFigure, state);
     } else updates.forEach((update) => update());
     facts.replaceChildren(...page.facts.flatMap(({ key, label, help }) => {

@@ -32,7 +32,7 @@ function headTable(page) {
 
 function curvesTable(page) {
   const { heads } = page;
-  const names = ["error", "error_stderr", "bare_error", "hardmax_error", "effective_tokens", "sink_share", "predicted_error"].filter((name) => heads[name]?.some(Boolean));
+  const names = ["error", "error_stderr", "bare_error", "hardmax_error", "effective_tokens", "sink_share"].filter((name) => heads[name]?.some(Boolean));
   const rows = heads.layer.flatMap((layer, i) => page.n.map((n, j) => [layer, heads.head[i], n, ...names.map((name) => heads[name][i]?.[j] ?? null)]));
   return { columns: ["layer", "head", "n", ...names], rows };
 }
