@@ -22,11 +22,11 @@ from limitlens.published.protocol import error_rows, moments, output, slopes
 from limitlens.published.reproduction import HOME
 from tiny_models import TINY, tiny_tokenizer
 
-PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400, "long": 2000}
+PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400}
 TINY_SIZES: dict[str, dict[str, Any]] = {
     "gaussian-horizon": {"dim": 6, "scales": "0.05:50:3", "sizes": "100:800:4", "replicates": 8, "protocol": PROTOCOL},
     "sphere-d50": {
-        "dim": 8, "scales": "1:1000:3", "sizes": "100:800:4", "replicates": 8, "queries": 32, "samples": 4000,
+        "dim": 8, "scales": "1:1000:3", "sizes": "100:800:4", "replicates": 8, "queries": 32,
     },
     "hardmax-log": {"sizes": "100:10000:4", "replicates": 20},
     "bert-layers": {
@@ -91,11 +91,25 @@ def test_every_name_has_a_place_and_tiny_sizes_and_its_quick_sizes_are_parameter
         (Claim("", "", 0.0, "below"), Number(-0.4, 0.1), "agrees within errors"),
         (Claim("", "", 0.0, "below", why="none"), Number(-0.2, 0.1), "differs: none"),
         (Claim("", ""), Number(2.0, 0.1), "no number to compare"),
+        (
+            Claim("", "", 1.0, why="small", setting="BERT"),
+            Number(1.4, 0.1),
+            "not comparable: the claim is about BERT; here it differs: small",
+        ),
         (Claim("", "", 1.0), Number(math.nan), "not known at these sizes"),
     ],
 )
 def test_verdicts(claim: Claim, number: Number, verdict: str) -> None:
     assert claim.verdict(number)[1] == verdict
+
+
+def test_the_catalogue_names_the_model_of_each_run_and_of_each_claim() -> None:
+    for name, one in catalogue().items():
+        if one.full.get("model") == "minilm":
+            assert "all-MiniLM-L6" in one.shows, name
+        if name in ("bert-layers", "downstream"):  # published for another model
+            assert all(claim.setting for claim in one.claims.values() if claim.test != "equal")
+    assert "not published" in catalogue()["horizon-ablation"].source
 
 
 def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,17 +192,17 @@ def test_sums_in_float16_lose_what_is_added_to_them_late() -> None:
     assert float(output((torch.zeros(1, 1, 1), tokens, tokens))) == pytest.approx(1e-3, rel=1e-4)
 
 
-def test_slopes_and_the_standard_error_divided_twice() -> None:
+def test_both_standard_errors_of_a_rate_are_the_scatter_of_the_rate() -> None:
     rng, sizes = np.random.default_rng(0), [100, 200, 400, 800, 1600]
-    own, published = [], []
-    for _ in range(40):
+    own, released = [], []
+    for _ in range(200):
         rows = np.abs(rng.standard_normal((60, 5))) / np.sqrt(sizes)
         right, theirs = slopes(sizes, rows)
         own.append(right)
-        published.append(theirs)
-    scatter = float(np.std([slope for slope, _ in own]))
-    assert np.mean([stderr for _, stderr in own]) == pytest.approx(scatter, rel=0.3)
-    assert np.mean([stderr for _, stderr in published]) < scatter / 5  # √60 is 7.7
+        released.append(theirs)
+    for found in (own, released):
+        scatter = float(np.std([slope for slope, _ in found]))
+        assert np.mean([stderr for _, stderr in found]) == pytest.approx(scatter, rel=0.2)
     assert np.mean([slope for slope, _ in own]) == pytest.approx(0.5, abs=0.02)
 
 

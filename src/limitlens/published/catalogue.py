@@ -39,6 +39,7 @@ class Claim:
     test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the standard errors
     within: float = 0.0  # relative difference that is allowed in addition to the standard error, and reported
     why: str = ""  # reason why ours differs
+    setting: str = ""  # setting that the claim is about, where this run has another model or text
 
     def verdict(self, number: Number) -> tuple[float | None, str]:
         """The published number, and whether ours agrees with it or why it differs."""
@@ -49,10 +50,14 @@ class Claim:
         errors = AGREE_STDERRS * (number.stderr or 0.0)
         beyond = {"equal": abs(gap), "at least": -gap, "at most": gap, "below": gap + 2 * errors}[self.test]
         if beyond <= errors:
-            return theirs, "agrees within errors" if beyond > 0 else "agrees"
-        if beyond <= errors + self.within * abs(theirs):
-            return theirs, f"agrees within {100 * self.within:g}%"
-        return theirs, f"differs: {self.why}" if self.why else "differs"
+            outcome = "agrees within errors" if beyond > 0 else "agrees"
+        elif beyond <= errors + self.within * abs(theirs):
+            outcome = f"agrees within {100 * self.within:g}%"
+        else:
+            outcome = f"differs: {self.why}" if self.why else "differs"
+        if self.setting:
+            outcome = f"not comparable: the claim is about {self.setting}; here it {outcome}"
+        return theirs, outcome
 
 
 @dataclass(frozen=True)

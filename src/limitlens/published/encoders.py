@@ -209,10 +209,10 @@ def _projected(call: Captured) -> Projected:
 
 
 def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str, replicates: int) -> Array:
-    """The published protocol in every layer over one window, (6, layers).
+    """The protocol of the released code in every layer over one window, (6, layers).
 
-    Rows: horizon of all heads without 1/√k; rates of mean and covariance in float16; relative change of the mean of one
-    sample by float16; standard error of its rate over replicates, and as published.
+    Rows: horizon of all heads without 1/√k; rates of mean and covariance with float16 sums; relative change by float16
+    of the mean's error in one sample; standard error of the mean's rate by bootstrap, and by the released code's fit.
     """
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)

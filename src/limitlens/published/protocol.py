@@ -1,7 +1,8 @@
-"""The published protocol: every token of a sample is a query over the sample; moments of all outputs.
+"""The protocol of the code released with "Token Sample Complexity of Attention".
 
-It includes where the published code departs from its definitions, so that both can be shown: sums in float16, and
-standard errors divided twice by the square root of the number of replicates.
+The code is at github.com/leabbt/token-sample-complexity (commit 01ba856). Every token of a sample is a query over the
+sample, and the errors are those of the mean and the covariance of all outputs. As there, running sums of attention are
+in float16 on request (src/tsc/attention.py), and rates are fitted by weighted least squares (src/tsc/fit.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from limitlens.errors import Array
 from limitlens.statistics.error_curve import ErrorCurve
 
-CHUNK = 512  # keys after which the published sums are rounded
+CHUNK = 512  # keys between two roundings of the running sums in the released code
 Moments: TypeAlias = tuple[Tensor, Tensor]
 Projected: TypeAlias = tuple[Tensor, ...]  # scaled queries, keys and values, each (heads, n, k)
 
@@ -38,20 +39,21 @@ def error_rows(
 
 
 def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Rate of errors (replicates, sizes) with its standard error, and both as published.
+    """Rate of errors (replicates, sizes) with its standard error, and both by the fit of the released code.
 
-    The publication uses weighted least squares, and divides the standard error by √replicates although the weights
-    already include it.
+    The released code fits log error against log n by weighted least squares. The weights are the inverse variances of
+    the mean errors; the variance of the slope is rescaled by the residuals, so it does not depend on the scale of the
+    weights.
     """
     rate = ErrorCurve.of(tuple(sizes), rows, moment=1).rate
     weight = rows.mean(0) / np.maximum(rows.std(0), 1e-12) * len(rows) ** 0.5
     fit, covariance = np.polyfit(np.log(sizes), np.log(rows.mean(0)), 1, w=weight, cov=True)
     own = (np.nan, np.nan) if rate is None else (rate.slope, rate.stderr)
-    return own, (-float(fit[0]), float(np.sqrt(covariance[0, 0] / len(rows))))
+    return own, (-float(fit[0]), float(np.sqrt(covariance[0, 0])))
 
 
 def output(parts: Projected, half: bool = False) -> Tensor:
-    """Outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16, as published."""
+    """Outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16, as the released code."""
     query, key, value = parts
     if not half:
         return scaled_dot_product_attention(query, key, value, scale=1.0)

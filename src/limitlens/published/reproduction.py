@@ -146,7 +146,7 @@ class Reproduction(Result):
             (
                 about.shows,
                 f"Of {plural(agree + differ, 'claim')} with a published number or bound, {agree} agree and {differ} "
-                f"differ by more than three standard errors; {other} further numbers have no published counterpart.",
+                f"differ by more than three standard errors; {other} further numbers have no comparable published one.",
                 f"What to expect: {about.expect}",
             ),
             [
