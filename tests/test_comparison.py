@@ -14,9 +14,8 @@ from scipy import stats
 from cache_cases import planned
 from head_cases import SIZES, head_record, probe_run
 from limitlens.cli import main
-from limitlens.comparison import compare
-from limitlens.comparison_result import Comparison
-from limitlens.differences import LEVEL, Value, find_differences
+from limitlens.comparison import compare, find_differences
+from limitlens.comparison_result import LEVEL, Comparison
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
 from limitlens.probing.regimes import Regime
@@ -83,9 +82,9 @@ def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: 
 def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
     """12 heads, 20 replicates each, equal errors: 38 degrees of freedom at 5%/12."""
     border = stats.t.ppf(1 - LEVEL / 12 / 2, 38) * 0.01 * np.sqrt(2)
-    first = {(f"head {i}", "rate"): Value(Estimate(0.4, 0.01), 20) for i in range(12)}
+    first = {(f"head {i}", "rate"): (Estimate(0.4, 0.01), 20) for i in range(12)}
     for factor, marked in ((0.99, False), (1.01, True)):
-        other = {place: Value(Estimate(0.4 + factor * border, 0.01), 20) for place in first}
+        other = {place: (Estimate(0.4 + factor * border, 0.01), 20) for place in first}
         assert {row.exceeds for row in find_differences([first, other], ["a", "b"])} == {marked}
 
 
@@ -127,7 +126,7 @@ def test_chance_alone_marks_about_one_comparison_in_twenty() -> None:
         for _ in range(2):
             draws = rng.normal(0.4, 0.05, (12, 20))
             measured = zip(draws.mean(1), draws.std(1, ddof=1) / np.sqrt(20), strict=True)
-            columns.append({(f"head {i}", "rate"): Value(Estimate(*value), 20) for i, value in enumerate(measured)})
+            columns.append({(f"head {i}", "rate"): (Estimate(*value), 20) for i, value in enumerate(measured)})
         wrong += any(row.exceeds for row in find_differences(columns, ["a", "b"]))
     assert stats.binomtest(wrong, trials, LEVEL).pvalue > 0.01
 
@@ -146,7 +145,7 @@ def test_errors_are_compared_at_the_largest_size_in_common(probe: ProbeRun) -> N
 def test_two_models_are_compared_by_means_over_their_heads(probe: ProbeRun) -> None:
     other = synthetic(2, 8, shift=0.2, model="another", model_sha256="9")
     found = compare(probe, other)
-    assert not found.same_model
+    assert found.unit == "model average"
     (rate,) = rows_of(found, "rate")
     slopes = [[head.curve.rate.slope for head in run.records if head.curve.rate is not None] for run in (probe, other)]
     welch = stats.ttest_ind(slopes[1], slopes[0], equal_var=False)
@@ -161,6 +160,13 @@ def test_two_models_are_compared_by_means_over_their_heads(probe: ProbeRun) -> N
 
 def test_runs_of_one_model_are_compared_where_they_meet(probe: ProbeRun) -> None:
     assert compare(probe, synthetic(2, 8)).matched == 8  # two layers of four heads
+
+
+def test_predictions_have_no_regimes_to_compare(probe: ProbeRun) -> None:
+    predicted = replace(probe, records=tuple(replace(head, regime=None) for head in probe.records))
+    found = compare(predicted, predicted)
+    assert found.regimes is None
+    assert "averaging" not in str(found)
 
 
 def test_three_runs_are_each_held_against_the_first(probe: ProbeRun) -> None:
@@ -196,16 +202,6 @@ def test_studies_and_sweeps_are_compared() -> None:
     assert swept.command == "study"
     with pytest.raises(InputError, match="runs of study, horizons were given"):
         compare(curves[0], sweep)
-
-
-def test_scaling_limits_are_compared() -> None:
-    import limitlens as ll
-
-    runs = [ll.scaling(dim=5, n=1000, theta=theta, replicates=400) for theta in (1.0, 3.0)]
-    found = compare(*runs)
-    assert found.unit == "number"
-    assert next(row for row in found.differences if row.where == "participation").exceeds is True
-    assert not any(row.exceeds for row in compare(runs[0], runs[0]).differences)
 
 
 def test_what_cannot_be_compared(probe: ProbeRun, tmp_path: Path) -> None:

@@ -30,10 +30,9 @@ EDGES = {
         "attention cache comparison errors experiments interventions loading measures models probing published "
         "record report results sampling"
     ),
-    "comparison": "comparison_result differences errors loading probing report results",
-    "comparison_result": "arrays differences errors estimate probing record report results statistics",
+    "comparison": "comparison_result errors estimate loading probing record report results statistics",
+    "comparison_result": "arrays errors estimate record report results statistics",
     "cost": "arrays errors",
-    "differences": "estimate probing record statistics",
     "errors": "",
     "estimate": "",
     "experiments": "arrays attention cost errors estimate measures record report results sampling statistics theory",

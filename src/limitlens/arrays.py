@@ -33,17 +33,8 @@ else:
     Drawing = PreTrainedModel = Tensor = Any  # used in annotations only
 
 __all__ = [
-    "Drawing",
-    "PreTrainedModel",
-    "Tensor",
-    "array_like",
-    "library",
-    "native",
-    "pd",
-    "to_device",
-    "to_numpy",
-    "torch",
-]
+    "Drawing", "PreTrainedModel", "Tensor", "array_like", "library", "native", "pd", "to_device", "to_numpy", "torch",
+]  # fmt: skip
 
 
 def library(x: Any) -> Any:

@@ -1,13 +1,8 @@
 """Comparison of two or more runs: what differs from the first run, and whether the difference exceeds its error.
 
-A measured quantity has a standard error. A difference is marked when it is significant at 5% after Holm's correction
-over all comparisons of that quantity, by Welch's t where the numbers of replicates are known. Quantities without a
-standard error are shown and never marked. The heads of two models have no counterparts, so models are compared by means
-over their heads, with the spread over heads as the error. Runs of one model are also compared over all heads
-(`Paired`), which shows small differences that all heads share, such as those between two texts.
+Runs of one model are also compared over all heads (`Paired`), which shows small differences that all heads share, such
+as those between two texts.
 """
-
-from __future__ import annotations
 
 import math
 from collections import defaultdict
@@ -18,18 +13,41 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from limitlens.arrays import pd
-from limitlens.differences import LEVEL, TOKENS, Difference
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.probing.regimes import Regime
 from limitlens.record import to_json
 from limitlens.report.text import join, plural, short
-from limitlens.report.view import SHADES, Axis, Colour, Figure, Row, Section, Table, View, line, points
+from limitlens.report.view import Axis, Colour, Figure, Row, Section, Table, View, line, points
 from limitlens.results import Result
 from limitlens.statistics.multiple_testing import holm, p_value
 
+LEVEL = 0.05  # of the tests of differences
+TOKENS = "tokens for 5%"  # the quantity n(5%)
 LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
 PLACES, PICTURES = 6, 3  # places a quantity needs for a figure, and the largest number of figures
+OVER_HEADS = (
+    "Mean differences, paired by head; p has Holm's correction over all rows. For quantities without a standard "
+    "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One quantity at one place in the first run and in a later one."""
+
+    where: str
+    quantity: str
+    run: str
+    first: Estimate
+    value: Estimate
+    difference: Estimate
+    exceeds: bool | None  # whether the difference is significant; None without a standard error
+
+    @property
+    def in_errors(self) -> float | None:
+        """The difference in standard errors; None where it is not known."""
+        stderr = self.difference.stderr
+        return self.difference.value / stderr if self.difference.known and stderr and not math.isnan(stderr) else None
 
 
 @dataclass(frozen=True)
@@ -58,10 +76,8 @@ class Comparison(Result):
     command: str  # the command that makes such runs
     unit: str  # what the runs have in common: head, error, number or model average
     runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
-    same_model: bool  # whether all are probes of one model
     regimes: Mapping[str, Any] | None  # of probes: heads in each regime by run, and heads that changed from the first
     differences: tuple[Difference, ...]  # one for each place, quantity and later run
-    level: float = LEVEL
 
     @property
     def names(self) -> list[str]:
@@ -75,12 +91,12 @@ class Comparison(Result):
 
     @cached_property
     def ranked(self) -> list[Difference]:
-        """The differences, the significant ones first, the largest in standard errors before the others."""
-
-        def rank(row: Difference) -> tuple[bool, float]:
-            return bool(row.exceeds), abs(row.in_errors or 0.0) if row.difference.known else -1.0
-
-        return sorted(self.differences, key=rank, reverse=True)
+        """The differences: significant ones first, then by size in standard errors, unknown ones last."""
+        return sorted(
+            self.differences,
+            key=lambda row: (bool(row.exceeds), abs(row.in_errors or 0.0) if row.difference.known else -1.0),
+            reverse=True,
+        )
 
     @cached_property
     def summary(self) -> list[dict[str, Any]]:
@@ -105,7 +121,7 @@ class Comparison(Result):
     def paired(self) -> tuple[Paired, ...]:
         """Differences over all heads of one model, for every quantity and later run; empty for other runs."""
         groups: dict[tuple[str, str], list[Estimate]] = defaultdict(list)
-        for row in self.differences if self.same_model else ():
+        for row in self.differences if self.unit == "head" else ():
             if row.difference.known and row.quantity != TOKENS:  # n(5%) is known only for heads that converge fast
                 groups[row.quantity, row.run].append(row.difference)
         found = []
@@ -116,7 +132,7 @@ class Comparison(Result):
                 stderr = math.hypot(stdev(values) / math.sqrt(count), shared)
                 found.append((*place, count, mean(values), stderr, p_value(mean(values), stderr, count - 1)))
         adjusted = holm([row[-1] for row in found])
-        return tuple(Paired(*row[:-1], p, p < self.level) for row, p in zip(found, adjusted, strict=True))
+        return tuple(Paired(*row[:-1], p, p < LEVEL) for row, p in zip(found, adjusted, strict=True))
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -129,7 +145,35 @@ class Comparison(Result):
 
     def view(self) -> View:
         """Tables of the runs and of their differences, and figures of later runs against the first."""
-        return _view(self)
+        first = self.names[0]
+        in_common = plural(self.matched, self.unit)
+        keys = list(dict.fromkeys(key for run in self.runs for key in run if key != "name"))
+        about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in self.runs])]
+        if self.regimes:
+            *words, _ = self.regimes[first]
+            rows = [(name, *counts.values()) for name, counts in self.regimes.items()]
+            about.append(Table("regimes", ("run", *words, f"changed from {first}"), rows))
+        trust = [
+            f"A difference is marked if it is significant at the level {LEVEL:.0%} over all comparisons of its "
+            "quantity (Holm); quantities without a standard error are never marked."
+        ]
+        if self.unit == "model average":
+            trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+        if len({run.get("score_scale") for run in self.runs}) > 1:
+            trust.append("The runs scaled the scores differently, which may cause the differences.")
+        if len(self.ranked) > LISTED:
+            trust.append(
+                f"Only the {LISTED} clearest of {len(self.ranked):,} differences are listed; the table has all."
+            )
+        sections = [
+            Section("The runs", "", about),
+            *([Section("Over all heads", OVER_HEADS, [_paired_table(self)])] if self.paired else []),
+            Section("By quantity", f"Each run compared with {first}.", (_summary_table(self), Row(_figures(self)))),
+            Section("By place", "Significant differences come first.", [_differences_table(self)]),
+        ]
+        subtitle = f"{plural(len(self.runs), 'run')} of limitlens {self.command} · {in_common} in common"
+        measured = f"{join(self.names)} were compared on {in_common}: each difference from {first} with its error."
+        return View(" against ".join(self.names), subtitle, (measured, *_verdict(self)), sections, trust=trust)
 
     def figures(self) -> list[Figure]:
         """Later runs against the first, for quantities with several places and known errors."""
@@ -141,45 +185,6 @@ class Comparison(Result):
         marked = sum(bool(row.exceeds) for row in self.differences)
         found = f"{marked} of {len(self.differences)} differences exceed their errors"
         return f"<Comparison of {join(self.names)}: {plural(self.matched, self.unit)} in common, {found}>"
-
-
-def _view(found: Comparison) -> View:
-    first = found.names[0]
-    in_common = plural(found.matched, found.unit)
-    keys = list(dict.fromkeys(key for run in found.runs for key in run if key != "name"))
-    about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in found.runs])]
-    if found.regimes:
-        columns = ("run", *(regime.value for regime in Regime), f"changed from {first}")
-        about.append(Table("regimes", columns, [(name, *row.values()) for name, row in found.regimes.items()]))
-    trust = [
-        f"A difference is marked if it is significant at the level {found.level:.0%} over all comparisons of its "
-        "quantity (Holm); quantities without a standard error are never marked."
-    ]
-    if found.regimes is not None and not found.same_model:
-        trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
-    if len({run.get("score_scale") for run in found.runs}) > 1:
-        trust.append("The runs scaled the scores differently, which may cause the differences.")
-    if len(found.ranked) > LISTED:
-        trust.append(f"Only the {LISTED} clearest of {len(found.ranked):,} differences are listed; the table has all.")
-    verdict, advice = _verdict(found)
-    paired_columns = ("quantity", "run", "heads", "mean difference from the first run", "p (Holm)", "significant")
-    rows = [(r.quantity, r.run, r.heads, Estimate(r.difference, r.stderr), r.p, r.real) for r in found.paired]
-    paired = Table("paired", paired_columns, rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
-    over_heads = (
-        "Mean differences, paired by head; p has Holm's correction over all rows. For quantities without a standard "
-        "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
-    )
-    sections = [
-        Section("The runs", "", about),
-        *([Section("Over all heads", over_heads, [paired])] if found.paired else []),
-        Section("By quantity", f"Each run compared with {first}.", (_summary_table(found), Row(_figures(found)))),
-        Section("By place", "Significant differences come first.", [_differences_table(found)]),
-    ]
-    subtitle = f"{plural(len(found.runs), 'run')} of limitlens {found.command} · {in_common} in common"
-    measured = (
-        f"{join(found.names)} were compared on {in_common}: each difference from {first} with its standard error."
-    )
-    return View(" against ".join(found.names), subtitle, (measured, verdict, advice), sections, trust=trust)
 
 
 def _verdict(found: Comparison) -> tuple[str, str]:
@@ -202,8 +207,14 @@ def _verdict(found: Comparison) -> tuple[str, str]:
     return verdict, advice
 
 
+def _paired_table(found: Comparison) -> Table:
+    columns = ("quantity", "run", "heads", "mean difference from the first run", "p (Holm)", "significant")
+    rows = [(r.quantity, r.run, r.heads, Estimate(r.difference, r.stderr), r.p, r.real) for r in found.paired]
+    return Table("paired", columns, rows, frozenset(i for i, row in enumerate(rows) if row[-1]))
+
+
 def _summary_table(found: Comparison) -> Table:
-    average = "mean" if found.regimes and not found.same_model else "median"
+    average = "mean" if found.unit == "model average" else "median"
     others = found.names[1:]
     rows = []
     for row in found.summary:
@@ -226,25 +237,25 @@ def _differences_table(found: Comparison) -> Table:
 
 
 def _figures(found: Comparison) -> list[Figure]:
-    drawn = [row["quantity"] for row in found.summary if row["places"] >= PLACES and any(row["tested"].values())]
-    return [_scatter(found, quantity) for quantity in drawn[:PICTURES]]
-
-
-def _scatter(found: Comparison, quantity: str) -> Figure:
-    """One quantity in later runs against the first run, a point for each place."""
-    first, *others = found.names
-    tested = [row for row in found.differences if row.quantity == quantity and row.exceeds is not None]
-    values = [one.value for row in tested for one in (row.first, row.value)]
-    ends = [min(values), max(values)]
-    series = [line("equal", ends, ends, "ink", "dashed")]
-    looks: list[tuple[str, Colour]] = [("within errors", "grey"), *((n, SHADES[i % 6]) for i, n in enumerate(others))]
-    for name, colour in looks:
-        rows = [row for row in tested if (row.run if row.exceeds else "within errors") == name]
-        labels = [f"{row.where}, {row.run}\n{short(row.first.value)} → {short(row.value.value)}" for row in rows]
-        label = f"{name}: exceeds its error" if name in others else name
-        x, y = [row.first.value for row in rows], [row.value.value for row in rows]
-        series += [points(label, x, y, colour, labels=labels)] if rows else []
-    log = ends[0] > 0 and ends[1] > 5 * ends[0]
-    where = others[0] if len(others) == 1 else "the others"
-    axes = (Axis(f"{quantity} in {first}", log), Axis(f"{quantity} in {where}", log))
-    return Figure(quantity.capitalize(), *axes, series, height=380)
+    """Quantities in later runs against the first run, a point for each place."""
+    looks: tuple[tuple[bool, str, Colour], ...] = (
+        (False, "within errors", "grey"),
+        (True, "exceeds its error", "blue"),
+    )
+    figures = []
+    for quantity in [
+        row["quantity"] for row in found.summary if row["places"] >= PLACES and any(row["tested"].values())
+    ]:
+        tested = [row for row in found.differences if row.quantity == quantity and row.exceeds is not None]
+        values = [one.value for row in tested for one in (row.first, row.value)]
+        ends = [min(values), max(values)]
+        series = [line("equal", ends, ends, "ink", "dashed")]
+        for exceeds, name, colour in looks:
+            rows = [row for row in tested if row.exceeds is exceeds]
+            labels = [f"{row.where}, {row.run}\n{short(row.first.value)} → {short(row.value.value)}" for row in rows]
+            x, y = [row.first.value for row in rows], [row.value.value for row in rows]
+            series += [points(name, x, y, colour, labels=labels)] if rows else []
+        log = ends[0] > 0 and ends[1] > 5 * ends[0]
+        axes = (Axis(f"{quantity} in {found.names[0]}", log), Axis(f"{quantity} in {join(found.names[1:])}", log))
+        figures.append(Figure(quantity.capitalize(), *axes, series, height=380))
+    return figures

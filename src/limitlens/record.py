@@ -5,8 +5,6 @@ and the result's document. Tables are written twice, as Parquet for programs and
 safetensors. `to_json` and `from_json` convert dataclasses to JSON values and back.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -22,35 +20,17 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure as Drawing
-
-    from limitlens.report.view import View
+from limitlens.report.view import View
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
-FORMAT = 3  # of run.json; raise it when a reader of the old format would misunderstand the new one
+FORMAT = 4  # of run.json; raise it when a reader of the old format would misunderstand the new one
 ARRAYS = "arrays.safetensors"
-
-
-class Recordable(Protocol):
-    """A result as `write_run` needs it; `results.Result` says what each part is."""
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def made(self) -> Mapping[str, Any]: ...  # noqa: D102
-    def document(self) -> dict[str, Any]: ...  # noqa: D102
-    def tables(self) -> dict[str, pd.DataFrame]: ...  # noqa: D102
-    def arrays(self) -> dict[str, Any]: ...  # noqa: D102
-    def files(self) -> dict[str, Callable[[Path], Any]]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -154,7 +134,7 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
 
 
 def _command_of(path: Path) -> str | None:
-    """The command whose run a folder holds; empty where its run.json is not one of limitlens, None without one."""
+    """The command that wrote the run.json of a folder: empty if limitlens did not write it, None if there is none."""
     if not (path / "run.json").exists():
         return None
     try:
@@ -169,8 +149,8 @@ def cannot_write(path: Path, error: Exception) -> InputError:
     return InputError(f"cannot write to {str(path)!r} ({reason}); give a path that you may write, on a disk with space")
 
 
-def write_run(folder: str | Path, result: Recordable, overwrite: bool = False) -> Path:
-    """Write a result's arrays, tables, other files and, last, run.json: a folder with a run.json is complete."""
+def write_run(folder: str | Path, result: Any, overwrite: bool = False) -> Path:
+    """Write a `Result` to a run folder: arrays, tables, other files and, last, run.json, which marks it complete."""
     files: dict[str, Callable[[Path], Any]] = dict(result.files())
     if arrays := result.arrays():
         from safetensors.numpy import save_file
@@ -180,11 +160,13 @@ def write_run(folder: str | Path, result: Recordable, overwrite: bool = False) -
         files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
         files[f"{name}.csv"] = partial(table.to_csv, index=False)
     made = result.made or provenance(result.kind, {})
-    text = json_text({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
+    files["run.json"] = text_writer(
+        json_text({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
+    )
+    if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
+        raise InputError(f"{outside!r} is not a file name; expected one without a folder in it")
     with open_folder(folder, str(made["command"]), overwrite) as path:
-        if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
-            raise InputError(f"{outside!r} is not a file name; expected one without a folder in it")
-        write_files({path / name: write for name, write in (files | {"run.json": text_writer(text)}).items()})
+        write_files({path / name: write for name, write in files.items()})
     return path
 
 
@@ -207,16 +189,13 @@ def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
     return target
 
 
-def save_figure(drawing: Drawing, path: str | Path | None) -> Drawing:
-    """Write a figure to `path`, in the format of its ending, and return it; without a path only return it."""
-    if path is None:
-        return drawing
+def save_figure(drawing: Any, path: str | Path) -> None:
+    """Write a matplotlib figure to `path`, in the format of the path's ending."""
     endings = sorted(drawing.canvas.get_supported_filetypes())
     target = Path(path)
     if target.suffix[1:].lower() not in endings:
         raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
     write_files({target: drawing.savefig})
-    return drawing
 
 
 def text_writer(text: str) -> Callable[[Path], Any]:
@@ -224,38 +203,30 @@ def text_writer(text: str) -> Callable[[Path], Any]:
     return lambda path: path.write_text(text + "\n", encoding="utf-8", errors="xmlcharrefreplace")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}")
-
-
 def read_run(folder: str | Path) -> Run:
     """Read a run folder (or its run.json) that `write_run` wrote."""
-    path = Path(folder)
-    if path.name == "run.json":
-        path = path.parent
+    path = Path(folder).parent if Path(folder).name == "run.json" else Path(folder)
+    file = path / "run.json"
     if not str(folder) or not os.path.isdir(path):
         raise InputError(f"there is no run folder {str(folder)[:200]!r}; expected one that a command wrote with --out")
-    try:
-        if not os.path.lexists(path / "run.json"):
-            raise FileNotFoundError
-        if not (path / "run.json").is_file():
-            raise OSError("it is not a file")
-        run = json.loads((path / "run.json").read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except FileNotFoundError:
+    if not file.is_file():
         problem = f"{str(path)!r} holds no run.json"
-        raise InputError(f"{problem}; expected a finished run, so run its command again with --out") from None
+        raise InputError(f"{problem}; expected a finished run, so run its command again with --out")
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        problem = f"{str(path / 'run.json')!r} cannot be read ({error})"
+        problem = f"{str(file)!r} cannot be read ({error})"
         raise InputError(f"{problem}; expected a complete JSON file, so run its command again") from None
-    complete = isinstance(run, dict) and isinstance(run.get("result"), dict) and isinstance(run.get("kind"), str)
-    complete = complete and all(isinstance(run.get(name), dict) for name in ("arguments", "versions", "host"))
-    if not complete or run.get("format") != FORMAT:
-        versions = run.get("versions") if isinstance(run, dict) else None
+    parts = {"result": dict, "kind": str, "arguments": dict, "versions": dict, "host": dict}
+    found = run if isinstance(run, dict) else {}
+    complete = all(isinstance(found.get(name), kind) for name, kind in parts.items())
+    if not complete or found.get("format") != FORMAT:
+        versions = found.get("versions")
         version = versions.get("limitlens", "unknown") if isinstance(versions, dict) else "unknown"
-        problem = f"{str(path / 'run.json')!r} was made by another version of limitlens ({version})"
-        raise InputError(f"{problem}; expected format {FORMAT}, so run its command again with this version")
-    made = {key: value for key, value in run.items() if key not in ("result", "kind", "format")}
-    return Run(run["kind"], made, run["result"], path)
+        problem = f"{str(file)!r} is of another version of limitlens ({version}), format {found.get('format')}"
+        raise InputError(f"{problem}; expected a run of format {FORMAT}, so run its command again with this version")
+    made = {key: value for key, value in found.items() if key not in ("result", "kind", "format")}
+    return Run(found["kind"], made, found["result"], path)
 
 
 def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
@@ -288,18 +259,15 @@ def to_json(value: Any) -> Any:
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
-        for name in (item.name for item in fields(value) if item.name != "made"):
-            part = getattr(value, name)
+        for name, part in ((item.name, getattr(value, item.name)) for item in fields(value) if item.name != "made"):
             found |= _estimate_entries(name, part) if isinstance(part, Estimate) else {name: to_json(part)}
         return found
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return to_json(value.tolist())
     if isinstance(value, (list, tuple, range)):
         return [to_json(item) for item in value]
-    if isinstance(value, np.generic):
-        return to_json(value.item())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):

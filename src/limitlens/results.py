@@ -98,4 +98,7 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
-    return save_figure(draw(figures), path)
+    drawing = draw(figures)
+    if path is not None:
+        save_figure(drawing, path)
+    return drawing

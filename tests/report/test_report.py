@@ -293,7 +293,9 @@ def test_run_folders_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another version"):
             read_run(tmp_path)
     file.write_text(json.dumps({"format": FORMAT + 1, "versions": {"limitlens": "9.9"}, "result": {}}))
-    with pytest.raises(InputError, match=r"another version of limitlens \(9\.9\)"):
+    with pytest.raises(
+        InputError, match=rf"of limitlens \(9\.9\), format {FORMAT + 1}; expected a run of format {FORMAT}"
+    ):
         read_run(tmp_path)
 
 
