@@ -15,7 +15,7 @@ KINDS = {
     "hardmax": "experiments.hardmax:Hardmax",
     "tails": "experiments.heavy_tails:HeavyTails",
     "tail verdict": "statistics.tails:TailReport",
-    "scaling": "experiments.scaling_limits:ScalingLimits",
+    "scaling": "experiments.scaling:ScalingLimits",
     "keys": "experiments.real_keys:RealKeys",
     "schedules": "experiments.schedules:Schedules",
     "heat": "experiments.heat_flow:HeatFlow",

@@ -83,6 +83,10 @@ class Result:
         """Draw the figures side by side with matplotlib; with `path`, save them in the format of its ending."""
         return plot(self.figures(), path)
 
+    def __repr__(self) -> str:
+        view = self.view()
+        return f"<{type(self).__name__}: {view.title}, {view.subtitle}>"
+
     def __str__(self) -> str:
         from limitlens.report.terminal import as_text
 

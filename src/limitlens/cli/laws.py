@@ -148,17 +148,18 @@ def key_law(
     cosine: Annotated[float, Option(help="vmf: cosine between mean direction and query.")] = 1.0,
     sub: Annotated[int, Option(help="subsphere: dimension.")] = 2,
     power: Annotated[float, Option(help="power: density near the query q is like |q - k|^power.")] = 1.0,
-    keys: Annotated[str | None, Option(metavar="FILE.npy", help="Real keys (n, dim) instead of a law.")] = None,
-    queries: Annotated[str | None, Option(metavar="FILE.npy", help="Queries (q, dim) for --keys.")] = None,
-    neighbours: Annotated[int | None, Option(help="Nearest keys used per query of --keys; about sqrt(n).")] = None,
-    normalise: Annotated[bool, Option("--normalise", help="Project --keys and --queries onto the sphere.")] = False,
 ) -> None:
-    """Options of `scaling` and `schedules`: the law of the keys, or a file of keys, and the temperature."""
+    """Options of `scaling` and `schedules`: the law of the keys and the temperature."""
 
 
 @command(runs="experiments.scaling", shares="plot seed yes", also=key_law)
 def scaling(
-    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000, replicates: Replicates = 2000
+    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000,
+    keys: Annotated[str | None, Option(metavar="FILE.npy", help="Real keys (n, dim) instead of a law.")] = None,
+    queries: Annotated[str | None, Option(metavar="FILE.npy", help="Queries (q, dim) for --keys.")] = None,
+    neighbours: Annotated[int | None, Option(help="Nearest keys used per query of --keys; about sqrt(n).")] = None,
+    normalise: Annotated[bool, Option("--normalise", help="Project --keys and --queries onto the sphere.")] = False,
+    replicates: Replicates = 2000,
 ) -> None:
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
@@ -166,7 +167,7 @@ def scaling(
     """
 
 
-@command(runs="experiments.schedules", shares="plot yes", also=key_law)
+@command(runs="experiments.schedules", shares="plot", also=key_law)
 def schedules(sizes: Annotated[str, Option(metavar="LO:HI:K", help="Context lengths.")] = "4096:1048576:5") -> None:
     """Compare schedules of the inverse temperature β as the context grows: constant, ln n, YaRN and critical.
 

@@ -19,8 +19,7 @@ from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, check_number, check_seed
 from limitlens.estimate import Estimate
-from limitlens.experiments.quantity import Quantity, verified
-from limitlens.experiments.weight_samples import check_count
+from limitlens.experiments.weight_samples import Quantity, check_count, verified
 from limitlens.report.text import short
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
 from limitlens.results import Result

@@ -5,13 +5,11 @@ weights at any β; softmax over the sample gives the measured ones. The β at wh
 law: it is all that is known for a query outside the keys' support, which has no local exponent.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,11 +19,10 @@ from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, as_array
 from limitlens.estimate import Estimate
-from limitlens.experiments.quantity import Quantity
-from limitlens.experiments.weight_samples import sample_weights
+from limitlens.experiments.weight_samples import Quantity, sample_weights
 from limitlens.measures.named import sample_from_file
 from limitlens.report.text import falling, join, short
-from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
+from limitlens.report.view import Axis, Block, Figure, Section, Table, View, line, points
 from limitlens.results import Result
 from limitlens.statistics.local_exponent import (
     OUTSIDE,
@@ -84,7 +81,7 @@ class RealKeys(Result):
 
     def view(self) -> View:
         """Local exponent, critical temperature and weights of every query."""
-        inside = [index for index, row in enumerate(self.queries) if row.support >= OUTSIDE]
+        inside = [row.participation for row in self.queries if row.support >= OUTSIDE]
         many = "1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries"
         keys, neighbours = f"{self.inputs['keys']:,}", self.inputs["neighbours"]
         trust = ["The scaling limit of a real head is a heuristic: it assumes a power law of keys near the query."]
@@ -100,8 +97,7 @@ class RealKeys(Result):
             )
             for index, row in enumerate(self.queries)
         ]
-        blocks: list[Block] = [Row(self._figures(inside))] if inside else []
-        lead = "Bars are 95%. A query on the diagonal has the weights of the limit; single queries scatter widely."
+        blocks: list[Block] = [_limit_figure(inside)] if inside else []
         blocks.append(Table("queries", COLUMNS, rows, shown=40))
         return View(
             f"{many} on {keys} real keys",
@@ -111,12 +107,18 @@ class RealKeys(Result):
                 "of keys falls towards the query.",
                 *self._conclusions(),
             ),
-            [Section("Exponents and weights", lead, blocks)],
+            [
+                Section(
+                    "Exponents and weights",
+                    "A query on the diagonal has the weights of the scaling limit; single queries scatter widely.",
+                    blocks,
+                )
+            ],
             trust=trust,
         )
 
     def _conclusions(self) -> tuple[str, str]:
-        """What the queries show, and what to do."""
+        """Sentence with the median exponent and the regimes of the queries, and one with what to do."""
         regimes = [row.regime for row in self.queries]
         counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
         if exponent := self.median["exponent"]:
@@ -132,126 +134,76 @@ class RealKeys(Result):
             "Use the five-key β, which assumes nothing about the keys.",
         )
 
-    def _figures(self, inside: list[int]) -> list[Figure]:
-        """The local exponents, and Σw² against its scaling limit, of the queries within the support."""
-        exponents = [self.queries[index].exponent for index in inside]
-        shares = [self.queries[index].participation for index in inside]
-        x = [float(row.predicted or 0.0) for row in shares]  # predicted for every query within the support
-        y = [row.measured.value for row in shares]
-        ends = [min(x + y), max(x + y)]
-        alpha, stderr = [row.measured.value for row in exponents], [row.measured.stderr for row in exponents]
-        return [
-            Figure(
-                "Local exponent at each query",
-                Axis("query", whole=True),
-                Axis("local exponent α", low=0),
-                [points("measured", inside, alpha, stderr=stderr)],
-                [Guide("median", y=self.median["exponent"])],
-            ),
-            Figure(
-                "Σw² of each query against its scaling limit",
-                Axis("predicted by the scaling limit", log=True),
-                Axis("measured Σw²", log=True),
-                [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")],
-            ),
-        ]
 
-    def __repr__(self) -> str:
-        exponent, critical = self.median["exponent"], self.median["critical_beta"]
-        median = (
-            f"median local exponent {exponent:.3g}, median critical β {critical:.4g}" if exponent else "all outside"
-        )
-        return f"<RealKeys: {len(self.queries)} queries on {self.inputs['keys']:,} keys, {median}>"
-
-
-class LocalLaw(NamedTuple):
-    """The law of the keys near one query."""
-
-    estimate: LocalExponent
-    distances: Array  # (n,) to every key but the query itself
-    support: float
-
-    @property
-    def inside(self) -> bool:
-        """Whether the query lies within the keys' support, where it has a local exponent."""
-        return self.support >= OUTSIDE
+def _limit_figure(shares: Sequence[Quantity]) -> Figure:
+    """Measured Σw² of queries within the keys' support, against the value that the scaling limit predicts."""
+    x = [float(row.predicted or 0.0) for row in shares]  # predicted for every query within the support
+    y = [row.measured.value for row in shares]
+    ends = [min(x + y), max(x + y)]
+    return Figure(
+        "Σw² of each query against its scaling limit",
+        Axis("predicted by the scaling limit", log=True),
+        Axis("measured Σw²", log=True),
+        [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")],
+    )
 
 
 def real_keys(
-    queries: ArrayLike,
-    keys: ArrayLike,
+    queries: ArrayLike | str | Path | None,
+    keys: ArrayLike | str | Path | None,
     beta: float | None = None,
     theta: float = 1.0,
     neighbours: int | None = None,
     *,
     normalise: bool = False,
     seed: int = 0,
-    files: Mapping[str, str] | None = None,
+    yes: bool = False,
 ) -> RealKeys:
-    """Attention of queries (q, d) over keys (n, d), at β, or for each query at the β where it has this θ."""
-    rng = np.random.default_rng(seed)
-    laws = _local_laws(queries, keys, neighbours, normalise)
-    rows = [_query(law, beta, theta, rng) for law in laws]
-    estimate = laws[-1].estimate
-    inputs: dict[str, Any] = {"keys": estimate.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
-    inputs |= {"neighbours": estimate.neighbours, "normalise": normalise, **({"files": files} if files else {})}
-    inside = [row for row in rows if row.support >= OUTSIDE]
-    known = {name: [getattr(row, name).measured.value for row in inside] for name in ("exponent", "critical_beta")}
-    median = {name: float(np.median(values)) if values else None for name, values in known.items()}
-    return RealKeys(inputs, median, tuple(rows))
+    """Attention of queries (q, d) over keys (n, d), at β, or for each query at the β where it has this θ.
 
-
-def median_exponent(
-    queries: ArrayLike, keys: ArrayLike, neighbours: int | None = None, normalise: bool = False
-) -> LocalExponent:
-    """The local exponent of the query with the median critical β: one local law that represents the head."""
-    estimates = [law.estimate for law in _local_laws(queries, keys, neighbours, normalise) if law.inside]
-    if not estimates:
-        raise InputError(
-            "no query lies within the keys' support, so there is no local exponent; expected queries among the keys"
-        )
-    return sorted(estimates, key=lambda estimate: estimate.critical_beta()[0])[(len(estimates) - 1) // 2]
-
-
-def read_vectors(
-    queries: ArrayLike | str | Path | None, keys: ArrayLike | str | Path | None, yes: bool
-) -> tuple[Array, Array]:
-    """Queries (q, d) and keys (n, d) from arrays or .npy files, with the cost of their distances checked."""
+    Queries and keys are arrays or .npy files. A computation that is estimated to be too long starts only with `yes`.
+    """
     if keys is None or queries is None:
         raise InputError("one of keys and queries was given; expected both")
-    rows = {}
-    for name, source in (("keys", keys), ("queries", queries)):
-        vectors = sample_from_file(str(source)).tokens if isinstance(source, (str, Path)) else source
-        rows[name] = as_array(name, vectors, ndim=2)
-    pairs = float(len(rows["keys"])) * len(rows["queries"])
-    seconds = QUERY_SECONDS * len(rows["queries"]) + PAIR_SECONDS * pairs
-    check_cost("scaling", seconds=seconds, memory=16.0 * pairs, yes=yes)
-    return rows["queries"], rows["keys"]
-
-
-def _local_laws(queries: ArrayLike, keys: ArrayLike, neighbours: int | None, normalise: bool) -> list[LocalLaw]:
-    """The law of the keys near each query."""
-    query_rows = as_array("queries", queries, ndim=2)
-    if not len(query_rows):
+    sources = {"keys": keys, "queries": queries}
+    files = {name: str(path) for name, path in sources.items() if isinstance(path, (str, Path))}
+    tokens = {name: sample_from_file(path).tokens for name, path in files.items()}
+    vectors, rows = (as_array(name, part, ndim=2) for name, part in (sources | tokens).items())
+    if not len(rows):
         raise InputError("there are no queries; expected at least one row")
-    distances = [query_distances(query, keys, normalise) for query in query_rows]
+    pairs = float(len(vectors)) * len(rows)
+    check_cost("scaling", seconds=QUERY_SECONDS * len(rows) + PAIR_SECONDS * pairs, memory=16.0 * pairs, yes=yes)
+    rng = np.random.default_rng(seed)
+    distances = [query_distances(row, vectors, normalise) for row in rows]
     estimates = [local_exponent(row, neighbours) for row in distances]
-    vectors = on_sphere("a key", as_array("keys", keys, ndim=2), normalise)
-    shares = support([estimate.radius for estimate in estimates], vectors, neighbours)
-    return [LocalLaw(*law) for law in zip(estimates, distances, shares.tolist(), strict=True)]
+    radii = [estimate.radius for estimate in estimates]
+    shares = support(radii, on_sphere("a key", vectors, normalise), neighbours)
+    found = [
+        _query(estimate, row, share, beta, theta, rng)
+        for estimate, row, share in zip(estimates, distances, shares.tolist(), strict=True)
+    ]
+    last = estimates[-1]
+    inputs: dict[str, Any] = {"keys": last.n, "beta": beta, "theta": theta if beta is None else None, "seed": seed}
+    inputs |= {"neighbours": last.neighbours, "normalise": normalise, **({"files": files} if files else {})}
+    inside = [row for row in found if row.support >= OUTSIDE]
+    known = {name: [getattr(row, name).measured.value for row in inside] for name in ("exponent", "critical_beta")}
+    median = {name: float(np.median(values)) if values else None for name, values in known.items()}
+    return RealKeys(inputs, median, tuple(found))
 
 
-def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Generator) -> QueryKeys:
+def _query(
+    estimate: LocalExponent, distances: Array, share: float, beta: float | None, theta: float, rng: np.random.Generator
+) -> QueryKeys:
     """Weights of one query at β, or at the β of this θ; predicted where the query lies within the support."""
-    estimate, gaps = law.estimate, np.square(law.distances) / 2
+    inside, gaps = share >= OUTSIDE, np.square(distances) / 2
     five = _sharing_beta(gaps, 5.0)
-    default_beta = estimate.critical_beta(theta=theta)[0] if law.inside else five or 1.0
+    default_beta = estimate.critical_beta(theta=theta)[0] if inside else five or 1.0
     beta = default_beta if beta is None else check_beta(beta)
     shared, top = _shares(gaps, beta)
     measured = {"theta": float(np.exp(-beta * gaps).sum()), "participation": shared, "top_weight": top}
     quantities = {name: Quantity(measured=Estimate(number)) for name, number in measured.items()}
     exponent = critical = Quantity()
-    if law.inside:
+    if inside:
         limit_theta = theta_of(estimate.n, beta, estimate.local)
         limit = PoissonPoints(limit_theta, estimate.local.a)
         drawn = sample_weights(limit, _REPLICATES, rng)
@@ -266,7 +218,7 @@ def _query(law: LocalLaw, beta: float | None, theta: float, rng: np.random.Gener
         value, relative_stderr = estimate.critical_beta()
         critical = Quantity(measured=Estimate(value, value * relative_stderr))
     return QueryKeys(
-        exponent=exponent, radius=estimate.radius, support=law.support, critical_beta=critical,
+        exponent=exponent, radius=estimate.radius, support=share, critical_beta=critical,
         five_key_beta=Quantity(measured=Estimate.of(five)), beta=beta, regime=regime(shared), **quantities,
     )  # fmt: skip
 

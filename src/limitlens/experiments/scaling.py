@@ -1,18 +1,213 @@
-"""`scaling`: does attention over n keys average over many, select a few or collapse onto one?"""
+"""`scaling`: does attention from one query over n keys average over many, select a few or collapse onto one?
 
+For a law of the keys, n and β (or θ), each quantity has the value of the scaling limit ("predicted"), the exact
+expectation at this n ("exact"), and the value of a simulation of n keys ("measured", with its standard error).
+Kolmogorov-Smirnov tests compare the laws of the largest weight, of Σw² and of the output with those of the limit.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
+from limitlens.arrays import pd
 from limitlens.cost import check_cost
-from limitlens.errors import InputError, check_number, check_seed
-from limitlens.experiments.real_keys import RealKeys, read_vectors, real_keys
-from limitlens.experiments.scaling_limits import ScalingLimits, scaling_limits
-from limitlens.experiments.weight_samples import MOST_DRAWN, check_count, check_replicates
-from limitlens.theory.scaling.laws import GapLaw, named_law
+from limitlens.errors import Array, InputError, check_number, check_seed
+from limitlens.estimate import Estimate
+from limitlens.experiments.real_keys import RealKeys, real_keys
+from limitlens.experiments.weight_samples import (
+    MOST_DRAWN,
+    Quantity,
+    WeightSample,
+    check_count,
+    check_replicates,
+    sample_direct,
+    sample_ordered,
+    sample_weights,
+    sampled,
+    verified,
+)
+from limitlens.record import to_json
+from limitlens.report.text import falling, short
+from limitlens.report.view import Axis, Figure, Section, Table, View, line, points
+from limitlens.results import Result
+from limitlens.theory.prediction import Status
+from limitlens.theory.scaling import control, regimes, weights
+from limitlens.theory.scaling.control import Regime
+from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law
+from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
+from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
 
 KEY_SECONDS = 1e-6  # to draw one key
 MOST_DIM = 400  # the weights of keys on a sphere of higher dimension overflow float64
+RANKS = 32  # ordered weights in the result
+FATE = {
+    "averaging": "many keys share the mass, and the output is an average",
+    "selective": "a few keys share the mass",
+    "frozen": "one key holds nearly all of the mass",
+}
+CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
+QUANTITIES = {
+    "participation": "Σw², the inverse number of effective keys",
+    "top_weight": "largest weight w₁",
+    "inverse_top_weight": "1/w₁",
+    "entropy": "entropy (nats)",
+    "keys_holding_90": "keys that hold 90% of the mass",
+    "output_gap": "output gap β(1 − <q, Γ>)",
+    "output_gap_variance": "variance of the output gap",
+    "output_tangential_variance": "variance orthogonal to the query, × β",
+}
+FORMULAS = {
+    "averaging": {
+        "mean": "output along the query",
+        "bias": "bias of the output along the query, at order 1/n",
+        "radial_variance": "variance of the output along the query",
+        "tangential_variance": "variance orthogonal to the query",
+        "effective_sample_size": "effective sample size",
+    },
+    "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
+}
+_MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
+_COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
+_NEAR_LIMIT = 0.2  # in log E Σw²
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """Kolmogorov-Smirnov distance and p-value of a measured law against the law named by `against`."""
+
+    against: str
+    ks: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The subcritical formulas for the output along the query, <q, Γ>, and for one coordinate orthogonal to it."""
+
+    applies: bool
+    mean: Quantity
+    bias: Quantity
+    radial_variance: Quantity
+    effective_sample_size: Quantity
+    tangential_variance: Quantity | None
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """The supercritical formulas: distance of the nearest key, and the mass 1 − w₁ of the others where it is known."""
+
+    applies: bool
+    nearest_distance: Quantity
+    one_minus_top_weight: Quantity | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScalingLimits(Result):
+    """Weights and output of attention over n keys of a law at one β, predicted and measured."""
+
+    kind, file = "scaling", "scaling"
+    inputs: Mapping[str, Any]  # law and its parameters, dimension of the ambient sphere, n, θ, β, replicates, seed
+    local: Mapping[str, float]  # exponent, a and c of P(D ≤ s) ~ c s^a near the query
+    control: Mapping[str, Quantity]  # θ, and the critical β and n
+    regime: Regime  # by the exact E Σw²
+    quantities: Mapping[str, Quantity]  # expectations: of the limit, exact at n, measured
+    ordered_weights: tuple[Quantity, ...]  # means of w₁ ≥ w₂ ≥ …; `predicted` is a simulation of the scaling limit
+    averaging: Averaging  # formulas below the critical scale
+    collapse: Collapse  # formulas above the critical scale
+    laws: Mapping[str, LawTest]
+    warnings: tuple[str, ...]  # that n is too small for the limit, which high exponents approach slowly
+    method: str  # how keys were drawn: "direct" or "nearest keys"
+    replaced_mass: float  # largest share of mass that a Gaussian approximates
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per quantity, by part."""
+        parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
+        rows = [
+            {"part": part, "quantity": name, **to_json(quantity)}
+            for part, quantities in parts.items()
+            for name, quantity in quantities.items()
+            if isinstance(quantity, Quantity)
+        ]
+        return pd.DataFrame(rows).dropna(axis=1, how="all")
+
+    def view(self) -> View:
+        """The regime of the head, and every quantity predicted and measured."""
+        inputs, known = self.inputs, self.control
+        n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
+        shared = self.quantities["participation"].measured.value
+        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
+        laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
+        return View(
+            f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
+            f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)} · local exponent "
+            f"{self.local['exponent']:g} · {replicates} replicates ({self.method})",
+            (
+                f"One query attended to {n} random keys at inverse temperature {short(inputs['beta'])}, in "
+                f"{replicates} replicates.",
+                f"The head is {self.regime}: {FATE[self.regime]} ({short(shared and 1 / shared)} effective keys).",
+                f"At this temperature it stops selecting beyond about {short(known['critical_n'].predicted)} keys; "
+                f"with {n} keys, β near {short(known['critical_beta'].predicted)} is the critical scale, and β must "
+                f"grow like {falling(-2 / self.local['exponent'])} to stay there.",
+            ),
+            [
+                Section(
+                    "Regime of this head",
+                    "Mean of the largest weights by rank. Points are measured, with 95% bars; the line is the scaling "
+                    "limit.",
+                    [self._ordered_figure(), Table("control parameters", ["", "exact", "asymptotic"], control)],
+                ),
+                Section("Predicted and measured", "Every expectation with its status.", self._tables()),
+                Section(
+                    "Distributions",
+                    "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ.",
+                    [Table("laws", ["law of", "against", "distance", "p"], laws)],
+                ),
+            ],
+            warnings=self.warnings,
+            trust=[
+                "Statuses: proved (in the literature), verified (derived here, confirmed by simulation), heuristic."
+            ],
+        )
+
+    def _ordered_figure(self) -> Figure:
+        ranks = range(1, len(self.ordered_weights) + 1)
+        measured = [row.measured for row in self.ordered_weights]
+        value, stderr = zip(*((row.value, row.stderr) for row in measured), strict=True)
+        series = [
+            line("scaling limit", ranks, [row.predicted for row in self.ordered_weights], "grey", "dashed"),
+            points(f"{self.inputs['n']:,} keys", ranks, value, "blue", stderr),
+        ]
+        up = Axis("mean weight", log=True, low=1e-4, high=2)
+        return Figure("Ordered weights", Axis("rank of the key", log=True), up, series)
+
+    def _tables(self) -> list[Table]:
+        """Table of expectations, and of the formulas of the regime that applies."""
+        rows = [
+            (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
+            for name, label in QUANTITIES.items()
+            if (row := self.quantities.get(name)) is not None
+        ]
+        columns = ["expectation of", "scaling limit", "exact at n", "measured", "status"]
+        tables = [Table("expectations", columns, rows)]
+        for side, labels in FORMULAS.items():
+            formulas = getattr(self, side)
+            if formulas.applies:
+                found = [
+                    (label, row.predicted, row.measured, row.status.value)
+                    for name, label in labels.items()
+                    if (row := getattr(formulas, name)) is not None
+                ]
+                columns = ["formula", "predicted", "measured", "status"]
+                tables.append(Table(f"formulas of the {side} side", columns, found))
+        return tables
 
 
 def scaling(
@@ -52,11 +247,8 @@ def scaling(
     check_seed(seed)
     check_one_scale(theta, beta)
     if keys is not None or queries is not None:
-        query_rows, key_rows = read_vectors(queries, keys, yes)
-        named = {"keys": keys, "queries": queries}
-        files = {name: str(path) for name, path in named.items() if isinstance(path, (str, Path))}
         target = 1.0 if theta is None else theta
-        return real_keys(query_rows, key_rows, beta, target, neighbours, normalise=normalise, seed=seed, files=files)
+        return real_keys(queries, keys, beta, target, neighbours, normalise=normalise, seed=seed, yes=yes)
     gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
     theta = 1.0 if theta is None and beta is None else theta
     drawn = check_replicates(replicates) * min(n, MOST_DRAWN)
@@ -75,3 +267,134 @@ def check_one_scale(theta: float | None, beta: float | None) -> None:
     """Refuse θ and β together: each determines the other."""
     if theta is not None and beta is not None:
         raise InputError("both theta and beta were given; expected one, since each follows from the other")
+
+
+def scaling_limits(
+    law: GapLaw,
+    n: int,
+    theta: float | None = None,
+    beta: float | None = None,
+    *,
+    replicates: int = 2000,
+    seed: int = 0,
+    name: str | None = None,
+    dim: int | None = None,
+) -> ScalingLimits:
+    """Predict and measure attention over n keys of a law, at β or at θ.
+
+    Keys of a subsphere have the law of uniform keys in its own dimension; `name` and `dim` are then the name of the law
+    and the dimension of the ambient sphere.
+    """
+    if (theta is None) == (beta is None):
+        raise InputError("expected exactly one of theta and beta: the other follows from it")
+    beta = control.critical_beta(n, law, theta) if theta is not None else float(beta or 0.0)
+    theta = control.theta(n, beta, law)
+    rng = np.random.default_rng(seed)
+    sample, method = measure_weights(law, n, beta, replicates, rng)
+    finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
+    limit = sample_weights(poisson, replicates, rng, law.tangent_dim)
+    ordered, ordered_limit = (
+        sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed)) for keys in (finite, poisson)
+    )
+    dim = int(law.parameters["dim"]) if dim is None else dim
+    sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
+    run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
+    leak = sampled(1 - sample.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    exact, expected = weights.participation(finite), weights.participation(poisson)
+    far = (
+        f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
+        f"and {expected:.3g} in the limit; trust the exact values"
+    )
+    return ScalingLimits(
+        inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **run},
+        local={"exponent": law.exponent, "a": law.a, "c": law.c},
+        control={
+            "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),
+            "critical_beta": verified(control.critical_beta(n, law), asymptotic=control.critical_beta(n, law.local)),
+            "critical_n": verified(control.critical_n(beta, law), asymptotic=control.critical_n(beta, law.local)),
+        },
+        regime=control.regime(exact),
+        quantities=_quantities(law, finite, poisson, sample, limit),
+        ordered_weights=tuple(
+            sampled(values, predicted=float(mean))
+            for values, mean in zip(ordered.T, ordered_limit.mean(axis=0), strict=True)
+        ),
+        averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
+        collapse=Collapse(
+            mean_top(finite) > _COLLAPSED_TOP,
+            sampled(np.sqrt(2 * sample.nearest / beta), predicted=regimes.nearest_distance(n, law)),
+            leak,
+        ),
+        laws=_laws(law, n, beta, sample, limit),
+        warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
+        method=method,
+        replaced_mass=float(sample.remainder.max()),
+    )
+
+
+def measure_weights(
+    law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
+) -> tuple[WeightSample, str]:
+    """Simulate n keys by brute force ("direct") while that is affordable, else by the "nearest keys"; returns which."""
+    check_replicates(replicates)
+    if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
+        return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
+    return sample_weights(KeyPoints(law, n, beta), replicates, rng, law.tangent_dim), "nearest keys"
+
+
+def _quantities(
+    law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
+) -> dict[str, Quantity]:
+    """Value in the limit, exact value at n and measurement of every quantity."""
+    expected = {
+        "participation": (weights.participation, sample.participation),
+        "top_weight": (mean_top, sample.top),
+        "inverse_top_weight": (mean_inverse_top, 1 / sample.top),
+        "entropy": (weights.entropy, sample.entropy),
+        "output_gap": (weights.gap_mean, sample.gap),
+        "output_gap_variance": (weights.gap_variance, _squared(sample.gap)),
+    }
+    if law.tangent_dim is not None:
+        across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
+        expected["output_tangential_variance"] = (across, np.square(sample.tangential))
+    rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
+    keys90 = Quantity.sampled(limit.keys90).measured
+    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": regimes.keys_holding(finite)}
+    return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
+
+
+def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
+    """The subcritical formulas, each with its measured value."""
+    limit = regimes.averaging(n, beta, law)
+    radial, shared = 1 - sample.gap / beta, sample.participation
+    share = shared.mean()
+    across = limit.tangential_variance
+    return Averaging(
+        applies,
+        mean=sampled(radial, predicted=limit.mean + limit.bias),
+        bias=sampled(radial - limit.mean, predicted=limit.bias),
+        radial_variance=sampled(_squared(radial), predicted=limit.radial_variance),
+        effective_sample_size=Quantity(
+            limit.effective_sample_size,
+            Status.PROVED,
+            measured=Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size))),
+        ),
+        tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
+    )
+
+
+def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
+    """Kolmogorov-Smirnov tests of the measured laws against the limit, and of the output against a Gaussian."""
+    names = {"top": "top_weight", "participation": "participation", "gap": "output_gap"}
+    if law.tangent_dim is not None:
+        names["tangential"] = "output_tangential"
+    tests = {name: ("limit", stats.ks_2samp(getattr(sample, of), getattr(limit, of))) for of, name in names.items()}
+    shape = regimes.averaging(n, beta, law)
+    centred = (shape.shrinkage - shape.bias - sample.gap / beta) / np.sqrt(shape.radial_variance)
+    tests["output_gaussian"] = ("averaging", stats.kstest(centred, "norm"))
+    return {name: LawTest(of, float(test.statistic), float(test.pvalue)) for name, (of, test) in tests.items()}
+
+
+def _squared(values: Array) -> Array:
+    """Squared deviations whose mean is the unbiased variance: times R/(R − 1), the mean being estimated from them."""
+    return np.asarray(np.square(values - values.mean()) * (values.size / (values.size - 1)))

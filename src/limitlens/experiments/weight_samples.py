@@ -10,10 +10,13 @@ with the exact covariance. `WeightSample.remainder` is the size of that fluctuat
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
 from limitlens.errors import Array, InputError, check_number
+from limitlens.estimate import UNKNOWN, Estimate
+from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import check_beta, check_keys
 from limitlens.theory.scaling.laws import check_dim, negligible_beyond
 from limitlens.theory.scaling.points import Points
@@ -22,6 +25,32 @@ MOST_DRAWN = 4096  # keys drawn one by one per replicate
 _NEGLIGIBLE_GAP = 80.0  # a weight e^{−80} below the largest is lost in rounding, even times 1e18 keys
 _CHUNK = 1 << 21  # keys held in memory
 check_replicates = partial(check_number, "replicates", expected="at least 2, to have a standard error", low=2)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A predicted and a measured number; None or an estimate of NaN where one is not known."""
+
+    predicted: float | None = None
+    status: Status | None = None
+    predicted_stderr: float | None = None  # where the prediction is a simulation of the limit
+    exact: float | None = None  # expectation at finite n, where `predicted` is that of the scaling limit
+    asymptotic: float | None = None  # formula for large β
+    averaging: float | None = None  # formula for many keys that share the mass
+    measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
+    quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
+
+    @classmethod
+    def sampled(cls, values: Array, **known: Any) -> Self:
+        """The mean of independent values with its standard error; unknown where a value is NaN."""
+        if np.isnan(values).any():
+            return cls(**known)
+        stderr = float(values.std(ddof=1) / np.sqrt(values.size))
+        return cls(measured=Estimate(float(values.mean()), stderr), **known)
+
+
+verified = partial(Quantity, status=Status.VERIFIED)
+sampled = partial(Quantity.sampled, status=Status.VERIFIED)
 
 
 def check_count(n: float) -> int:

@@ -5,9 +5,8 @@ import math
 import numpy as np
 
 from limitlens.experiments.heat_flow import heat_flow
-from limitlens.experiments.quantity import Quantity
-from limitlens.experiments.scaling_limits import scaling_limits
-from limitlens.experiments.weight_samples import sample_ordered
+from limitlens.experiments.scaling import scaling_limits
+from limitlens.experiments.weight_samples import Quantity, sample_ordered
 from limitlens.published.catalogue import Number
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid
