@@ -1,4 +1,4 @@
-"""Compare the tables of the documentation with the committed results of the benchmarks: `make docs` runs it.
+"""Compare the documentation with the committed results of the benchmarks and with the tests: `make docs` runs it.
 
 The files bench/results/cache-*.json were measured by version 0.1 and hold its names; `OLD` maps the names of
 the docs to them. The script ends with 1 and names the first row that differs.
@@ -75,5 +75,13 @@ def check_cache_tables() -> None:
     expect([number in quarter[i % 4 // 2] for i, number in enumerate(quoted)], [True] * 20, "the README's table")
 
 
+def check_test_names() -> None:
+    """Every test that docs/theory.md names exists."""
+    named = set(re.findall(r"`\w+::(test_\w+)`", (ROOT / "docs/theory.md").read_text()))
+    found = {name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    expect(sorted(named - found), [], "docs/theory.md names tests that do not exist: it")
+
+
 if __name__ == "__main__":
     check_cache_tables()
+    check_test_names()
