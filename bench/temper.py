@@ -1,13 +1,13 @@
-"""Benchmark of score factors for a decoder beyond its context: two axes, two texts, eight fits; for a GPU.
+"""Benchmark of score factors for a decoder beyond its context: two axes, two texts, seven fits; for a GPU.
 
-    python3 -m bench.temper --model m.gguf --text wikipedia.txt --other biomedical.txt --seconds 500
+    python3 -m bench.temper --model m.gguf --text wikipedia.txt --other biomedical.txt
     python3 -m bench.temper --look      # print the results in bench/results/temper.json
     python3 -m bench.temper --draw      # draw them: docs/temper-*.svg
 
-The first command runs `limitlens.temper` with eight fits. Products are in bfloat16 on a GPU; one document is also read
-in float32, and the difference is recorded (`precision`). Results are written after each fit and document. `--quick`
-runs everything on a tiny random model, whose numbers mean nothing. `--look --run DIR` correlates the exponents with the
-numbers of a probe of the same model.
+The first command runs `limitlens.temper` with seven fits (the committed results also hold one per layer, of version
+0.1). Products are in bfloat16 on a GPU; one document is also read in float32, and the difference is recorded
+(`precision`). Results are written after each fit and document. `--quick` runs everything on a tiny random model, whose
+numbers mean nothing. `--look --run DIR` correlates the exponents with the numbers of a probe of the same model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from limitlens.interventions.axes import plant_all, read_axes
+from limitlens.interventions.planting import edges, plant_all, read_axes
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.temper import FitOptions, temper
-from limitlens.interventions.temper_result import AXES, YARN, Temper, label
+from limitlens.interventions.temper import AXES, YARN, Temper, label, temper
+from limitlens.interventions.temper_fit import FitOptions
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.rope_scaling import rope_scaled
 from limitlens.record import from_json, json_text
@@ -32,10 +32,10 @@ from limitlens.statistics.documents import paired_mean
 from limitlens.theory.schedules import yarn_scale
 
 HERE = Path(__file__).parent
-# the most important first, since the last ones may be left out for lack of time
+# the most important first, since a run may be ended early
 FITS = [
     FitOptions("model"), FitOptions("head"), FitOptions("head", 0.2), FitOptions("head", 0.5), FitOptions("head", 0.1),
-    FitOptions("model", 0.5), FitOptions("head", 0.2, constant=True), FitOptions("layer", 0.2),
+    FitOptions("model", 0.5), FitOptions("head", 0.2, constant=True),
 ]  # fmt: skip
 STARTED = time.perf_counter()
 
@@ -60,25 +60,15 @@ def main() -> None:
     def write(made: Temper) -> None:
         path = Path(options.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".partial").write_text(json_text(about | made.numbers(), indent=1) + "\n")
+        path.with_suffix(".partial").write_text(json_text(about | made.document(), indent=1) + "\n")
         path.with_suffix(".partial").replace(path)
 
-    write(
-        temper(
-            loaded,
-            options.to,
-            options.text,
-            options.other,
-            rope_scaling=options.rope_scaling,
-            fits=FITS,
-            documents=options.documents,
-            steps=options.steps,
-            rate=options.rate,
-            log=say,
-            keep=write,
-            seconds=options.seconds - (time.perf_counter() - STARTED),
-        )
-    )
+    made = temper(
+        loaded, options.to, options.text, options.other, rope_scaling=options.rope_scaling, fits=FITS,
+        documents=options.documents, steps=options.steps, rate=options.rate, keep=write,
+        progress=lambda done, total: say(f"{done:.2f} of {total:.0f} fits and rounds of documents"),
+    )  # fmt: skip
+    write(made)
     say("done")
 
 
@@ -95,7 +85,7 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
     found = {}
     for half in (True, False):
         reader = Reader(loaded, half=half)
-        document = plant_all([ids for batch in windows.batches(1) for ids in batch], reader, trained)[0]
+        document = plant_all([ids for batch in windows.batches(1) for ids in batch], loaded.tokenizer, trained)[0]
         scale = torch.as_tensor(yarn_scale(np.maximum(np.arange(1, to + 1), trained), trained), device=reader.device)
         acting = reader.acting(lambda layer, position, scale=scale: scale[position])
         with rope_scaled(reader.stack, options.rope_scaling, to / trained, trained), acting:
@@ -130,7 +120,7 @@ def show(found: Temper) -> None:
     print("\nNats less YaRN's factor on the same documents: plain text by position, repeated passages by distance")
     for text, axes in found.by_document.items():
         for name in ("truncated", "per_head", *found.winners):
-            for part, x in (("plain", found.edges[1:]), ("again", axes["yarn"].distance.mean(0))):
+            for part, x in (("plain", edges(found.trained, found.to)[1:]), ("again", axes["yarn"].distance.mean(0))):
                 apart = [paired_mean(column) for column in (getattr(axes[name], part) - getattr(axes["yarn"], part)).T]
                 told = ", ".join(
                     f"{at:,.0f}: {one.value:+.3f} ± {one.stderr:.3f}" for at, one in zip(x, apart, strict=True)
@@ -144,7 +134,7 @@ def show(found: Temper) -> None:
     free = found.fits["per_head_constant_far_0.2"]
     layer = np.indices(low.exponents.shape)[0]
     measured = {
-        "gap counting": found.critical, "layer": layer, "what the plain fit feels": low.felt,
+        "layer": layer, "what the plain fit feels": low.felt,
         "what the far fit feels": high.felt, "γ of the plain fit": low.exponents, "γ of far 0.5": high.exponents,
         "constants of far 0.2": free.constants,
     }  # fmt: skip
@@ -154,10 +144,8 @@ def show(found: Temper) -> None:
                 rank = spearmanr(one.exponents.ravel(), np.ravel(values)).statistic
                 print(f"  {label_:<26} and {name:<26} {rank:+.3f} ({weighed(one.exponents, values, one.felt):+.3f})")
     difference = high.exponents - low.exponents
-    for name in ("gap counting", "layer"):
-        rank = spearmanr(difference.ravel(), np.ravel(measured[name])).statistic
-        own = weighed(difference, measured[name], high.felt)
-        print(f"  {'far less plain':<26} and {name:<26} {rank:+.3f} ({own:+.3f})")
+    rank = spearmanr(difference.ravel(), layer.ravel()).statistic
+    print(f"  {'far less plain':<26} and {'layer':<26} {rank:+.3f} ({weighed(difference, layer, high.felt):+.3f})")
 
 
 def weighed(x: Any, y: Any, weight: Any) -> float:
@@ -204,16 +192,10 @@ def draw(found: Temper) -> None:
     from limitlens.results import plot
 
     docs = HERE.parent / "docs"
-    both = [found.figures(text) for text in found.by_document]
-    maps = [
-        block for section in found.view().sections for row in section.blocks for block in getattr(row, "blocks", ())
-    ]
-    wanted = ("per_head", "per_head_constant_far_0.2")
-    titles = [f"γ of {label(name)}" for name in wanted]
+    titles = [f"γ of {label(name)}" for name in ("per_head", "per_head_constant_far_0.2")]
     pictures = {
-        "temper-frontier": [figures[0] for figures in both],
-        "temper-axes": both[-1][1:],
-        "temper-map": [block for block in maps if block.title in titles or " minus " in block.title],
+        "temper-frontier": [found.frontier(text) for text in found.by_document],
+        "temper-map": [figure for figure in found.maps() if figure.title in titles],
     }
     for name, figures in pictures.items():
         plot(figures, docs / f"{name}.svg")
@@ -247,7 +229,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=6, help="held-out documents of each text, at most")
     parser.add_argument("--steps", type=int, default=24, help="gradient steps of each fit")
     parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--seconds", type=float, default=530.0, help="start no new document after this time")
     parser.add_argument("--out", default=str(HERE / "results" / "temper.json"))
     parser.add_argument("--quick", action="store_true", help="a tiny random model to 768 tokens")
     parser.add_argument("--look", action="store_true", help="print the results in the file")

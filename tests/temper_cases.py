@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from limitlens.interventions.temper import temper
-from limitlens.interventions.temper_result import Temper
+from limitlens.interventions.temper import Temper, temper
 from limitlens.models import LoadedModel
 
 TRAINED, TO = 128, 512

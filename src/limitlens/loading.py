@@ -22,7 +22,7 @@ KINDS = {
     "probe": "probing.result:ProbeRun",
     "plan": "cache.plan:Plan",
     "trial": "cache.trial:Trial",
-    "temper": "interventions.temper_result:Temper",
+    "temper": "interventions.temper:Temper",
     "depth": "interventions.depth:DepthRun",
     "downstream": "interventions.downstream:Downstream",
     "stability": "interventions.stability:Stability",

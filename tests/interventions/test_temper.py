@@ -17,16 +17,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import limitlens as ll
 from command_line import run
-from limitlens.interventions.axes import Axes
-from limitlens.interventions.planting import plant, repeat
+from limitlens.interventions.planting import Axes, plant, repeat
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.temper import FitOptions, temper
-from limitlens.interventions.temper_fit import fit_exponents, yarn_exponent
+from limitlens.interventions.temper import temper
+from limitlens.interventions.temper_fit import FitOptions, fit_exponents, yarn_exponent
 from limitlens.models import LoadedModel
 from limitlens.models.exponents import powers
 from limitlens.models.rope_scaling import rope_scaled, scaled_frequencies
 from limitlens.statistics.documents import paired_mean
-from limitlens.statistics.gap_counting import critical_inverse_temperature
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 from temper_cases import TO, TRAINED, decoder, tempered, text, texts
 from tiny_models import TINY, tiny_tokenizer
@@ -65,18 +63,6 @@ def test_schedules_begin_at_one_and_reach_what_they_say() -> None:
     assert powers(gamma, torch.full((1, 1), 0.5), TRAINED)(0, place)[0, 0].item() == pytest.approx(math.exp(0.5))
 
 
-@pytest.mark.parametrize("power", [1, 2, 4])
-def test_gap_counting_grows_as_the_keys_thin_out(power: int) -> None:
-    generator, found = np.random.default_rng(power), []
-    for n in (300, 30_000):
-        gaps = generator.random((200, n)) ** (1 / power)
-        beta = critical_inverse_temperature(-gaps)
-        weights = np.exp(-beta[:, None] * (gaps - gaps.min(1, keepdims=True)))
-        assert weights.sum(1) == pytest.approx(5, rel=1e-4)
-        found.append(np.median(np.log(beta)))
-    assert (found[1] - found[0]) / math.log(100) == pytest.approx(1 / power, abs=0.02 + 0.03 / power)
-
-
 def test_a_reader_costs_what_the_model_says_and_truncation_sees_no_further() -> None:
     reader, ids = Reader(decoder()), texts(1, TO, 7)[0]
     short = ids[:TRAINED]
@@ -111,7 +97,7 @@ def test_planted_passages_come_again_and_facts_are_asked_for() -> None:
 
 def test_what_a_fit_feels_is_the_derivative_of_its_loss() -> None:
     reader, (ids, check) = Reader(decoder()), texts(2, TO, 9)
-    found = fit_exponents(reader, [ids], check, trained=TRAINED, level="model", steps=1, rate=1e-4)
+    found = fit_exponents(reader, [ids], check, TRAINED, FitOptions("model"), steps=1, rate=1e-4)
     begin, values = yarn_exponent(TRAINED, TO), []
     for shift in (-0.01, 0.01):
         with reader.acting(powers(torch.full((2, 4), begin + shift), None, TRAINED)):
@@ -130,7 +116,7 @@ def test_exponents_lower_the_loss_on_a_document_no_step_has_read() -> None:
 
 def test_no_gain_is_claimed_where_truncation_is_better_on_both_axes() -> None:
     found = tempered()
-    assert found.estimate("fitted", "truncated", "perplexity", "yarn").value < -1
+    assert found.estimate("fitted", "truncated", "log_perplexity", "yarn").value < -1
     assert found.winners == []
     assert set(found.beaten) == set(found.fits) == {"single", "per_head", "per_head_far_0.5"}
     assert "no gain is claimed" in found.view().verdict[1]
@@ -140,11 +126,11 @@ def made_up(shift: dict[str, tuple[float, float]], count: int = 6) -> Any:
     """A result whose schedules differ from YaRN's factor by given numbers on the two axes, with a little noise."""
     noise, axes = np.random.default_rng(0), {}
     distance = np.full((count, 2), 2.0 * TRAINED)
-    for name in ("truncated", "constant", "log", "yarn", "yarn_all", "entropy", "critical", *tempered().fits):
+    for name in ("truncated", "constant", "log", "yarn", "yarn_all", "entropy", *tempered().fits):
         plain, far = shift.get(name, (0.0, 0.0))
         parts = 3 + plain + 0.01 * noise.standard_normal((count, 4))
         again = 2 + far + 0.01 * noise.standard_normal((count, 2))
-        axes[name] = Axes(parts, again + 1, again, again, distance)
+        axes[name] = Axes(parts, again, again, distance)
     return replace(tempered(), by_document={"fitted": axes})
 
 
@@ -227,14 +213,11 @@ def test_files_that_do_not_belong_here_are_told_in_one_sentence(tmp_path: Path) 
 
 
 def test_ctrl_c_keeps_what_was_finished() -> None:
-    seen = []
-
-    def interrupting(line: str) -> None:
-        seen.append(line)
-        if line.startswith("per_head step 1"):
+    def interrupting(done: float, total: float) -> None:
+        if done > 1:  # the first step of the second fit
             signal.raise_signal(signal.SIGINT)
 
-    found = temper(decoder(), TO, text(), retrieval_weight=(0.0,), documents=2, steps=3, log=interrupting)
+    found = temper(decoder(), TO, text(), retrieval_weight=(0.0,), documents=2, steps=3, progress=interrupting)
     assert found.interrupted
     assert len(found.fits["per_head"].steps) == 1
     assert found.by_document == {}
@@ -267,7 +250,6 @@ def test_bad_inputs_are_one_sentence() -> None:
         (decoder(), {"to": TRAINED}, "128 tokens was asked for, copier was trained for 128; expected a longer one"),
         (decoder(), {"to": 100_000}, "holds 0 documents of 100,000 tokens; expected at least 4: give a longer text"),
         (decoder(), {"rope_scaling": "spring"}, "rope_scaling is 'spring'; expected one of none, linear, ntk, yarn"),
-        (decoder(), {"per": "neuron"}, "an exponent per 'neuron' was asked for; expected one of head, layer, model"),
         (decoder(), {"retrieval_weight": (2.0,)}, "retrieval_weight is 2; expected at least 0 and at most 1"),
         (encoder, {}, "encoder is no decoder with its language-model head"),
         (gpt, {"trained": 32}, "has no rotary positions to scale; expected rope_scaling none"),
@@ -278,30 +260,19 @@ def test_bad_inputs_are_one_sentence() -> None:
 
 
 def test_names_of_fits() -> None:
-    names = [
-        FitOptions().name,
-        FitOptions("model", 0.5).name,
-        FitOptions("head", 0.2, constant=True).name,
-        FitOptions("layer", 0.2).name,
-    ]
-    assert names == ["per_head", "single_far_0.5", "per_head_constant_far_0.2", "per_layer_far_0.2"]
+    names = [FitOptions().name, FitOptions("model", 0.5).name, FitOptions("head", 0.2, constant=True).name]
+    assert names == ["per_head", "single_far_0.5", "per_head_constant_far_0.2"]
+    with pytest.raises(ll.InputError, match="the level of a fit is 'neuron'; expected one of head, model"):
+        FitOptions("neuron")
 
 
 def test_constants_are_fitted_and_kept(tmp_path: Path) -> None:
-    found = temper(
-        decoder(),
-        TO,
-        text(),
-        fits=[FitOptions("layer", 0.5, constant=True)],
-        rope_scaling="none",
-        documents=2,
-        steps=2,
-        rate=0.1,
-    )
+    fits = [FitOptions("model", 0.5, constant=True)]
+    found = temper(decoder(), TO, text(), fits=fits, rope_scaling="none", documents=2, steps=2, rate=0.1)
     (name, own), *_ = found.fits.items()
     assert own.constants is not None
     assert np.abs(own.constants).max() > 0.01
-    assert (own.exponents == own.exponents[:, :1]).all()
+    assert (own.exponents == own.exponents[0, 0]).all()
     loaded = ll.load(found.save(tmp_path / "run"))
     assert loaded.document() == found.document()
     reader, ids = Reader(decoder()), texts(1, TO, 12)[0]
@@ -315,15 +286,14 @@ def test_the_command_line_saves_a_run(capsys: Any, tmp_path: Path) -> None:
     decoder().tokenizer.save_pretrained(tmp_path / "model")
     capsys.readouterr()
     given = ["temper", tmp_path / "model", "--to", TO, "--text", text(), "--documents", 2, "--steps", 1]
-    code, out, err = run(
-        capsys, *given, "--retrieval-weight", 0.5, "--per", "layer", "--out", tmp_path / "run", "--json"
-    )
+    code, out, err = run(capsys, *given, "--retrieval-weight", 0.5, "--constant", "--out", tmp_path / "run", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert {"truncated", "constant", "yarn", "single", "per_layer_far_0.5"} <= set(document["perplexity"]["fitted"])
-    assert {"value", "stderr", "against_yarn"} == set(document["far"]["fitted"]["single"])
+    rows = {row["schedule"]: row for row in document["schedules"] if row["text"] == "fitted"}
+    assert {"truncated", "constant", "yarn", "single", "per_head_constant_far_0.5"} <= set(rows)
+    assert {"far", "far_stderr", "far_against_yarn", "far_against_yarn_stderr"} <= set(rows["single"])
     assert sorted(path.name for path in (tmp_path / "run").glob("*.json")) == [
-        "per_layer_far_0.5.json", "run.json", "single.json",
+        "per_head_constant_far_0.5.json", "run.json", "single.json",
     ]  # fmt: skip
     code, out, err = run(capsys, "temper", tmp_path / "model", "--to", 64)
     assert (code, out) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple
 
 import numpy as np
@@ -91,3 +92,15 @@ def test_heads_at_once_have_the_factors_they_have_alone() -> None:
     alone = [critical_factors(rows[:, head, None], sizes, windows, seed=3)[0] for head in range(4)]
     both = (np.array([astuple(one) for one in found], float) for found in (together, alone))
     np.testing.assert_allclose(*both, rtol=1e-12)
+
+
+@pytest.mark.parametrize("power", [1, 2, 4])
+def test_gap_counting_grows_as_the_keys_thin_out(power: int) -> None:
+    generator, found = np.random.default_rng(power), []
+    for n in (300, 30_000):
+        gaps = generator.random((200, n)) ** (1 / power)
+        beta = critical_inverse_temperature(-gaps)
+        weights = np.exp(-beta[:, None] * (gaps - gaps.min(1, keepdims=True)))
+        assert weights.sum(1) == pytest.approx(5, rel=1e-4)
+        found.append(np.median(np.log(beta)))
+    assert (found[1] - found[0]) / math.log(100) == pytest.approx(1 / power, abs=0.02 + 0.03 / power)

@@ -96,12 +96,10 @@ def temper(
         list[float],
         Option(metavar="W", help="Weight of retrieval in the loss, 0 to 1; one fit for each that is given."),
     ] = [0.0, 0.2],  # noqa: B006 - typer only reads it
-    per: Annotated[str, Option(metavar="head|layer|model", help="What has an exponent of its own.")] = "head",
-    constant: Annotated[bool, Option("--constant", help="Fit constant factors too.")] = False,
+    constant: Annotated[bool, Option("--constant", help="Fit a constant factor per head too.")] = False,
     trained: Annotated[int | None, Option(min=1, help="Trained window; the model's by default.")] = None,
     documents: Annotated[int, Option(min=2, help="Held-out documents of each text, at most.")] = 6,
     steps: Annotated[int, Option(min=1, help="Gradient steps of each fit, at most.")] = 24,
-    seconds: Annotated[float, Option(help="Start nothing that would end later.")] = float("inf"),
 ) -> None:
     """Fit score exponents of a decoder's heads for a longer context, and compare them with YaRN and truncation.
 

@@ -1,42 +1,101 @@
-"""Documents with known answers far away: planted passages that are repeated, and facts that are asked for at the end.
+"""Documents with known answers far away, and the two axes on which a score scale beyond the trained window is judged.
 
 A document of n tokens gets, at each of four depths, a passage of another document followed by a fact. Its last tokens
-are the passages again, in another order, and then the questions. The first tenth of a repeated passage is not counted:
-a reader cannot know yet that it is a repetition.
+repeat the passages in another order and then ask for the facts. The first tenth of a repeated passage is not counted,
+because a reader cannot know yet that it is a repetition. The axes are the nats (negative log-likelihood) of plain text
+at the end of the context, and the nats of repeated passages and of facts that stand further away than the window.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from limitlens.arrays import Tensor, torch
-from limitlens.errors import InputError
+from limitlens.errors import Array, InputError
+from limitlens.interventions.reader import Reader
 
 DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # of far passages, relative to the document; one more is within the trained window
 NAMES = ("Alice", "Bruno", "Clara", "David")
 REPEATS = 8  # passages that a document repeats while exponents are fitted
+PARTS = 3  # equal parts of the positions beyond the trained window
+
+Span = tuple[int, int]  # first token, and the one after the last
 
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A document with planted passages and facts, and their spans (start, stop) of tokens, one for each depth."""
+    """A document with planted passages and facts, and the spans of its counted tokens, one for each depth."""
 
     plain: Tensor  # (n,): the original document
     ids: Tensor  # (n,): the document with passages and facts
-    first: tuple[tuple[int, int], ...]  # the counted tokens of a passage at its first occurrence
-    again: tuple[tuple[int, int], ...]  # the same at its repetition
-    answer: tuple[tuple[int, int], ...]  # answers to the questions at the end
+    first: tuple[Span, ...]  # a passage at its first occurrence
+    again: tuple[Span, ...]  # the same passage at its repetition
+    answer: tuple[Span, ...]  # the answer to the question about a fact
 
-    def means(self, nll: Tensor) -> dict[str, list[float]]:
-        """Mean nats of first and repeated passages and of answers, by depth, from nats of tokens 1 .. n − 1."""
-        spans = {"first": self.first, "again": self.again, "fact": self.answer}
-        return {name: [float(nll[a - 1 : b - 1].mean()) for a, b in found] for name, found in spans.items()}
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Mean nats per token of documents under one score scale, one row for each document."""
+
+    plain: Array  # (documents, 1 + PARTS): plain text within the trained window and in equal parts beyond it
+    again: Array  # (documents, depths): repeated passages
+    fact: Array  # (documents, depths): answers to questions about planted facts
+    distance: Array  # (documents, depths): tokens between a passage and its repetition
+
+    def values(self, axis: str, trained: int) -> Array:
+        """Nats (documents,) on an axis: "log_perplexity" of plain text at the end of the context, "far" or "fact".
+
+        Only passages ("far") and facts from further away than the trained window are counted.
+        """
+        if axis == "log_perplexity":
+            return self.plain[:, -1]
+        far = self.distance > trained
+        nats = self.again if axis == "far" else self.fact
+        return np.asarray((nats * far).sum(1) / far.sum(1))
+
+
+def edges(trained: int, to: int) -> list[int]:
+    """Ends of the parts of a document: the trained window, then equal parts of the positions beyond it."""
+    return [1, *(round(edge) for edge in np.linspace(trained, to, PARTS + 1))]
+
+
+def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: bool = False) -> Axes:
+    """Both axes of one document under the score scale and rope scaling in force, or with a truncated context."""
+
+    def nats(ids: Tensor) -> Tensor:
+        return reader.truncated(ids, trained) if truncated else reader.nll(ids)
+
+    def means(nats: Tensor, spans: Sequence[Span]) -> Array:
+        return np.array([[float(nats[start - 1 : stop - 1].mean()) for start, stop in spans]])
+
+    planted = nats(document.ids)
+    distance = [again[0] - first[0] for first, again in zip(document.first, document.again, strict=True)]
+    return Axes(
+        plain=means(nats(document.plain), list(pairwise(edges(trained, len(document.ids))))),
+        again=means(planted, document.again),
+        fact=means(planted, document.answer),
+        distance=np.array([distance], float),
+    )
+
+
+def join_axes(before: Axes | None, more: Axes) -> Axes:
+    """The rows of two sets of documents, one after the other."""
+    parts = [more] if before is None else [before, more]
+    return Axes(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Axes)))
 
 
 def passage_length(n: int) -> int:
-    """Number of tokens of a planted passage: 200 in a document of 32,768."""
+    """Number of tokens of a passage that is planted in a document of n tokens: 200 of 32,768."""
     return max(16, min(200, n // 160))
+
+
+def plant_all(documents: Sequence[Tensor], tokenizer: Any, trained: int, seed: int = 0) -> list[Planted]:
+    """Documents (n,), each with passages of the next document and facts planted."""
+    pairs = enumerate(zip(documents, [*documents[1:], documents[0]], strict=True))
+    return [plant(ids, other, tokenizer, trained, seed + place) for place, (ids, other) in pairs]
 
 
 def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -> Planted:
@@ -54,7 +113,9 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
     planted = ids.clone()
     skip = max(2, length // 10)
     source = len(other) // 4 + length * np.arange(len(depths))  # disjoint passages of the other document
-    first, again, answers = [], {}, {}
+    first: list[Span] = []
+    again: dict[int, Span] = {}
+    answer: dict[int, Span] = {}
     for place, (begin, depth) in enumerate(zip(source.tolist(), depths, strict=True)):
         planted[depth : depth + length] = other[begin : begin + length]
         planted[depth + length : depth + length + len(facts[place])] = facts[place]
@@ -67,15 +128,15 @@ def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -
     for place in generator.permutation(len(depths)).tolist():
         planted[at : at + len(facts[place])] = facts[place]
         at += len(facts[place])
-        answers[place] = (at - answered[place], at)
-    spans = [tuple(found[place] for place in range(len(depths))) for found in (again, answers)]
-    return Planted(ids, planted, tuple(first), spans[0], spans[1])
+        answer[place] = (at - answered[place], at)
+    repeated, answers = (tuple(spans[place] for place in range(len(depths))) for spans in (again, answer))
+    return Planted(ids, planted, tuple(first), repeated, answers)
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
     """A document (n,) that repeats passages at distances above `trained`, and the role of each token, (n,).
 
-    Role 0: original token; 1: counted as a repetition; 2: planted and not counted.
+    Role 0: original token; 1: repeated token that counts as retrieval; 2: planted token that does not count.
     """
     n = len(ids)
     length = passage_length(n)

@@ -1,62 +1,245 @@
-"""Score scaling for a longer context: exponents fitted on one text, every schedule tried on held-out documents."""
+"""Score scaling for a longer context (`limitlens.temper`): exponents fitted on one text, tested on held-out text."""
 
-import time
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from limitlens.arrays import Tensor, torch
+from limitlens.arrays import pd, torch
 from limitlens.cost import check_cost, forward_cost
-from limitlens.errors import InputError, Progress, check_number
-from limitlens.interventions.axes import Axes, edges, joined, plant_all, read_axes
-from limitlens.interventions.critical import critical_exponents
-from limitlens.interventions.harness import open_model, read_documents
-from limitlens.interventions.planting import Planted
+from limitlens.errors import InputError, Progress
+from limitlens.estimate import Estimate
+from limitlens.interventions.harness import DocumentResult, estimate_table, open_model, read_documents, shown_table
+from limitlens.interventions.planting import Axes, Planted, join_axes, plant_all, read_axes
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.temper_fit import Step, fit_exponents
-from limitlens.interventions.temper_result import Temper
+from limitlens.interventions.temper_fit import FitOptions, FittedExponents, fit_exponents
 from limitlens.models import LoadedModel, open_corpus
-from limitlens.models.exponents import Factor, identity, powers
+from limitlens.models.exponents import Exponents, Factor, identity
 from limitlens.models.rope_scaling import ROPE_SCALINGS, rope_scaled
+from limitlens.report.text import join, sentence
+from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, View, head_map, look, points
+from limitlens.statistics.documents import Statistic, paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
-LEVELS = ("head", "layer", "model")  # what has an exponent of its own
+AXES = ("log_perplexity", "far", "fact")  # nats of plain text at the end; of far repeated passages; of far facts
+YARN = ("yarn", "yarn_all")  # both readings of YaRN's factor: with the position of each query, or the whole context
+LABELS = {
+    "truncated": "truncation", "constant": "no factor", "log": "log n", "yarn": "YaRN's factor",
+    "yarn_all": "YaRN's factor, all queries", "entropy": "entropy invariance", "critical": "gap counting",
+}  # fmt: skip
+HEADINGS = {
+    "log_perplexity": "ln perplexity", "log_perplexity_against_yarn": "minus YaRN's", "far": "far, nats",
+    "far_against_yarn": "far, minus YaRN's", "fact": "fact, nats", "fact_against_yarn": "fact, minus YaRN's",
+}  # fmt: skip
 STEP_FORWARDS = 4  # forward passes that take as long as a gradient step, which computes layers twice
-SCHEDULES = 7  # schedules of factors that are measured besides the fitted ones, truncation included
+SCHEDULES = 6  # schedules of factors that are measured besides the fitted ones, truncation included
 FIT_DOCUMENTS = 3  # documents for the gradient steps of a fit
 CHECK_DOCUMENTS = 1  # documents that decide when a fit ends
 MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """What to fit: the level of the exponents, the weight of retrieval in the loss, and constants or none."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Temper(DocumentResult):
+    """Result of `limitlens.temper`: every schedule of score factors on held-out documents, and the fitted exponents."""
 
-    level: str = "head"  # of `LEVELS`
-    retrieval_weight: float = 0.0  # weight of far repeated passages against plain text
-    constant: bool = False  # fit constant factors in addition to exponents
+    kind, file = "temper", "schedules"
+    model: str
+    identity: Mapping[str, Any]  # `models.exponents.identity`
+    trained: int
+    to: int
+    rope_scaling: str
+    texts: Mapping[str, str]  # "fitted": held-out documents of the text of the fits; "other": another text
+    device: str
+    precision_of_products: str
+    fits: Mapping[str, FittedExponents]
+    by_document: Mapping[str, Mapping[str, Axes]]  # by text and schedule; empty before a document was read
+    interrupted: bool = False
 
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise InputError(f"an exponent per {self.level!r} was asked for; expected one of {', '.join(LEVELS)}")
-        check_number("retrieval_weight", self.retrieval_weight, "at least 0 and at most 1", below=1 + 1e-12)
+    def estimate(self, text: str, name: str, axis: str, base: str | None = None) -> Estimate:
+        """Mean of a schedule on one of `AXES`, or of its paired differences to another schedule; lower is better."""
+        baseline = None if base is None else self.by_document[text][base].values(axis, self.trained)
+        return paired_mean(self.by_document[text][name].values(axis, self.trained), baseline)
+
+    def beats(self, name: str, base: str, text: str) -> bool:
+        """Whether a schedule is better than another on both axes, beyond 95% Student intervals over documents."""
+        from scipy.special import stdtrit
+
+        width = float(stdtrit(max(len(self.by_document[text][name].plain) - 1, 1), 0.975))
+        differences = [self.estimate(text, name, axis, base) for axis in AXES[:2]]
+        return all(one.value < -width * one.stderr for one in differences)
 
     @property
-    def name(self) -> str:
-        """Name of the fit in files and tables."""
-        level = "single" if self.level == "model" else f"per_{self.level}"
-        weight = f"_far_{self.retrieval_weight:g}" if self.retrieval_weight else ""
-        return level + "_constant" * self.constant + weight
+    def warnings(self) -> list[str]:
+        """A warning if the run was interrupted."""
+        return ["the run was interrupted: it holds the finished fits and documents"] if self.interrupted else []
+
+    @cached_property
+    def winners(self) -> list[str]:
+        """Fits that beat YaRN's factor in both readings on all texts and are not `beaten`; best retrieval first."""
+        texts = [*self.by_document]
+        unbeaten = [name for name in self.fits if texts and name not in self.beaten]
+        won = [name for name in unbeaten if all(self.beats(name, rule, text) for rule in YARN for text in texts)]
+        return sorted(won, key=lambda name: self.estimate(texts[-1], name, "far").value)
+
+    @cached_property
+    def beaten(self) -> list[str]:
+        """Fits that truncation or YaRN's factor beats on both axes, by the means on some text."""
+        rivals = [(text, base) for text in self.by_document for base in ("truncated", *YARN)]
+
+        def loses(name: str, text: str, base: str) -> bool:
+            return all(self.estimate(text, name, axis, base).value >= 0 for axis in AXES[:2])
+
+        return [name for name in self.fits if any(loses(name, *rival) for rival in rivals)]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per text and schedule: each axis, and its paired difference to YaRN's factor."""
+        tables = []
+        for text, found in self.by_document.items():
+            numbers: dict[str, tuple[Statistic, Any]] = {}
+            for axis in AXES:
+                values = {name: axes.values(axis, self.trained) for name, axes in found.items()}
+                own = np.stack(list(values.values()), 1)  # (documents, schedules)
+                numbers[axis] = np.asarray, own
+                numbers[f"{axis}_against_yarn"] = np.asarray, own - values["yarn"][:, None]
+            tables.append(estimate_table(numbers, text=[text], schedule=found))
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON: its fields, the rows of its table, the fits that are a gain, and those beaten."""
+        return super().document() | {"winners": self.winners, "beaten": self.beaten}
+
+    def exponents(self, name: str) -> Exponents:
+        """A fit as the exponents file that `limitlens.intervene` reads."""
+        fit = self.fits[name]
+        about = self.model, self.identity, self.trained, self.to, self.rope_scaling, self.texts["fitted"]
+        return Exponents(*about, fit.level, fit.retrieval_weight, fit.exponents, fit.constants)
+
+    def files(self) -> dict[str, Callable[[Path], Any]]:
+        """One exponents file for each fit."""
+        return {f"{name}.json": self.exponents(name).write for name in self.fits}
+
+    def view(self) -> View:
+        """Both axes of every schedule for each text, and the maps of the exponents."""
+        documents = [f"{len(axes['yarn'].plain)} of {self._where(text)}" for text, axes in self.by_document.items()]
+        blocks: list[Block] = [Row([self.frontier(text) for text in self.by_document])]
+        for text in self.by_document:
+            rows = self.table[self.table["text"] == text].sort_values("far").drop(columns="text")
+            rows["schedule"] = rows["schedule"].map(label)
+            blocks.append(shown_table(f"All schedules on both axes: {self._where(text)}", HEADINGS, rows))
+        axes_lead = (
+            "ln perplexity of plain text at the end of the context; nats per token of passages repeated from further "
+            "away than the trained window (far), and of answers about facts planted as far away; lower is better. "
+            "Means over documents ± standard errors; differences to YaRN's factor are paired by document."
+        )
+        exponents_lead = (
+            "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by (p/n₀)^γ. "
+            "The exponent of a head that does not influence the loss means nothing."
+        )
+        verdict = (
+            f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, under every "
+            f"schedule of score factors; documents: {join(documents) or 'none'}.",
+            self._finding(),
+            self._advice(),
+        )
+        trust = (
+            "perplexity alone rewards forgetting: a model that ignores distant tokens predicts plain text better, and "
+            "cannot copy",
+            "truncation reads only the last tokens with the original model, 7/8 to all of the trained window",
+            "repeated passages are adjacent in their source, so one helps to predict the next even without distant "
+            "keys",
+            "a schedule counts as a gain where it beats YaRN's factor, in both readings, on both axes and every text, "
+            "beyond 95% Student intervals over documents",
+        )
+        return View(
+            title=f"Score factors for {self.model} beyond its context",
+            subtitle=f"{self.trained:,} to {self.to:,} tokens, rope scaling: {self.rope_scaling}",
+            verdict=verdict,
+            sections=[
+                Section("Perplexity and retrieval", axes_lead, blocks),
+                Section("Exponents", exponents_lead, self.maps()),
+            ],
+            warnings=self.warnings,
+            trust=trust,
+        )
+
+    def frontier(self, text: str) -> Figure:
+        """Figure of retrieval against perplexity on a text, each schedule minus YaRN's factor."""
+        rows = self.table[self.table["text"] == text].to_dict("records")
+        series = []
+        for place, row in enumerate(rows):
+            colour, dash = look(place)
+            x, y, bar = (
+                row[name] for name in ("log_perplexity_against_yarn", "far_against_yarn", "far_against_yarn_stderr")
+            )
+            series.append(points(label(row["schedule"]), [x], [y], colour, [bar], dash=dash, positive=False))
+        axes = Axis("ln perplexity at the end, minus YaRN's"), Axis("nats of far passages, minus YaRN's")
+        guides = Guide("left: better prediction", x=0), Guide("below: better retrieval", y=0)
+        return Figure(f"Frontier: {self._where(text)}", *axes, series, guides, height=400)
+
+    def maps(self) -> list[Figure]:
+        """A map of the exponents of each fit per head."""
+        per_head = {name: fit.exponents for name, fit in self.fits.items() if fit.level == "head"}
+        return [
+            head_map(f"γ of {label(name)}", "γ", list(np.ndindex(gamma.shape)), gamma.ravel().tolist())
+            for name, gamma in per_head.items()
+        ]
+
+    def _finding(self) -> str:
+        """The finding, in one or two sentences."""
+        if not self.by_document:
+            return "No document was read: nothing is known of either axis."
+        where = join([self._where(name) for name in self.by_document])
+        if not self.winners:
+            return f"No fit beats YaRN's factor significantly on both axes on {where}: no gain is claimed."
+        best = self.winners[0]
+        text = [*self.by_document][-1]
+        plain, far = (self.estimate(text, best, axis, "yarn") for axis in AXES[:2])
+        cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES[:2])
+        gain = (
+            f"{label(best)} beats YaRN's factor significantly on both axes on {where}; on {self._where(text)} by "
+            f"{plain.value:+.4f} ± {plain.stderr:.4f} in ln perplexity and {far.value:+.3f} ± {far.stderr:.3f} nats "
+            "per token of far passages."
+        )
+        return (
+            f"{sentence(gain)} Truncation differs from it by {cut:+.3f} in ln perplexity and by {lost:+.3f} nats per "
+            "token of far passages."
+        )
+
+    def _advice(self) -> str:
+        """What to do with the fits."""
+        advice = "Keep YaRN's factor, or truncate where nothing far away is needed."
+        if self.winners:
+            file = f"{self.winners[0]}.json"
+            advice = f"Apply it, rope scaling included, with limitlens.intervene(model, score_scale='{file}')."
+        if self.beaten:
+            names = join([label(name) for name in self.beaten])
+            advice += f" Do not use {names}: truncation or YaRN's factor has the better mean on both axes."
+        return advice
+
+    def _where(self, text: str) -> str:
+        return Path(self.texts[text]).name
+
+    def __repr__(self) -> str:
+        return f"<Temper of {self.model}: {self.trained:,} to {self.to:,} tokens, {len(self.fits)} fits>"
+
+
+def label(name: str) -> str:
+    """Name of a schedule for people."""
+    level, _, weight = name.replace("single", "one exponent").replace("_constant", " with constants").partition("_far_")
+    return LABELS.get(name) or level.replace("_", " ") + (f" (retrieval weight {weight})" if weight else "")
 
 
 def temper(
     model: str | LoadedModel, to: int, text: str = "stdlib-docs", other: str | None = None, *,
-    rope_scaling: str = "yarn", retrieval_weight: Sequence[float] = (0.0, 0.2), per: str = "head",
-    constant: bool = False, fits: Sequence[FitOptions] | None = None, trained: int | None = None, documents: int = 6,
-    steps: int = 24, rate: float = 0.05, seconds: float = float("inf"), seed: int = 0, device: str = "auto",
-    progress: Progress = lambda done, total: None, log: Callable[[str], None] = lambda line: None,
+    rope_scaling: str = "yarn", retrieval_weight: Sequence[float] = (0.0, 0.2), constant: bool = False,
+    fits: Sequence[FitOptions] | None = None, trained: int | None = None, documents: int = 6, steps: int = 24,
+    rate: float = 0.05, seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
     keep: Callable[[Temper], object] = lambda made: None,
 ) -> Temper:  # fmt: skip
     """Fit factors on the attention scores of a decoder for a context of `to` tokens, longer than it was trained for.
@@ -69,21 +252,19 @@ def temper(
     ----------
     text, other : the text to fit on, whose other documents are held out; a second text that is only held out.
     rope_scaling : of the rotary positions, for everything but truncation: none, linear, ntk or yarn.
-    retrieval_weight : weights of retrieval against plain text in the loss, one fit for each; exponents `per` head,
-        layer or model, with constant factors where `constant`. One exponent for the whole model is always fitted too.
-    fits : the fits themselves, in place of `retrieval_weight`, `per` and `constant`.
-    trained : the trained window, by default what the model's configuration says.
-    documents : held-out documents of each text, at most. No fit begins after half of `seconds`, and no document that
-        would not end in time. `steps` and `rate` (Adam's) belong to each fit.
-    log, keep : are called with one line after each step, and with the result so far after each fit and document.
+    retrieval_weight : weights of retrieval against plain text in the loss, one fit of an exponent per head for each,
+        with constant factors where `constant`. One exponent for the whole model is always fitted too.
+    fits : the fits themselves, in place of `retrieval_weight` and `constant`.
+    trained : the trained window, by default that of the model's configuration.
+    documents : held-out documents of each text, at most. `steps` and `rate` (Adam's) belong to each fit.
+    keep : function that is called with the result so far after each fit and each round of documents.
 
     >>> made = ll.temper(model, 512, text, documents=2, steps=1, retrieval_weight=[0.0])
     >>> list(made.fits)
     ['single', 'per_head']
     """
     if fits is None:
-        own = [FitOptions(per, weight, constant) for weight in retrieval_weight]
-        fits = list(dict.fromkeys([FitOptions("model"), *own]))
+        fits = [FitOptions("model"), *(FitOptions("head", weight, constant) for weight in retrieval_weight)]
     if rope_scaling not in ROPE_SCALINGS:
         raise InputError(f"rope_scaling is {rope_scaling!r}; expected one of {', '.join(ROPE_SCALINGS)}")
     for name in (text, other or text):
@@ -95,7 +276,6 @@ def temper(
             f"a context of {to:,} tokens was asked for, {loaded.name} was trained for {window or 'an unknown number'}; "
             "expected a longer one, since factors act beyond the trained window"
         )
-    started = time.perf_counter()
     reader = Reader(loaded, half=loaded.model.device.type == "cuda")
     with rope_scaled(reader.stack, rope_scaling, to / window, window):
         pass  # refuse a model without rotary positions before anything is read
@@ -103,121 +283,76 @@ def temper(
     ids = read_documents(loaded, text, to, most, least)
     count = min(FIT_DOCUMENTS, len(ids) - CHECK_DOCUMENTS - MIN_TEST_DOCUMENTS)
     texts = {"fitted": text}
-    held_out = {"fitted": plant_all(ids[count + CHECK_DOCUMENTS :][:documents], reader, window, seed)}
+    held_out = {"fitted": plant_all(ids[count + CHECK_DOCUMENTS :][:documents], loaded.tokenizer, window, seed)}
     if other is not None:
         texts["other"] = other
         others = read_documents(loaded, other, to, documents, MIN_TEST_DOCUMENTS)
-        held_out["other"] = plant_all(others, reader, window, seed + 100)
-    where = loaded.model.device
-    made = Temper(
-        model=loaded.name, identity=identity(loaded.model), trained=window, to=to, rope_scaling=rope_scaling,
-        texts=texts, edges=tuple(edges(window, to)),
-        device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
-        precision_of_products="bfloat16" if reader.half else "float32",
-        critical=critical_exponents(reader, ids[:1], window), fits={}, by_document={}, seconds=0.0,
-    )  # fmt: skip
+        held_out["other"] = plant_all(others, loaded.tokenizer, window, seed + 100)
+    where = torch.cuda.get_device_name(reader.device) if reader.half else reader.device.type
+    precision = "bfloat16" if reader.half else "float32"
+    about = loaded.name, identity(loaded.model), window, to, rope_scaling, texts, where, precision
+    made = Temper(*about, fits={}, by_document={})
     readings = (len(fits) + SCHEDULES) * sum(map(len, held_out.values()))
     forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count) + readings
     check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
-    run = _Run(reader, made, seconds, progress, log, keep, total, started)
-    run.fit(fits, ids[:count], ids[count], steps, rate, seed)
-    return run.measure(held_out, len(fits))
+    for number, options in enumerate(fits):
+
+        def report(step: int, done: int = number) -> None:
+            progress(done + step / steps, total)
+
+        with rope_scaled(reader.stack, rope_scaling, to / window, window):
+            course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed, "progress": report}
+            fitted = fit_exponents(reader, ids[:count], ids[count], window, options, **course)
+        made = replace(made, fits={**made.fits, options.name: fitted}, interrupted=fitted.interrupted)
+        keep(replace(made, interrupted=True))
+        if made.interrupted:
+            return made
+    return _measure(made, reader, held_out, progress, keep)
 
 
-@dataclass
-class _Run:
-    """A run of `temper`: the result so far, and whom to tell about it."""
+def _measure(
+    made: Temper,
+    reader: Reader,
+    held_out: dict[str, list[Planted]],
+    progress: Progress,
+    keep: Callable[[Temper], object],
+) -> Temper:
+    """Read held-out documents under every schedule, one document of each text at a time, so that all stay paired."""
+    factors = _factors(made, reader)
+    rounds = max(map(len, held_out.values()))
+    try:
+        for row in range(rounds):
+            for text in [text for text, documents in held_out.items() if row < len(documents)]:
+                document = held_out[text][row]
+                with reader.acting(None):
+                    read = {"truncated": read_axes(reader, document, made.trained, truncated=True)}
+                with rope_scaled(reader.stack, made.rope_scaling, made.to / made.trained, made.trained):
+                    for name, factor in factors.items():
+                        with reader.acting(factor):
+                            read[name] = read_axes(reader, document, made.trained)
+                before = made.by_document.get(text, {})
+                axes = {name: join_axes(before.get(name), more) for name, more in read.items()}
+                made = replace(made, by_document={**made.by_document, text: axes})
+            keep(replace(made, interrupted=True))
+            progress(len(made.fits) + row + 1, len(made.fits) + rounds)
+    except KeyboardInterrupt:
+        return replace(made, interrupted=True)
+    return made
 
-    reader: Reader
-    made: Temper
-    seconds: float
-    progress: Progress
-    log: Callable[[str], None]
-    keep: Callable[[Temper], object]
-    total: int  # fits and rounds of documents
-    started: float  # of the clock
 
-    def fit(
-        self, fits: Sequence[FitOptions], documents: list[Tensor], check: Tensor, steps: int, rate: float, seed: int
-    ) -> None:
-        """Fit the exponents of each request, as long as there is time."""
-        for number, options in enumerate(fits):
-            if self.made.interrupted or time.perf_counter() - self.started > self.seconds / 2:
-                self.log(f"no time for {options.name}")
-                continue
+def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
+    """Every schedule but truncation: factors on the scores by layer and position of the query."""
+    trained, to = made.trained, made.to
+    n = np.maximum(np.arange(1, to + 1), trained)
+    scales = {
+        "constant": np.ones(to), "log": log_scale(n, trained), "yarn": yarn_scale(n, trained),
+        "yarn_all": np.full(to, yarn_scale(to, trained)), "entropy": entropy_scale(n, trained, reader.dim),
+    }  # fmt: skip
 
-            def report(step: Step, loss: float, number: int = number, name: str = options.name) -> None:
-                self.progress(number + step.number / steps, self.total)
-                far = "" if step.far is None else f", far {step.far:.4f}"
-                self.log(f"{name} step {step.number}: loss {loss:.4f}, plain {step.plain:.4f}{far}")
+    def by_position(scale: Any) -> Factor:
+        table = torch.as_tensor(scale, device=reader.device)
+        return lambda layer, position: table[position]
 
-            with self._rope_scaled():
-                fitted = fit_exponents(
-                    self.reader, documents, check, trained=self.made.trained,
-                    retrieval_weight=options.retrieval_weight, level=options.level, constant=options.constant,
-                    steps=steps, rate=rate, seed=seed, report=report,
-                )  # fmt: skip
-            self._update(fits={**self.made.fits, options.name: fitted}, interrupted=fitted.interrupted)
-
-    def measure(self, held_out: dict[str, list[Planted]], done: int) -> Temper:
-        """Read held-out documents under every schedule, one document at a time: what is finished stays paired."""
-        factors = self._factors()
-        took = 0.0
-        try:
-            for row in range(self.total - done):
-                began = time.perf_counter()
-                if self.made.interrupted or began - self.started + took > self.seconds:
-                    break
-                read = {text: self._read(each[row], factors) for text, each in held_out.items() if row < len(each)}
-                self._update(by_document={**self.made.by_document, **{t: self._joined(t, a) for t, a in read.items()}})
-                took = 1.1 * (time.perf_counter() - began)
-                self.progress(done + row + 1, self.total)
-        except KeyboardInterrupt:
-            return replace(self.made, interrupted=True)
-        return self.made
-
-    def _factors(self) -> dict[str, Factor]:
-        """Every schedule but truncation: factors on the scores by layer and position of the query."""
-        trained, to, dim = self.made.trained, self.made.to, self.reader.dim
-        n = np.maximum(np.arange(1, to + 1), trained)
-        scales = {
-            "constant": np.ones(to), "log": log_scale(n, trained), "yarn": yarn_scale(n, trained),
-            "yarn_all": np.full(to, yarn_scale(to, trained)), "entropy": entropy_scale(n, trained, dim),
-        }  # fmt: skip
-
-        def by_position(scale: Any) -> Factor:
-            table = torch.as_tensor(scale, device=self.reader.device)
-            return lambda layer, position: table[position]
-
-        critical = powers(torch.as_tensor(self.made.critical), None, trained)
-        fitted = {name: self.made.exponents(name).factor() for name in self.made.fits}
-        return {name: by_position(scale) for name, scale in scales.items()} | {"critical": critical} | fitted
-
-    def _read(self, document: Planted, factors: dict[str, Factor]) -> dict[str, Axes]:
-        """Both axes of one document under all schedules."""
-        with self.reader.acting(None):
-            axes = {"truncated": read_axes(self.reader, document, self.made.trained, truncated=True)}
-        with self._rope_scaled():
-            for name, factor in factors.items():
-                with self.reader.acting(factor):
-                    axes[name] = read_axes(self.reader, document, self.made.trained)
-        return axes
-
-    def _joined(self, text: str, read: dict[str, Axes]) -> dict[str, Axes]:
-        """The axes of all documents of a text so far, with those of the document just read."""
-        for schedule, axes in read.items():
-            end, again = axes.last()[0], axes.beyond(self.made.trained)[0]
-            where = self.made.texts[text]
-            self.log(f"{where}, {schedule}: {end:.4f} nats at the end, {again:.4f} of far passages")
-        before = self.made.by_document.get(text, {})
-        return {schedule: joined(before.get(schedule), axes) for schedule, axes in read.items()}
-
-    def _rope_scaled(self) -> Any:
-        made = self.made
-        return rope_scaled(self.reader.stack, made.rope_scaling, made.to / made.trained, made.trained)
-
-    def _update(self, **changes: Any) -> None:
-        """Add to the result, and pass it on as if the run ended here."""
-        self.made = replace(self.made, seconds=time.perf_counter() - self.started, **changes)
-        self.keep(replace(self.made, interrupted=True))
+    fitted = {name: made.exponents(name).factor() for name in made.fits}
+    return {name: by_position(scale) for name, scale in scales.items()} | fitted

@@ -10,13 +10,12 @@ a check, and the best exponents on it are kept; the fit ends after some rounds w
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
 from limitlens.arrays import Tensor, torch
-from limitlens.errors import Array
+from limitlens.errors import Array, InputError, check_number
 from limitlens.interventions.planting import repeat
 from limitlens.interventions.reader import Reader
 from limitlens.models.exponents import powers
@@ -24,11 +23,32 @@ from limitlens.sampling.interrupt import held_interrupt
 from limitlens.theory.schedules import yarn_scale
 
 PATIENCE = 2  # rounds without improvement that end a fit
+LEVELS = {"head": "per_head", "model": "single"}  # one exponent for each head, or one for all heads
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """One fit: whether each head has its own exponent, the weight of retrieval in the loss, and constants or none."""
+
+    level: str = "head"  # of `LEVELS`
+    retrieval_weight: float = 0.0  # weight of far repeated passages against plain text
+    constant: bool = False  # fit constant factors in addition to exponents
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise InputError(f"the level of a fit is {self.level!r}; expected one of {', '.join(LEVELS)}")
+        check_number("retrieval_weight", self.retrieval_weight, "at least 0 and at most 1", below=1 + 1e-12)
+
+    @property
+    def name(self) -> str:
+        """Name of the fit in files and tables."""
+        weight = f"_far_{self.retrieval_weight:g}" if self.retrieval_weight else ""
+        return LEVELS[self.level] + "_constant" * self.constant + weight
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a fit, or one check of it."""
+    """Losses of one gradient step, or of one check, of a fit."""
 
     number: int
     plain: float  # mean nats of plain text beyond the trained window
@@ -37,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class FittedExponents:
-    """Exponents, and how they were found."""
+    """Fitted exponents of all heads, and the course of the fit."""
 
     level: str
     retrieval_weight: float
@@ -50,73 +70,72 @@ class FittedExponents:
 
 
 def fit_exponents(
-    reader: Reader, documents: Sequence[Tensor], check: Tensor, *, trained: int, retrieval_weight: float = 0.0,
-    level: str = "head", constant: bool = False, steps: int = 24, rate: float = 0.05, seed: int = 0,
-    report: Callable[[Step, float], None] = lambda step, loss: None,
+    reader: Reader, documents: Sequence[Tensor], check: Tensor, trained: int, options: FitOptions, *,
+    steps: int = 24, rate: float = 0.05, seed: int = 0, progress: Callable[[int], None] = lambda number: None,
 ) -> FittedExponents:  # fmt: skip
-    """Fit exponents to `documents`, each (n,), starting at YaRN's; the `rate` of Adam falls linearly to zero."""
-    shape = (reader.layers if level != "model" else 1, reader.heads if level == "head" else 1)
+    """Fit exponents to `documents`, each (n,), with early stopping on the document `check`.
+
+    Exponents begin at YaRN's; the learning `rate` of Adam falls linearly to zero. `progress` is called with the number
+    of each finished step. Ctrl-C ends the fit after the present step.
+    """
+    weight = options.retrieval_weight
     full = (reader.layers, reader.heads)
+    shape = full if options.level == "head" else (1, 1)
     gamma = torch.full(shape, yarn_exponent(trained, len(check)), device=reader.device, requires_grad=True)
-    offset = torch.zeros(shape, device=reader.device, requires_grad=True) if constant else None
-    parameters = [gamma] if offset is None else [gamma, offset]
-    optimiser = torch.optim.Adam(parameters, lr=rate)
+    offset = torch.zeros(shape, device=reader.device, requires_grad=options.constant)
+    optimiser = torch.optim.Adam([gamma, offset] if options.constant else [gamma], lr=rate)
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
 
-    def prepared(ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def with_roles(ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
         """A document and the roles of its tokens (`repeat`)."""
-        return repeat(ids, other, trained, generator) if retrieval_weight else (ids, ids.new_zeros(len(ids)))
+        return repeat(ids, other, trained, generator) if weight else (ids, ids.new_zeros(len(ids)))
 
-    check_document = prepared(check, documents[0], np.random.default_rng(seed))
+    check_document = with_roles(check, documents[0], np.random.default_rng(seed))
     taken: list[Step] = []
     checks: list[Step] = []
     best = float("inf")
-    best_parameters = [part.detach().clone() for part in parameters]
+    best_parameters = gamma, offset
+    rounds_without_improvement = 0
     squared_gradient = torch.zeros(shape)
-    stale = 0
-
-    def applied() -> AbstractContextManager[None]:
-        constants = None if offset is None else offset.expand(full)
-        return reader.acting(powers(gamma.expand(full), constants, trained))
 
     def run_check(number: int) -> None:
-        nonlocal best, best_parameters, stale
-        with torch.no_grad(), reader.precision(), applied():
-            loss, parts = _loss(reader, *check_document, trained, retrieval_weight)
-        checks.append(Step(number, *parts))
-        stale = 0 if float(loss) < best else stale + 1
+        nonlocal best, best_parameters, rounds_without_improvement
+        with torch.no_grad(), reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
+            loss, parts = _loss(reader, number, *check_document, trained, weight)
+        checks.append(parts)
+        rounds_without_improvement += 1
         if float(loss) < best:
             best = float(loss)
-            best_parameters = [part.detach().clone() for part in parameters]
-        report(checks[-1], float(loss))
+            best_parameters = gamma.detach().clone(), offset.detach().clone()
+            rounds_without_improvement = 0
 
     with held_interrupt() as interrupt, reader.recomputing():
         run_check(0)
         for number in range(steps):
-            if interrupt.asked or stale >= PATIENCE:
+            if interrupt.asked or rounds_without_improvement >= PATIENCE:
                 break
             which = number % len(documents)
             other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
-            document = prepared(documents[which], other, generator)
+            document = with_roles(documents[which], other, generator)
             for group in optimiser.param_groups:
                 group["lr"] = rate * (1 - number / steps)
             optimiser.zero_grad()
-            with applied():
-                with reader.precision():
-                    loss, parts = _loss(reader, *document, trained, retrieval_weight)
+            with reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
+                loss, parts = _loss(reader, number + 1, *document, trained, weight)
                 loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
             assert gamma.grad is not None
             squared_gradient += gamma.grad.detach().cpu().square()
             optimiser.step()
-            taken.append(Step(number + 1, *parts))
-            report(taken[-1], float(loss.detach()))
+            taken.append(parts)
+            progress(number + 1)
             if (number + 1) % len(documents) == 0 or number + 1 == steps:
                 run_check(number + 1)
         stopped = interrupt.asked
-    fitted = [part.expand(full).cpu().double().numpy().copy() for part in best_parameters]
+    fitted = [part.detach().expand(full).cpu().double().numpy().copy() for part in best_parameters]
     felt = (squared_gradient / max(len(taken), 1)).sqrt().expand(full).double().numpy().copy()
-    constants = fitted[1] if constant else None
-    return FittedExponents(level, retrieval_weight, fitted[0], constants, felt, tuple(taken), tuple(checks), stopped)
+    constants = fitted[1] if options.constant else None
+    course = tuple(taken), tuple(checks)
+    return FittedExponents(options.level, weight, fitted[0], constants, felt, *course, interrupted=stopped)
 
 
 def yarn_exponent(trained: int, to: int) -> float:
@@ -124,15 +143,14 @@ def yarn_exponent(trained: int, to: int) -> float:
     return math.log(yarn_scale(to, trained)) / math.log(to / trained)
 
 
-def _loss(
-    reader: Reader, ids: Tensor, role: Tensor, trained: int, retrieval_weight: float
-) -> tuple[Tensor, tuple[float, float | None]]:
-    """The loss of a prepared document, and the mean nats of its plain and of its repeated tokens."""
-    cost = reader.cost(reader.hidden(ids), ids, trained)
+def _loss(reader: Reader, number: int, ids: Tensor, role: Tensor, trained: int, weight: float) -> tuple[Tensor, Step]:
+    """The loss of a document (n,) whose tokens have roles (`repeat`), and its parts."""
+    with reader.precision():
+        cost = reader.cost(reader.hidden(ids), ids, trained)
     role = role[trained:].to(cost.device)
     plain = cost[role == 0].mean()
     again = cost[role == 1]
     if not len(again):
-        return plain, (float(plain.detach()), None)
-    loss = (1 - retrieval_weight) * plain + retrieval_weight * again.mean()
-    return loss, (float(plain.detach()), float(again.mean().detach()))
+        return plain, Step(number, float(plain.detach()), None)
+    far = again.mean()
+    return (1 - weight) * plain + weight * far, Step(number, float(plain.detach()), float(far.detach()))
