@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.cut import cut_windows, measure_cut, window_order
 from limitlens.cache.fisher import fisher_costs

@@ -20,7 +20,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import limitlens as ll
-from limitlens.attention.design import designed_head
+from limitlens.attention.head import designed_head
 from limitlens.models import Windows, load, open_corpus
 from limitlens.probing import distributed as shares
 from limitlens.probing.options import ProbeOptions

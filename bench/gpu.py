@@ -112,7 +112,6 @@ def kernel() -> dict[str, Any]:
         "halves made before": cold,
         "accurate": rate("limitlens, accurate", lambda: split.attend(query, key, value)[1]),
         "fast": rate("limitlens, fast", lambda: split.attend(query, key, value, precision="fast")[1]),
-        "more": rate("limitlens, with all that may be asked", lambda: _more(query, key, value)),
         "library float32": rate("torch, memory-efficient, float32",
                                 lambda: library(backend.EFFICIENT_ATTENTION, query, key, value)),
         "library bf16": rate("torch, flash, bfloat16", lambda: library(backend.FLASH_ATTENTION, *half)),
@@ -132,11 +131,6 @@ def kernel() -> dict[str, Any]:
 def _parts(work: Tensor) -> Tensor:
     start = work[:, None, 2:3] + torch.arange(0, KEYS, split.PART, device="cuda")[None, :, None]
     return torch.cat((work[:, None, :2].expand(-1, start.shape[1], -1), start, start + split.PART), -1).flatten(0, 1)
-
-
-def _more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
-    return split.attend_jobs(query, key, value, whole, longest=KEYS, more=2).output
 
 
 def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Tensor:

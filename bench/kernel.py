@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from bench.timing import alternate, taken
-from limitlens.attention.kernels import cpu
+from limitlens.attention.kernels import attend_cpu
 
 ROUNDS = 20  # of all lengths in turn
 
@@ -29,7 +29,7 @@ def run() -> dict[str, object]:
             15,
             time.process_time,  # of all processors: on a busy machine it tells much the same
             product=lambda: a @ b,
-            kernel=lambda key=key, value=value: cpu.attend(query, key, value),  # type: ignore[misc]
+            kernel=lambda key=key, value=value: attend_cpu(query, key, value),  # type: ignore[misc]
         )
         product, kernel = 2 * 2048**3 / times["product"], 4 * 2048 * n * 64 / times["kernel"]
         share = kernel / product
@@ -53,10 +53,10 @@ def cells() -> dict[str, dict[int, dict[str, float]]]:
         works: dict[tuple[str, int], Callable[[], object]] = {}
         for n in lengths:
             key, value = torch.randn(2, heads, n, dim)
-            works["cell", n] = partial(cpu.attend, query, key, value)
+            works["cell", n] = partial(attend_cpu, query, key, value)
             works["bare", n] = partial(fused, query[None], key[None], value[None], 0.0, False, scale=1.0)
             if n < lengths[0]:
-                works["together", n] = partial(cpu.attend, query, *torch.randn(2, 8, heads, n, dim))
+                works["together", n] = partial(attend_cpu, query, *torch.randn(2, 8, heads, n, dim))
         times = dict.fromkeys(works, float("inf"))
         for _ in range(ROUNDS):
             for name, work in works.items():

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 
 import limitlens as ll
-from limitlens.attention.design import designed_head
+from limitlens.attention.head import designed_head
 from limitlens.errors import Array
 from limitlens.experiments import uniform
 from limitlens.experiments.reference import reference_for

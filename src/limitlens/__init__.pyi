@@ -1,8 +1,8 @@
 from limitlens import theory as theory
 from limitlens.attention.attend import attend as attend
-from limitlens.attention.design import designed_head as designed_head
 from limitlens.attention.head import Head as Head
-from limitlens.attention.limit import limit as limit
+from limitlens.attention.head import designed_head as designed_head
+from limitlens.attention.head import limit as limit
 from limitlens.attention.state import State as State
 from limitlens.cache.plan import Plan as Plan
 from limitlens.cache.plan import plan as plan

@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.attention.design import designed_head, random_rotation
+from limitlens.attention.head import designed_head, random_rotation
 from limitlens.theory.clt import asymptotic_covariance
 from limitlens.theory.spectrum import reach
 

@@ -221,7 +221,9 @@ def test_expected_attention_is_the_mean_over_gaussian_queries() -> None:
     mean, root = torch.randn(DIM, generator=generator(3)), 0.2 * torch.randn(DIM, DIM, generator=generator(4))
     draws = (mean + torch.randn(200_000, DIM, generator=generator(5)).double() @ root.double()).double()
     past = draws[:LAW].float().view(1, 1, LAW, DIM)
-    law = Expected().weight(PolicyInput(key, value, past=past))[0].double() / value[0].double().norm(dim=-1)
+    law = Expected().priority(PolicyInput(key, value, past=past), 1, generator())[0, 0, 0].double() / value[
+        0
+    ].double().norm(dim=-1)
     # The same law as the past has: its own mean and covariance.
     centred = past[0, 0].double() - past[0, 0].double().mean(0)
     normal = torch.randn(200_000, DIM, generator=generator(6), dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="the CUDA kernel needs triton, also to be interpreted")
 
-from limitlens.attention.kernels import reference, split  # noqa: E402
+from limitlens.attention.kernels import attend_plain, split  # noqa: E402
 
 CLOSE = 3e-6  # relative error of outputs that float32 inputs of moderate scores must keep
 
@@ -24,7 +24,7 @@ def drawn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -
 
 def check(query, key, value, bias=None, close: float = CLOSE) -> None:
     wide = [part.double() for part in (query, key, value)]
-    exact_lse, exact = reference.attend(*wide, None if bias is None else bias.double())
+    exact_lse, exact = attend_plain(*wide, None if bias is None else bias.double())
     lse, output = split.attend(query, key, value, bias)
     some = torch.isfinite(exact_lse)
     assert torch.equal(torch.isfinite(lse), some)
@@ -77,11 +77,11 @@ def test_huge_and_tiny_numbers_neither_overflow_nor_vanish() -> None:
     assert float((scores[0] @ scores[1].T).abs().max()) > 3e3
 
 
-def test_cells_of_different_lengths_in_one_launch_with_all_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_different_lengths_in_one_launch_with_their_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "PART", 256)  # so that some are cut into parts
     query, key, value = drawn(2, 33, 64, scale=0.4), drawn(2, 900, 64), drawn(2, 900, 48)
     jobs = [(0, 0, 0, 900), (1, 1, 5, 6), (0, 0, 10, 10), (1, 1, 100, 401), (0, 1, 128, 256)]
-    found = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, more=2)
+    found = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, peaks=True)
     for i, (q, k, start, stop) in enumerate(jobs):
         if start == stop:
             assert (found.lse[i] == -math.inf).all()
@@ -89,23 +89,20 @@ def test_cells_of_different_lengths_in_one_launch_with_all_that_is_asked(monkeyp
             assert (found.where[i] == -1).all()
             continue
         scores = query[q].double() @ key[k, start:stop].double().T
-        weights = scores.softmax(-1)
-        exact = weights @ value[k, start:stop].double()
+        exact = scores.softmax(-1) @ value[k, start:stop].double()
         assert float((found.output[i] - exact).norm() / exact.norm()) < CLOSE
-        told = (found.lse, found.lse2, found.score, found.peak)
-        true = (scores.logsumexp(-1), (2 * scores).logsumexp(-1), (weights * scores).sum(-1), scores.amax(-1))
-        for one, other in zip(told, true, strict=True):
+        for one, other in ((found.lse, scores.logsumexp(-1)), (found.peak, scores.amax(-1))):
             assert torch.allclose(one[i], other, rtol=0, atol=5e-5)
         assert torch.equal(found.where[i], scores.argmax(-1) + start)
-    peaks = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900, more=1)
-    for name in ("lse", "output", "peak", "where"):
-        assert torch.equal(getattr(peaks, name), getattr(found, name))
-    assert peaks.lse2 is peaks.score is None
+    plain = split.attend_jobs(query, key, value, torch.tensor(jobs, device=DEVICE), longest=900)
+    assert torch.equal(plain.lse, found.lse)
+    assert torch.equal(plain.output, found.output)
+    assert plain.peak is plain.where is None
 
 
 def test_fast_is_less_exact_and_says_so() -> None:
     query, key, value = drawn(64, 64, scale=0.5), drawn(500, 64), drawn(500, 64)
-    exact = reference.attend(query.double(), key.double(), value.double())[1]
+    exact = attend_plain(query.double(), key.double(), value.double())[1]
     gaps = [float((split.attend(query, key, value, precision=name)[1] - exact).norm() / exact.norm())
             for name in ("accurate", "fast")]  # fmt: skip
     assert gaps[0] < CLOSE < 1e-4 < gaps[1] < 3e-3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from limitlens.attention.kernels import cpu, reference, state_of
+from limitlens.attention.kernels import attend_cpu, attend_plain, state_of
 from limitlens.attention.state import Peak, State
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -38,7 +38,7 @@ def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     return query, key, value, mask, [0, *cuts, n]
 
 
-def pieces(problem: tuple[torch.Tensor, ...], kernel: object = reference.attend) -> list[State]:
+def pieces(problem: tuple[torch.Tensor, ...], kernel: object = attend_plain) -> list[State]:
     query, key, value, mask, cuts = problem
     return [
         state_of(query, key[a:b], value[a:b], bias=mask[:, a:b], kernel=kernel) for a, b in itertools.pairwise(cuts)
@@ -52,7 +52,7 @@ def assert_same(a: State, b: State, **tolerance: float) -> None:
     assert_close(a.output, b.output, **tolerance)
 
 
-@given(problems(), st.sampled_from([reference.attend, cpu.attend]))
+@given(problems(), st.sampled_from([attend_plain, attend_cpu]))
 @settings(max_examples=150, deadline=None)
 def test_any_cut_equals_dense_softmax(problem, kernel):
     query, key, value, mask, _ = problem
@@ -99,7 +99,7 @@ def test_fused_kernel_in_float32_is_close_to_float64(dims):
     k, v = dims
     query, key, value = torch.randn(3, 50, k) / k**0.5, torch.randn(3, 999, k), torch.randn(3, 999, v)
     fast = state_of(query, key, value)
-    exact = state_of(query.double(), key.double(), value.double(), kernel=reference.attend)
+    exact = state_of(query.double(), key.double(), value.double(), kernel=attend_plain)
     assert_same(fast, exact, rtol=2e-4, atol=5e-6)
 
 
@@ -115,7 +115,7 @@ def test_the_fused_kernel_takes_batches_of_any_shape(
     query = torch.randn(*of_query, 4, 5, generator=generator)
     key, value = (torch.randn(*of_keys, 7, width, generator=generator) for width in (5, 3))
     bias = torch.zeros(4, 7).index_fill(0, torch.tensor([1]), float("-inf")) if masked else None  # one sees nothing
-    for got, exact in zip(cpu.attend(query, key, value, bias), reference.attend(query, key, value, bias), strict=True):
+    for got, exact in zip(attend_cpu(query, key, value, bias), attend_plain(query, key, value, bias), strict=True):
         assert got.shape == exact.shape
         assert torch.allclose(got, exact, atol=1e-6)
 
@@ -124,8 +124,8 @@ def test_states_index_and_travel_as_safetensors(tmp_path):
     torch.manual_seed(0)
     state = state_of(torch.randn(3, 5, 2), torch.randn(3, 9, 2), torch.randn(3, 9, 4))
     save_file(state.tensors(), tmp_path / "state.safetensors")
-    assert_same(State.of(load_file(tmp_path / "state.safetensors")), state, rtol=0, atol=0)
-    assert_same(state[1], State.of({name: tensor[1] for name, tensor in state.tensors().items()}), rtol=0, atol=0)
+    assert_same(State(**load_file(tmp_path / "state.safetensors")), state, rtol=0, atol=0)
+    assert_same(state[1], State(**{name: tensor[1] for name, tensor in state.tensors().items()}), rtol=0, atol=0)
 
 
 @given(problems())
@@ -143,7 +143,7 @@ def test_scores_that_were_formed_give_the_same_peak(problem: tuple[torch.Tensor,
     query, key, value, mask, cuts = problem
     scores = query @ key.T + mask
     blocks = [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
-    parts = [Peak.of(scores[:, a:b], value[a:b]) for a, b in blocks]
+    parts = [Peak.of([scores[:, a:b]], value[a:b]) for a, b in blocks]
     peak = parts[0]
     for part in parts[1:]:
         peak = peak.merge(part)

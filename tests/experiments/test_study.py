@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.errors import InputError
 from limitlens.experiments import study_pass
 from limitlens.experiments.reference import reference_for
@@ -279,7 +279,7 @@ def test_uniform_error_in_two_dimensions_with_a_value_matrix():
 
 def test_the_ascent_finds_what_many_random_starts_find(monkeypatch):
     # The tokens far out make narrow hills: twelve random starts found 0.84 of this on average, 0.51 at worst.
-    from limitlens.attention.design import designed_head
+    from limitlens.attention.head import designed_head
     from limitlens.experiments import uniform
 
     cube, radius, cells = ll.Cube(8), 3.5, Cells((1000,))

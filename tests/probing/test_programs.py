@@ -6,7 +6,7 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="the programs need triton, also to be interpreted")
 
-from limitlens.attention.kernels.rows import chunk_sums, put_rows  # noqa: E402
+from limitlens.attention.kernels.split import chunk_sums, put_rows  # noqa: E402
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,4 +1,1 @@
-"""Attention: heads (`head`, `design`), outputs (`attend`, `limit`), `scores`, mergeable `state`, and `kernels`.
-
-Import from the modules: heads are NumPy and load without torch, so that theory can use them.
-"""
+"""Attention: heads, their outputs over n and over infinitely many tokens, mergeable states, key policies, kernels."""

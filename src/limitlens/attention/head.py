@@ -1,13 +1,21 @@
-"""An attention head: maps from tokens to queries, keys and values, and from queries to tilts."""
+"""Attention heads, heads with a designed score matrix, and the output of a head over infinitely many tokens.
+
+This module does not import torch when it is loaded, because that takes seconds.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from limitlens.arrays import Tensor, torch
-from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
+from limitlens.measures.custom import TokenLaw, as_measure
+
+HARDMAX_BEYOND = 1000  # largest horizon of a designed head: over 30,000 tokens attention is hardmax long before
 
 
 class Head:
@@ -28,25 +36,18 @@ class Head:
     def __init__(self, A: Any, V: Any = None) -> None:
         score = as_array("A", A, ndim=(0, 2))
         value = None if V is None else as_array("V", V, ndim=(0, 2))
-        dims = [m.shape[1] for m in (score, value) if m is not None and m.ndim == 2]
-        dim = dims[0] if dims else 1
-        score = score * np.eye(dim) if score.ndim == 0 else score
-        value = value * np.eye(dim) if value is not None and value.ndim == 0 else value
+        dims = [matrix.shape[1] for matrix in (score, value) if matrix is not None and matrix.ndim == 2]
+        identity = np.eye(dims[0] if dims else 1)
+        score = score * identity if score.ndim == 0 else score
         if score.shape[0] != score.shape[1]:
             raise InputError(f"A has shape {score.shape}; expected a square matrix (dim, dim)")
-        self._set(query_map=score, key_map=None, value_map=value)
+        self._set(score, None, value * identity if value is not None and value.ndim == 0 else value)
 
     @classmethod
     def from_projections(
-        cls,
-        Wq: Any,
-        Wk: Any,
-        Wv: Any = None,
-        *,
-        query_bias: Any = None,
-        value_bias: Any = None,
-        head_dim: int | None = None,
-    ) -> Head:
+        cls, Wq: Any, Wk: Any, Wv: Any = None,
+        *, query_bias: Any = None, value_bias: Any = None, head_dim: int | None = None,
+    ) -> Head:  # fmt: skip
         """Head from projections q = Wq x + query_bias, k = Wk y, v = Wv y + value_bias, scores <q, k>/√head_dim.
 
         Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear.weight`; by default Wv is the
@@ -57,33 +58,29 @@ class Head:
         if query.shape[0] != key.shape[0]:
             raise InputError(f"Wq has {query.shape[0]} rows and Wk {key.shape[0]}; expected the same head dimension")
         rows = len(query) if head_dim is None else int(head_dim)
-        width = check_number("head_dim", rows, "a positive integer, such as the number of rows of Wq", low=1)
+        root = np.sqrt(check_number("head_dim", rows, "a positive integer, such as the number of rows of Wq", low=1))
         head = cls.__new__(cls)
         head._set(
-            query_map=query / np.sqrt(width),
-            key_map=key,
-            value_map=None if Wv is None else as_array("Wv", Wv, ndim=2),
-            query_bias=None if query_bias is None else as_array("query_bias", query_bias, ndim=1) / np.sqrt(width),
-            value_bias=None if value_bias is None else as_array("value_bias", value_bias, ndim=1),
+            query / root,
+            key,
+            None if Wv is None else as_array("Wv", Wv, ndim=2),
+            None if query_bias is None else as_array("query_bias", query_bias, ndim=1) / root,
+            None if value_bias is None else as_array("value_bias", value_bias, ndim=1),
         )
         return head
 
     def _set(
-        self,
-        query_map: Array,
-        key_map: Array | None,
-        value_map: Array | None,
-        query_bias: Array | None = None,
+        self, query_map: Array, key_map: Array | None, value_map: Array | None, query_bias: Array | None = None,
         value_bias: Array | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.query_map, self.key_map, self.value_map = query_map, key_map, value_map
         self.key_dim, self.dim = query_map.shape
         self.value_dim = self.dim if value_map is None else value_map.shape[0]
         self.query_bias = np.zeros(self.key_dim) if query_bias is None else query_bias
         self.value_bias = np.zeros(self.value_dim) if value_bias is None else value_bias
-        for name, matrix in (("the key map", key_map), ("the value map", value_map)):
+        for name, matrix in (("key", key_map), ("value", value_map)):
             if matrix is not None and matrix.shape[1] != self.dim:
-                given = f"{name} takes tokens of dimension {matrix.shape[1]} and the query map of dimension {self.dim}"
+                given = f"the {name} map takes tokens of dimension {matrix.shape[1]} and the query map of {self.dim}"
                 raise InputError(f"{given}; expected the same")
         for name, bias, size in (("query", self.query_bias, self.key_dim), ("value", self.value_bias, self.value_dim)):
             if bias.shape != (size,):
@@ -117,7 +114,7 @@ class Head:
 
     def keys(self, tokens: Tensor) -> Tensor:
         """Keys of tokens: (..., d) to (..., k)."""
-        return tokens if self.key_map is None else _affine(tokens, self.key_map, None)
+        return tokens if self.key_map is None else _affine(tokens, self.key_map)
 
     def values(self, tokens: Tensor) -> Tensor:
         """Values of tokens: (..., d) to (..., v)."""
@@ -125,6 +122,12 @@ class Head:
 
     def __repr__(self) -> str:
         return f"Head(dim={self.dim}, key_dim={self.key_dim}, value_dim={self.value_dim})"
+
+
+def _affine(x: Tensor, matrix: Array, bias: Array | None = None) -> Tensor:
+    """matrix x + bias for tokens x (..., d)."""
+    result = x @ torch.as_tensor(matrix, dtype=x.dtype, device=x.device).T
+    return result if bias is None or not bias.any() else result + torch.as_tensor(bias, dtype=x.dtype, device=x.device)
 
 
 def as_head(head: Any, dim: int | None = None) -> Head:
@@ -136,8 +139,59 @@ def as_head(head: Any, dim: int | None = None) -> Head:
     return head
 
 
-def _affine(x: Tensor, matrix: Array, bias: Array | None) -> Tensor:
-    result = x @ torch.as_tensor(matrix, dtype=x.dtype, device=x.device).T
-    if bias is not None and bias.any():
-        result = result + torch.as_tensor(bias, dtype=x.dtype, device=x.device)
-    return result
+def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
+    """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v).
+
+    >>> ll.limit(ll.Gaussian(0.0, 1.0), ll.Head(1.5), [[0.5], [1.0]]).tolist()
+    [[0.75], [1.5]]
+    """
+    law = as_measure(measure)
+    head = as_head(head, law.dim)
+    mean = law.grad_K(head.tilts(x))
+    return mean if head.value_map is None else np.asarray(mean @ head.value_map.T + head.value_bias)
+
+
+def designed_head(
+    measure: TokenLaw | ArrayLike, horizon: float, *, spectrum: str | Sequence[float] = "flat", seed: int = 0
+) -> Head:
+    """A head whose B = Σ^{1/2} A Σ^{1/2} has largest singular value `horizon`, with V the identity.
+
+    B = R diag(s) with R a rotation drawn uniformly from SO(d), so that d = 1 gives A = +horizon/Σ. The shape of s is
+    "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given instead of the law of tokens; directions
+    without variance are ignored.
+
+    >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
+    [[0.5]]
+    """
+    wanted = f"a number from 0 to {HARDMAX_BEYOND:,}, such as 1.5: far beyond, attention is hardmax"
+    check_number("the horizon", horizon, wanted, below=HARDMAX_BEYOND * (1 + 1e-9))
+    check_seed(seed)
+    if hasattr(measure, "grad_K"):
+        law = as_measure(cast("TokenLaw", measure))
+        law.check_spread()
+        covariance = law.covariance
+    else:
+        covariance = check_covariance("covariance", as_array("covariance", measure, ndim=2))
+    dim = len(covariance)
+    shapes = {"flat": np.ones(dim), "1/k": 1 / np.arange(1, dim + 1)}
+    if isinstance(spectrum, str) and spectrum not in shapes:
+        raise InputError(f"the spectrum is {spectrum!r}; expected flat, 1/k or {dim} numbers")
+    shape = shapes[spectrum] if isinstance(spectrum, str) else np.asarray(spectrum, dtype=np.float64)
+    if shape.shape != (dim,) or not np.isfinite(shape).all() or (shape < 0).any() or not shape.any():
+        wanted = f"{dim} finite numbers >= 0, not all zero, one for each dimension"
+        raise InputError(f"the spectrum has {shape.size} entries; expected {wanted}")
+    values, vectors = np.linalg.eigh(covariance)
+    keep = values > 1e-12 * max(values.max(), 1e-300)
+    inverse_root = (vectors[:, keep] / np.sqrt(values[keep])) @ vectors[:, keep].T
+    whitened = random_rotation(dim, seed) * (horizon * shape / shape.max())
+    return Head(inverse_root @ whitened @ inverse_root)
+
+
+def random_rotation(dim: int, seed: int) -> Array:
+    """Random rotation, uniform on SO(d): the orthogonal factor of a Gaussian matrix, with corrected signs."""
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x2071]))
+    orthogonal, triangular = np.linalg.qr(generator.standard_normal((dim, dim)))
+    orthogonal *= np.sign(np.diag(triangular))
+    if np.linalg.det(orthogonal) < 0:
+        orthogonal[:, 0] *= -1
+    return np.asarray(orthogonal)

@@ -14,13 +14,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 
+class _Batch:
+    """Base class of dataclasses whose fields are tensors with the same leading (batch) axes."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Fields by name as contiguous tensors, for safetensors; the constructor takes them back."""
+        return {name: tensor.contiguous() for name, tensor in vars(self).items()}
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self], axis: int = 0) -> Self:
+        """Batches concatenated along a batch axis."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(torch.cat(column, axis) for column in columns))
+
+    def __getitem__(self, index: Any) -> Self:
+        """Index the batch axes."""
+        return type(self)(*(tensor[index] for tensor in vars(self).values()))
+
+
 @dataclass(frozen=True)
-class State:
+class State(_Batch):
     """Softmax attention of m queries over a set of tokens, ready to merge with another set.
 
     Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
@@ -45,14 +66,6 @@ class State:
         share = share[..., None].to(self.output.dtype)
         return State(self.count + other.count, lse, torch.lerp(self.output, other.output, share))
 
-    @classmethod
-    def joined(cls, states: Sequence[State], axis: int = 0) -> State:
-        """States concatenated along a batch axis."""
-        if len(states) == 1:
-            return states[0]
-        parts = [state.tensors() for state in states]
-        return cls.of({name: torch.cat([part[name] for part in parts], axis) for name in parts[0]})
-
     def union(self) -> State:
         """State of the union of the disjoint sets along the first batch axis, not all of them empty."""
         shares = torch.softmax(self.lse, 0)[..., None]
@@ -70,23 +83,10 @@ class State:
         counts = (share.reshape(-1, *(1,) * self.count.ndim) * self.count).round().to(self.count.dtype)
         return State(counts, self.lse + shift, self.output.expand(len(share), *self.output.shape))
 
-    def __getitem__(self, index: object) -> State:
-        """Index the batch axes."""
-        return State(self.count[index], self.lse[index], self.output[index])  # type: ignore[index]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Fields as contiguous tensors, for safetensors; `State.of` is the inverse."""
-        return {name: getattr(self, name).contiguous() for name in ("count", "lse", "output")}
-
-    @classmethod
-    def of(cls, tensors: dict[str, Tensor]) -> State:
-        """State from its `tensors`."""
-        return cls(**tensors)
-
 
 @dataclass(frozen=True)
-class Peak:
-    """Largest score of each query and the value there: hardmax attention, mergeable like a state."""
+class Peak(_Batch):
+    """Largest score of each query and the value of that token: hardmax attention, mergeable like a state."""
 
     score: Tensor  # (..., m)
     value: Tensor  # (..., m, v)
@@ -97,20 +97,15 @@ class Peak:
         score = like.new_full((*batch, queries), float("-inf"))
         return cls(score, like.new_zeros(*batch, queries, value_dim))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Fields by name, like `State.tensors`."""
-        return {"score": self.score, "value": self.value}
-
     @classmethod
-    def of(cls, scores: Tensor, value: Tensor) -> Peak:
-        """Peak of scores (..., m, n ≥ 1) over values (..., n, v); the first token wins a tie."""
-        return cls.among([(0, scores)], value)
+    def of(cls, parts: Iterable[Tensor], value: Tensor) -> Peak:
+        """Peak of scores (..., m, n) over values (..., n, v), n ≥ 1; the first token wins a tie.
 
-    @classmethod
-    def among(cls, parts: Iterable[tuple[int, Tensor]], value: Tensor) -> Peak:
-        """Peak of scores that come in parts, each with the index of its first token."""
+        The scores come in parts, tensors (..., m, tokens of the part).
+        """
         found: tuple[Tensor, Tensor] | None = None
-        for start, scores in parts:
+        start = 0
+        for scores in parts:
             # NumPy's argmax is eight times as fast as torch's on a CPU.
             cpu = scores.device.type == "cpu"
             place = (torch.from_numpy(scores.numpy().argmax(-1)) if cpu else scores.argmax(-1))[..., None]
@@ -119,6 +114,7 @@ class Peak:
                 better = best[0] > found[0]
                 best = torch.where(better, best[0], found[0]), torch.where(better, best[1], found[1])
             found = best
+            start += scores.shape[-1]
         assert found is not None
         score, place = found
         if value.device.type == "cpu":  # index_select copies whole rows, which is faster
@@ -128,26 +124,13 @@ class Peak:
             return cls(score[..., 0], chosen.reshape(*rows.shape, width))
         return cls(score[..., 0], value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1])))
 
-    @classmethod
-    def joined(cls, peaks: Sequence[Peak], axis: int = 0) -> Peak:
-        """Peaks concatenated along a batch axis."""
-        if len(peaks) == 1:
-            return peaks[0]
-        parts = zip(*((peak.score, peak.value) for peak in peaks), strict=True)
-        return cls(*(torch.cat(part, axis) for part in parts))
-
     def union(self) -> Peak:
         """The peak over the union of the sets along the first batch axis; the first of them wins a tie."""
         score, best = self.score.max(0, keepdim=True)
         return Peak(score[0], self.value.gather(0, best[..., None].expand(1, *self.value.shape[1:]))[0])
 
-    def __getitem__(self, index: object) -> Peak:
-        """Index the batch axes."""
-        return Peak(self.score[index], self.value[index])  # type: ignore[index]
-
     def merge(self, other: Peak) -> Peak:
         """The peak over the union of two sets of tokens."""
         better = other.score > self.score
-        return Peak(
-            torch.where(better, other.score, self.score), torch.where(better[..., None], other.value, self.value)
-        )
+        score = torch.where(better, other.score, self.score)
+        return Peak(score, torch.where(better[..., None], other.value, self.value))

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from limitlens.attention.policies import POLICIES, get_policy
-from limitlens.attention.scores import scores_of
-from limitlens.attention.subset import attend_subset
+from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.cost import FORWARD_RATE, GPU_THREADS, forward_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from limitlens.arrays import pd
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache import allocate
 from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_total, probe_errors

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from limitlens.arrays import pd
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import BEST
 from limitlens.cache.cut import BEHIND, cut_windows, window_order

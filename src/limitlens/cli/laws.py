@@ -40,7 +40,7 @@ def theory(
 
     Example: limitlens theory --measure gaussian --dim 1 --horizon 1.5 --n 30000
     """
-    from limitlens.attention.design import designed_head
+    from limitlens.attention.head import designed_head
     from limitlens.experiments.theory_result import theory_report
     from limitlens.measures.named import named_measure
     from limitlens.sampling.cells import parse_sizes
@@ -77,7 +77,7 @@ def study(
 
     Example: limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 400
     """
-    from limitlens.attention.design import designed_head
+    from limitlens.attention.head import designed_head
     from limitlens.experiments.study import study as run
     from limitlens.experiments.sweeps import sweep
     from limitlens.measures.named import named_measure, sample_from_file

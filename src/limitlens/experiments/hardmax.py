@@ -15,8 +15,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from limitlens.arrays import pd, torch
-from limitlens.attention.design import designed_head
-from limitlens.attention.head import Head
+from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
@@ -321,7 +320,7 @@ def _replicate_means(
     best, rows = None, {}
     for step, start, stop in Cells(sizes).blocks(PAGE):
         tokens = stream.draw(which, start, stop)[0]
-        peak = Peak.of(query @ head.keys(tokens).float().T, head.values(tokens))
+        peak = Peak.of([query @ head.keys(tokens).float().T], head.values(tokens))
         best = peak if best is None else best.merge(peak)
         output = best.value[: min(queries, sizes[step])]
         rows[step] = torch.stack((output.mean(0), output[::2].mean(0), output[1::2].mean(0)))

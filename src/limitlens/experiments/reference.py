@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.attend import attend_state
-from limitlens.attention.head import Head
-from limitlens.attention.limit import limit
+from limitlens.attention.head import Head, limit
 from limitlens.errors import Array, InputError
 from limitlens.measures import Discrete, Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.design import HARDMAX_BEYOND
-from limitlens.attention.device import choose_device
-from limitlens.attention.head import Head, as_head
-from limitlens.attention.kernels import as_precision, kernel_words
+from limitlens.attention.head import HARDMAX_BEYOND, Head, as_head
+from limitlens.attention.kernels import as_precision, choose_device, kernel_words
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments.reference import reference_for

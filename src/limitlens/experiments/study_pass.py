@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from limitlens.attention.head import Head
-from limitlens.attention.kernels import Kernel, Precision, state_of
-from limitlens.attention.kernels.reference import attend as plain_kernel
+from limitlens.attention.kernels import Kernel, Precision, attend_plain, state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.experiments.reference import Reference
@@ -162,7 +161,7 @@ class ReplicatePass:
         self.state = self.state.merge(setup.attend(self.query, tokens.float(), bias))
         if self.floor:
             precise_bias = None if bias is None else bias[: self.precise_query.shape[1]].double()
-            block = setup.attend(self.precise_query, tokens[:1], precise_bias, plain_kernel)
+            block = setup.attend(self.precise_query, tokens[:1], precise_bias, attend_plain)
             self.precise_state = self.precise_state.merge(block)
 
     def _measure(self, step: int) -> None:

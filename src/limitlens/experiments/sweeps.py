@@ -11,8 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from limitlens.arrays import pd
-from limitlens.attention.design import designed_head
-from limitlens.attention.head import Head
+from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.experiments.study import study, study_cost

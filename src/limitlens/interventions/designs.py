@@ -28,8 +28,7 @@ from torch import Tensor
 
 from limitlens.attention.policies import PolicyInput, get_policy
 from limitlens.attention.policies.mixing import MIXINGS, Mixed
-from limitlens.attention.scores import scores_of
-from limitlens.attention.subset import attend_subset
+from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.interventions.designs_result import DESIGNS, Designs
 from limitlens.models import Captured, capture

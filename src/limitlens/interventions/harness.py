@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from limitlens.arrays import Tensor, pd
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.errors import Array, InputError
 from limitlens.estimate import Estimate
 from limitlens.models import LoadedModel, Windows, load, open_corpus

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from limitlens.arrays import Tensor, torch
-from limitlens.attention.scores import capped
+from limitlens.attention.subset import capped
 from limitlens.errors import InputError
 from limitlens.models import LoadedModel, intervene
 from limitlens.models.exponents import Factor

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
-from limitlens.attention.scores import capped
+from limitlens.attention.subset import capped
 from limitlens.errors import InputError, as_array
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.exponents import read_exponents

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from limitlens.arrays import Tensor
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.errors import InputError
 from limitlens.models import Windows, load, open_corpus
 from limitlens.models.catalog import LoadedModel

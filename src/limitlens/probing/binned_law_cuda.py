@@ -19,7 +19,7 @@ from torch import Tensor
 
 from limitlens.arrays import to_device
 from limitlens.attention.kernels.split import padded, programs
-from limitlens.attention.scores import scores_of
+from limitlens.attention.subset import scores_of
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import Layer
 from limitlens.theory import exact_bootstrap as law

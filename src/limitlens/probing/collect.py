@@ -18,7 +18,7 @@ from torch import Tensor
 
 from limitlens.arrays import to_device
 from limitlens.attention.kernels import JobQueries, attend_jobs
-from limitlens.attention.kernels.rows import put_rows
+from limitlens.attention.kernels.split import put_rows
 from limitlens.attention.state import Peak, State
 from limitlens.models import Captured
 from limitlens.probing.moments import Moments

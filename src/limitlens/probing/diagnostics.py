@@ -19,7 +19,7 @@ from torch import Tensor
 
 from limitlens.arrays import array_like, native, to_numpy
 from limitlens.attention.kernels import state_of
-from limitlens.attention.scores import scores_of
+from limitlens.attention.subset import scores_of
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
 from limitlens.probing.layer import ByHead, members

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitlens.attention.device import choose_device
+from limitlens.attention.kernels import choose_device
 from limitlens.attention.state import Peak, State
 from limitlens.errors import InputError
 from limitlens.models import LoadedModel, Windows, load
@@ -147,7 +147,7 @@ def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) ->
     """Merge the share of another collector of the layer, whose kept tokens are those in these slots."""
     device = collector.query.device
     share = {name: part.to(device) for name, part in share.items()}
-    states = collector.states.merge(State.of(under("state.", share))).tensors()
+    states = collector.states.merge(State(**under("state.", share))).tensors()
     peaks = collector.peaks.merge(Peak(**under("peak.", share))).tensors()
     merged = {
         f"{kind}.{name}": part for kind, own in (("state", states), ("peak", peaks)) for name, part in own.items()

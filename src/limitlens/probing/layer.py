@@ -134,7 +134,7 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
         shares = to_device(distinct.flatten() / assignment.seen, reference.lse.device)
         limits = reference.thinned(shares).merge(atom[heads]).tensors()
         shaped = {name: part.reshape(*distinct.shape, *part.shape[1:]) for name, part in limits.items()}
-        with_atom = atom[heads], State.of(shaped)
+        with_atom = atom[heads], State(**shaped)
     moments = OutputMoments(reference.output, collector.layer.clusters, *counts.shape)
     outputs = _output_errors(collector, steps, reference.output, with_atom, moments, floats)
     return reference, outputs | moments.squares() | {"hardmax": hardmax_errors(collector.layer, peaks)}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from limitlens.attention.kernels.rows import chunk_sums
+from limitlens.attention.kernels.split import chunk_sums
 from limitlens.sampling.workers import InTurn
 
 

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from limitlens.arrays import to_device
 from limitlens.attention.kernels import Kernel, Precision
-from limitlens.attention.kernels.reference import attend_scores
-from limitlens.attention.scores import scores_of
 from limitlens.attention.state import State
-from limitlens.attention.subset import attend_subset
+from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import InputError
 from limitlens.models import Captured, Projections, Windows, capture, projector
 from limitlens.models.catalog import LoadedModel
@@ -79,8 +77,7 @@ class Layer:
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            scores = scores_of(query, key, softcap)
-            return attend_scores(scores if bias is None else scores + bias, value)
+            return attend_subset(scores_of(query, key, softcap), value, log_weights=bias)
 
         return self.precision if softcap is None else attend
 

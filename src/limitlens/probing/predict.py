@@ -17,7 +17,7 @@ from torch import Tensor
 
 from limitlens.arrays import to_device
 from limitlens.attention.kernels.split import missing
-from limitlens.attention.scores import scores_of
+from limitlens.attention.subset import scores_of
 from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.opening import FORWARD, open_windows

@@ -1,16 +1,11 @@
 """Attention kernels: softmax attention of a batch of queries over one block of tokens, or over many blocks at once.
 
-A kernel is a function
-
-    kernel(query (..., m, k), key (..., n, k), value (..., n, v), bias (..., 1 or m, n) or None) -> (lse (..., m), output (..., m, v))
-
-that computes scores <query, key> + bias (the query already contains the scale) in the tensors' own precision. `state_of`
-turns its result into a float64 state. A query without a finite score has lse = −inf and output 0. On a CUDA device there
-are three kernels: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (the same with one half-precision
-product for three, to 1e-3) and "exact" (plain float32).
-
-`attend_jobs` attends to many blocks of one layer's tokens: a loop on the CPU, one Triton launch on a CUDA device.
-"""  # noqa: E501
+A kernel maps query (..., m, k), key (..., n, k), value (..., n, v) and bias (..., 1 or m, n) or None to log-sum-exps
+(..., m) and outputs (..., m, v) for the scores <query, key> + bias, in the precision of the tensors; the query already
+contains the scale. A query without a finite score has log-sum-exp −inf and output 0. On a CUDA device there are three
+kernels: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (the same with one half-precision product
+instead of three, to 1e-3) and "exact" (plain float32).
+"""
 
 from __future__ import annotations
 
@@ -24,17 +19,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limitlens.arrays import to_device
-from limitlens.attention.kernels import cpu, reference, split
-from limitlens.attention.scores import scores_of
+from limitlens.attention.kernels import split
 from limitlens.attention.state import Peak, State
+from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import InputError
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 Precision: TypeAlias = Literal["fast", "accurate", "exact"]
 
-
+_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 WORDS: dict[Precision, str] = {
     "fast": "half-precision products, to about 1e-3",
     "accurate": "float32 accuracy from half-precision products, to about 1e-6",
@@ -44,24 +40,72 @@ SCORES_AT_ONCE = 1 << 18  # scores that `peak_over` forms at a time on a CPU, fe
 DEVICE_TIMES = 256  # times as many on a GPU
 
 
+def choose_device(name: str) -> torch.device:
+    """The torch device with the name auto, cpu or cuda; auto is cuda if the machine has a CUDA device."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"the device is {name!r}; expected auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("the device is cuda, but torch finds no CUDA device; expected cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def as_precision(name: str) -> Precision:
-    """Check the name of a precision."""
+    """The name of a precision, checked: fast, accurate or exact."""
     if name not in WORDS:
         raise InputError(f"the precision is {name!r}; expected {', '.join(WORDS)}, of which accurate is the default")
     return name
 
 
+def attend_plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The kernel in plain torch, for any device and precision: it forms all scores."""
+    return attend_subset(query @ key.mT, value, log_weights=bias)
+
+
+def attend_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The kernel for a CPU: torch's fused attention, which also returns the log-sum-exp.
+
+    The fused kernel needs one head size for keys and values, so the smaller one is padded with zeros; these change no
+    score, and the padded coordinates of the output are dropped.
+    """
+    batch, value_dim = query.shape[:-2], value.shape[-1]
+    if key.shape[:-2] != batch:
+        batch = torch.broadcast_shapes(batch, key.shape[:-2])  # type: ignore[no-untyped-call]
+    width = max(query.shape[-1], value_dim)
+    query, key, value = (_with_head_axis(rows, batch, width) for rows in (query, key, value))
+    mask = None
+    if bias is not None:
+        shape = (query.shape[-2], key.shape[-2])
+        mask = bias.to(query.dtype).expand(*batch, *shape).reshape(-1, 1, *shape)
+    output, lse = _FUSED(query, key, value, 0.0, False, attn_mask=mask, scale=1.0)
+    output, lse = output.squeeze(1)[..., :value_dim], lse.squeeze(1)
+    if bias is not None:  # a query with every token masked: the fused kernel divides 0 by 0
+        void = ~(torch.isfinite(bias).any(-1).expand(*batch, query.shape[-2]).reshape(lse.shape))
+        lse, output = lse.masked_fill(void, float("-inf")), output.masked_fill(void[..., None], 0.0)
+    if len(batch) != 1:
+        lse, output = lse.reshape(*batch, -1), output.reshape(*batch, -1, value_dim)
+    return lse, output
+
+
+def _with_head_axis(rows: Tensor, batch: torch.Size, width: int) -> Tensor:
+    """Rows (..., n, d) as (batch, 1 head, n, width), padded with zeros; the usual case of one batch axis is fastest."""
+    if rows.shape[-1] < width:
+        rows = pad(rows, (0, width - rows.shape[-1]))
+    if rows.shape[:-2] == batch and len(batch) == 1:
+        return rows.unsqueeze(1)
+    return rows.expand(*batch, *rows.shape[-2:]).reshape(-1, 1, *rows.shape[-2:])
+
+
 def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") -> Kernel:
-    """Choose the kernel for tensors like these: on a GPU the plain one where `split` cannot run or "exact" is asked."""
+    """The kernel for tensors like these: on a GPU `split`, or plain torch for "exact" or where `split` cannot run."""
     if query.device.type == "cpu":
-        return cpu.attend
+        return attend_cpu
     if precision == "exact" or split.unable(query, value) is not None:
-        return reference.attend
+        return attend_plain
     return partial(split.attend, precision=precision)
 
 
 def kernel_words(like: Tensor, precision: Precision) -> str:
-    """Describe the kernel for queries and values like these, and why it is not the one asked for."""
+    """Description of the kernel that tensors like these get, with the reason if it is not the requested one."""
     if like.device.type == "cpu":
         return "float32"
     instead = None if precision == "exact" else split.unable(like, like)
@@ -71,7 +115,7 @@ def kernel_words(like: Tensor, precision: Precision) -> str:
 def state_of(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, kernel: Kernel | Precision = "accurate"
 ) -> State:
-    """Compute the state of a block of n ≥ 0 tokens; shapes as in a kernel, which may be named by its precision.
+    """The state of a block of n ≥ 0 tokens; shapes as of a kernel, which may be given by its precision.
 
     A bias of −inf masks a token.
     """
@@ -87,25 +131,21 @@ def state_of(
 def peak_over(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None, scores_at_once: int = SCORES_AT_ONCE
 ) -> Peak:
-    """For each query (..., q, k), the largest score over the keys (..., n, k) and the value vector of that key.
-
-    It takes a fifteenth of the time of attention, because an argmax needs no exponentials.
-    """
+    """For each query (..., q, k), the largest score over the keys (..., n, k) and the value vector of that key."""
     if not key.shape[-2]:
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
     scores = scores_at_once * (1 if key.device.type == "cpu" else DEVICE_TIMES)
     chunk = max(1, scores // max(1, key.shape[:-2].numel() * query.shape[-2]))
     starts = range(0, key.shape[-2], chunk)
-    parts = ((start, scores_of(query, key[..., start : start + chunk, :], softcap)) for start in starts)
-    return Peak.among(parts, value)
+    return Peak.of((scores_of(query, key[..., start : start + chunk, :], softcap) for start in starts), value)
 
 
 @dataclass(frozen=True, eq=False)
 class JobQueries:
-    """Queries of H key/value heads, as `attend_jobs` reads them."""
+    """Queries of H key/value heads, prepared for `attend_jobs`."""
 
     query: Tensor  # (H, m, k), with the scale of the scores
-    detail: Tensor  # (q,): the queries whose largest score is found too
+    detail: Tensor  # (q,): indices of the queries whose largest score is computed too
     detail_query: Tensor  # (H, q, k): these queries
     kernel: Kernel | Precision
     softcap: float | None
@@ -116,15 +156,16 @@ class JobQueries:
         cls, query: Tensor, detail: Tensor, value: Tensor, kernel: Kernel | Precision, softcap: float | None,
         fused: bool | None = None,
     ) -> JobQueries:  # fmt: skip
-        """Prepare queries for values like `value`; `fused` asks for one launch, by default where the device can."""
+        """Prepare queries for values like `value`; `fused` chooses one Triton launch, the default where possible."""
         if fused is None:
             able = query.device.type != "cpu" and not callable(kernel) and kernel != "exact"
             fused = able and split.unable(query, value) is None
-        return cls(query, detail, query[:, detail], kernel, softcap, split.asked(query) if fused else None)
+        halves = split.halves(query, split.LOG2E) if fused else None
+        return cls(query, detail, query[:, detail], kernel, softcap, halves)
 
     @classmethod
     def joined(cls, parts: Sequence[JobQueries]) -> JobQueries:
-        """The queries of several layers as those of one with all their heads."""
+        """The queries of several layers as those of one layer with the heads of all."""
         halves = [part.halves for part in parts if part.halves is not None]
         names = ("hi", "lo", "unit")
         together = split.Halves(*(torch.cat([getattr(part, name) for part in halves]) for name in names))
@@ -139,7 +180,8 @@ def attend_jobs(
     """Attend to tokens start .. stop − 1 for each of J jobs (start, stop): states (J, h, m) and peaks (J, h, q).
 
     Keys and values are (n, H, ·), of which h `heads` are used. `largest` (2, H) are the largest |number| of keys and
-    values where they are known. The CPU attends to consecutive jobs of equal length as one batch.
+    values where they are known. A CPU runs a loop, with consecutive jobs of equal length as one batch; a CUDA device
+    runs one Triton launch.
     """
     if queries.halves is not None:
         return _attend_at_once(queries, queries.halves, key, value, jobs, heads, largest)
@@ -173,8 +215,8 @@ def _attend_at_once(
     shape = (len(spans), len(head))
     work = torch.cat((head[:, None].expand(*shape, 2), spans[:, None].expand(*shape, 2)), -1).flatten(0, 1)
     found = split.attend_jobs(
-        halves, key.transpose(0, 1), value.transpose(0, 1), work, longest=int((jobs[:, 1] - jobs[:, 0]).max()), more=1,
-        precision=queries.kernel, sizes=largest,
+        halves, key.transpose(0, 1), value.transpose(0, 1), work, longest=int((jobs[:, 1] - jobs[:, 0]).max()),
+        peaks=True, precision=queries.kernel, sizes=largest,
     )  # fmt: skip
     assert found.peak is not None
     assert found.where is not None

@@ -44,8 +44,8 @@ def split(
 
 @triton.jit
 def _block(
-    n, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
-    DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, MORE: tl.constexpr,
+    n, length, m, mass, acc, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+    DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, PEAKS: tl.constexpr,
     SHIFT: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Add keys n .. n + BN − 1 to the running sums; scores are in units of log 2."""
@@ -69,7 +69,7 @@ def _block(
         unit = 1.0
     if TAIL:
         s = tl.where(there[None, :], s, -float("inf"))
-    if MORE:
+    if PEAKS:
         top, at = tl.max(s, 1, return_indices=True)
         top = top * unit
         best = tl.where(top > m, n + at, best)
@@ -79,11 +79,6 @@ def _block(
     level = tl.where(new == -float("inf"), 0.0, new) - SHIFT if BIAS else new - SHIFT
     a = tl.exp2(m - SHIFT - level)
     p = tl.exp2(s * unit - level[:, None])
-    if MORE > 1:
-        # Relative to the level, so that nothing cancels: Σ p (s − level), shifted when the level moves.
-        moved = tl.where(mass > 0, m - SHIFT - level, 0.0)
-        mean = a * (mean + mass * moved) + tl.sum(p * tl.where(p > 0, s * unit - level[:, None], 0.0), 1)
-        l2 = l2 * a * a + tl.sum(p * p, 1)
     mass = mass * a + tl.sum(p, 1)
     ph = p.to(tl.float16)
     vh = tl.load(VH + vo, mask=there[:, None], other=0.0) if TAIL else tl.load(VH + vo)
@@ -95,14 +90,14 @@ def _block(
         o = tl.dot((p - ph.to(tl.float32)).to(tl.float16), vh, o)
     o = tl.dot(ph, vh, o)
     acc = acc * a[:, None] + o
-    return new, mass, acc, l2, mean, best
+    return new, mass, acc, best
 
 
 @triton.jit
 def forward(
     QH, QL, KH, KL, VH, VL, QUNIT, KUNIT, VUNIT, BIAS_AT, WORK, OUT, ROWS, WHERE, m_all, n_all, count, bias_job,
     bias_row, parts, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
-    BIAS: tl.constexpr, MORE: tl.constexpr, SHIFT: tl.constexpr,
+    BIAS: tl.constexpr, PEAKS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Attend one block of queries of one job (queries, keys, start, stop)."""
     blocks = tl.cdiv(m_all, BM)
@@ -124,18 +119,17 @@ def forward(
     if BIAS:
         B = BIAS_AT + start + (job // parts) * bias_job + tl.where(mine, rm, 0)[:, None].to(tl.int64) * bias_row
     m, mass = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
-    l2, mean, best = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], -1, tl.int32)
-    acc = tl.zeros([BM, DV], tl.float32)
+    best, acc = tl.full([BM], -1, tl.int32), tl.zeros([BM, DV], tl.float32)
     whole = length // BN * BN
     for n in range(0, whole, BN):
-        m, mass, acc, l2, mean, best = _block(
-            n, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
-            DK, DV, BN, WIDE, BIAS, MORE, SHIFT, False,
+        m, mass, acc, best = _block(
+            n, length, m, mass, acc, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+            DK, DV, BN, WIDE, BIAS, PEAKS, SHIFT, False,
         )  # fmt: skip
     if whole < length:
-        m, mass, acc, l2, mean, best = _block(
-            whole, length, m, mass, acc, l2, mean, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
-            DK, DV, BN, WIDE, BIAS, MORE, SHIFT, True,
+        m, mass, acc, best = _block(
+            whole, length, m, mass, acc, best, qh, ql, KH, KL, VH, VL, B, unit, rk, rv,
+            DK, DV, BN, WIDE, BIAS, PEAKS, SHIFT, True,
         )  # fmt: skip
     some = mass > 0
     safe = tl.where(some, mass, 1.0)
@@ -143,15 +137,9 @@ def forward(
     scale = tl.load(VUNIT + k) / safe
     tl.store(OUT + to[:, None] * DV + rv[None, :], acc * scale[:, None], mask=mine[:, None])
     tl.store(ROWS + to, tl.where(some, m - SHIFT + tl.log2(safe), -float("inf")), mask=mine)
-    if MORE:
-        stride = count.to(tl.int64) * m_all
-        tl.store(ROWS + stride + to, m, mask=mine)
+    if PEAKS:
+        tl.store(ROWS + count.to(tl.int64) * m_all + to, m, mask=mine)
         tl.store(WHERE + to, tl.where(best < 0, -1, start + best), mask=mine)
-    if MORE > 1:
-        level = tl.where(some, m - SHIFT, 0.0)
-        twice = 2 * level + tl.log2(tl.where(some, l2, 1.0))
-        tl.store(ROWS + 2 * stride + to, tl.where(some, twice, -float("inf")), mask=mine)
-        tl.store(ROWS + 3 * stride + to, level + mean / safe, mask=mine)
 
 
 @triton.jit

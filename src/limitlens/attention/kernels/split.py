@@ -29,8 +29,12 @@ WIDEST = 256  # the largest head size that fits the chip's shared memory
 PART = 65_536  # keys that one float32 accumulator sums, at most
 SHORT = 1024  # smaller blocks are faster for sets of fewer keys
 SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
+CHUNK = 1024  # rows whose products `chunk_sums` adds up in float32
+PRODUCT_ROWS = 32  # rows that the program for products reads at a time
+NARROW = 64  # width up to which the program for products is faster than a library's batched product
+PUT_ROWS = 128  # rows that the program for copies writes at a time
 LARGEST = 14  # inputs are scaled to at most 2¹⁴ in size
-LOG2E = math.log2(math.e)
+LOG2E = math.log2(math.e)  # factor of the queries, because the kernel computes scores in units of log 2
 
 
 def missing() -> str | None:
@@ -72,8 +76,6 @@ class Found:
 
     lse: Tensor  # (jobs, m) float64
     output: Tensor  # (jobs, m, v) float64
-    lse2: Tensor | None = None  # (jobs, m): log-sum-exp of twice the scores
-    score: Tensor | None = None  # (jobs, m): mean score under the weights
     peak: Tensor | None = None  # (jobs, m): the largest score; −inf over no keys
     where: Tensor | None = None  # (jobs, m): index of that key, the first among equals; −1 over no keys
 
@@ -98,11 +100,6 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
     return Halves(hi, lo, unit)
 
 
-def asked(query: Tensor) -> Halves:
-    """Split queries (B, m, k) as the kernel reads them: scores are in units of log 2."""
-    return halves(query, LOG2E)
-
-
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, precision: Precision = "accurate"
 ) -> tuple[Tensor, Tensor]:
@@ -122,16 +119,18 @@ def attend(
 
 def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
-    more: int = 0, precision: Precision = "accurate", sizes: Tensor | None = None,
+    peaks: bool = False, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
     """Compute attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v) for each of jobs (J, 4).
 
     A job is (index of queries, index of keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is
-    added to the scores; −inf masks a key. `more` is 1 for peaks and 2 for the rest of `Found`. "fast" takes one product
-    in place of three. Queries may be given as `asked` split them, and `sizes` (2, Bk) of keys and values alike.
+    added to the scores; −inf masks a key. `peaks` asks for the largest scores too. "fast" computes one half-precision
+    product instead of three. Queries may be given as `halves(query, LOG2E)`; `sizes` (2, Bk) are the largest
+    |number| of keys and of values, where they are known.
     """
     v, size = value.shape[-1], (None, None) if sizes is None else sizes
-    queries, few = query if isinstance(query, Halves) else asked(query), key.dtype == value.dtype == torch.bfloat16
+    queries = query if isinstance(query, Halves) else halves(query, LOG2E)
+    few = key.dtype == value.dtype == torch.bfloat16
     keys, values = (halves(rows, 1.0, few, own) for rows, own in zip((key, value), size, strict=True))
     # Half-precision products for one: higher halves alone; also the lower half of queries and weights; all.
     wide = 1 if precision == "fast" else 2 if few else 3
@@ -144,7 +143,7 @@ def attend_jobs(
         stop = torch.minimum(start + PART, work[:, 3, None])
         pairs = work[:, None, :2].expand(-1, parts, -1)
         work = torch.cat((pairs, start[..., None], stop[..., None]), -1).flatten(0, 1)
-    found = _launch(queries, keys, values, work.contiguous(), m, bias, parts, more, wide, longest < SHORT)
+    found = _launch(queries, keys, values, work.contiguous(), m, bias, parts, peaks, wide, longest < SHORT)
     if parts == 1:
         return Found(**(found | {"output": found["output"][..., :v]}))
     found = {
@@ -155,43 +154,38 @@ def attend_jobs(
     output = torch.zeros_like(found["output"][0, ..., :v])
     for own, part in zip(share, found["output"], strict=True):  # one by one, to save memory
         output.addcmul_(own[..., None], part[..., :v])
-    if not more:
+    if not peaks:
         return Found(whole, output)
     peak, best = found["peak"].max(0)
-    where = found["where"].gather(0, best[None])[0]
-    if more < 2:
-        return Found(whole, output, peak=peak, where=where)
-    twice, score = torch.logsumexp(found["lse2"], 0), (share * found["score"]).sum(0)
-    return Found(whole, output, twice, score, peak, where)
+    return Found(whole, output, peak, found["where"].gather(0, best[None])[0])
 
 
 def _launch(
-    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, more: int,
+    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, peaks: bool,
     wide: int, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Run the kernel over (W, 4) pieces of work; results are float64, in natural units."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
     output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
-    rows = torch.empty((1, 2, 4)[more], count, m, dtype=torch.float32, device=device)
+    rows = torch.empty(1 + peaks, count, m, dtype=torch.float32, device=device)
     where = torch.empty(count, m, dtype=torch.int64, device=device)
     strides = (0, 0)
     if bias is not None:
         bias = bias.contiguous() if bias.stride(2) != 1 else bias
         strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
-    bm, bn, options = _shape(max(dk, dv), m, short, more, wide)
+    bm, bn, options = _shape(max(dk, dv), m, short, peaks, wide)
     grid = (-(-m // bm) * count,)
     programs.forward[grid](
         query.hi, query.lo, key.hi, key.lo, value.hi, value.lo, query.unit, key.unit, value.unit, bias, work,
-        output, rows, where, m, key.hi.shape[1], count, *strides, parts, dk, dv, bm, bn, wide, bias is not None, more,
+        output, rows, where, m, key.hi.shape[1], count, *strides, parts, dk, dv, bm, bn, wide, bias is not None, peaks,
         SHIFT, **options,
     )  # fmt: skip
     natural = rows.double() / LOG2E
     found = {"lse": natural[0], "output": output}
-    found |= {"peak": natural[1], "where": where} if more else {}
-    return found | ({"lse2": natural[2], "score": natural[3]} if more > 1 else {})
+    return found | ({"peak": natural[1], "where": where} if peaks else {})
 
 
-def _shape(width: int, m: int, short: bool, more: int, wide: int) -> tuple[int, int, dict[str, int]]:
+def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int, int, dict[str, int]]:
     """Queries and keys of a block, and compiler options, for a head size: what fits the chip and is fast."""
     registers = None
     if width > 128:
@@ -199,7 +193,7 @@ def _shape(width: int, m: int, short: bool, more: int, wide: int) -> tuple[int, 
     elif width == 64 and wide == 3 and m > 64:
         # So many registers allow two blocks at a time: one multiplies while the other computes exponentials.
         bm, bn, warps, stages, registers = 128, 64, 8, 2, 128
-    elif more and (width <= 32 or (short and width == 64)):
+    elif peaks and (width <= 32 or (short and width == 64)):
         bm, bn, warps, stages = 64, 64, 4, 3
     elif width <= 32 and not short and m > 64:
         bm, bn, warps, stages, registers = 128, 128, 8, 2, 128
@@ -220,3 +214,56 @@ def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor
 def _rows(tensor: Tensor) -> Tensor:
     """Reshape (..., n, d) to (B, n, d)."""
     return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
+
+
+def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first: int, largest: Tensor | None) -> None:
+    """Copy tokens (n, H, d) to `rows` (n,) of a store (·, H, d), and the `special` ones (s,) to rows from `first` on.
+
+    With `largest` (H,), which grows to the largest |number| of each head, a Triton program does it in one launch.
+    """
+    n, heads, d = tokens.shape
+    if largest is not None:
+        tokens = tokens if tokens.stride()[1:] == (d, 1) else tokens.contiguous()
+        programs.put[(-(-(n + len(special)) // PUT_ROWS), heads)](
+            tokens, store, largest, rows, special, n, len(special), first, heads, d, tokens.stride(0),
+            padded(d), PUT_ROWS,
+        )  # fmt: skip
+        return
+    target, source = store.flatten(1), tokens.flatten(1)
+    # Copied as 8-byte numbers where alignment allows, which is faster.
+    ends = (part.element_size() * size for part in (target, source) for size in (part.shape[1], part.storage_offset()))
+    if target.is_contiguous() and source.is_contiguous() and not any(end % 8 for end in ends):
+        target, source = target.view(torch.int64), source.view(torch.int64)
+    target.index_copy_(0, rows, source)
+    if len(special):
+        target[first : first + len(special)] = source.index_select(0, special)
+
+
+def chunk_sums(rows: Tensor, shift: Tensor, fused: bool | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Sums of x and of x xᵀ for x = rows (n, H, d) − shift (H, d), in float32 over chunks of rows.
+
+    Returns pairs (chunks, H, d) and (chunks, H, d, d). `fused` runs the Triton program; by default where it is faster.
+    """
+    n, heads, d = rows.shape
+    if fused is None:
+        fused = rows.device.type != "cpu" and d <= NARROW and missing() is None
+    if fused:
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        chunks = -(-n // CHUNK)
+        first = shift.new_empty(chunks, heads, d, dtype=torch.float32)
+        second = shift.new_empty(chunks, heads, d, d, dtype=torch.float32)
+        programs.products[(chunks, heads)](
+            rows, shift.contiguous(), first, second, n, heads, d, *rows.stride()[:2], CHUNK, padded(d), PRODUCT_ROWS,
+            num_warps=2, num_stages=3,
+        )  # fmt: skip
+        return [(first, second)]
+    chunk = max(CHUNK, 4 * d)
+    whole = n - n % chunk
+    sums = []
+    for part in (rows[:whole].reshape(-1, chunk, heads, d), rows[None, whole:]):
+        if part.numel():
+            # Heads before rows, so that every product reads contiguous memory.
+            centred = shift.new_empty(len(part), heads, part.shape[1], d)
+            torch.sub(part.transpose(1, 2), shift[:, None], out=centred)
+            sums.append((centred.sum(2), centred.mT @ centred))
+    return sums

@@ -1,4 +1,4 @@
-"""The types of key policies: their input, the selection they return, and the base class."""
+"""Base class of key policies, with their input (`PolicyInput`) and their result (`Selection`)."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,17 +6,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from limitlens.attention.scores import scores_of
 from limitlens.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyInput:
-    """Keys and values of some key/value heads (leading axes `...`), and what is known about the queries."""
+    """Input of a key policy: keys and values of some key/value heads (leading axes `...`), and facts about queries."""
 
     key: Tensor  # (..., n, k)
     value: Tensor  # (..., n, v)
-    scores: Tensor | None = None  # (..., m, n): of the queries that will read the keys; only an oracle may use them
+    scores: Tensor | None = None  # (..., m, n): scores of the queries that will read the keys; for oracles only
     seen: Tensor | None = None  # bool, broadcastable to (m, n): keys that each query sees; None: all
     position: Tensor | None = None  # (m,): index of each query among the keys; None: the tokens have no order
     held: int = 0  # number of first tokens that are always kept (the attention sink)
@@ -24,9 +23,11 @@ class PolicyInput:
     past: Tensor | None = None
     softcap: float | None = None  # bound of the scores, see `limitlens.models.Captured`
 
-    def score(self, query: Tensor) -> Tensor:
-        """Scores (..., g, p, n) of queries (..., g, p, k) that already contain the scale."""
-        return scores_of(query, self.key[..., None, :, :], self.softcap)
+    def last_queries(self, count: int, policy: str) -> Tensor:
+        """The last `count` earlier queries, (..., g, p, k), for the policy of this name."""
+        if self.past is None:
+            raise InputError(f"no earlier queries were given; {policy!r} ranks keys by them, read the context first")
+        return self.past[..., -count:, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class KeyPolicy(Protocol):
     sees_queries: bool = False  # an oracle: it uses the scores of later queries, which no cache knows
     ordered: bool = False  # it needs the positions of queries
     needs_past: bool = False  # it needs earlier queries
-    unbiased: bool = False  # see above
+    unbiased: bool = False  # its log-weights make sums over the kept keys unbiased
     sampled: bool = False  # it draws keys at random
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
@@ -60,28 +61,8 @@ class KeyPolicy(Protocol):
         return self.select_by(inputs, self.priority(inputs, draws, generator), counts)
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Keep `counts` keys by priorities that were computed before."""
+        """Keep `counts` keys by given priorities, as `priority` returns them."""
         return Selection(keep(held_first(priority, inputs.held), counts, inputs.seen))
-
-
-class PastPolicy(KeyPolicy):
-    """A policy that estimates the weight of each key from earlier queries and keeps the largest."""
-
-    needs_past = True
-
-    def weight(self, inputs: PolicyInput) -> Tensor:
-        """Estimated attention weight of each key, (..., n), positive."""
-        raise NotImplementedError
-
-    def last_queries(self, inputs: PolicyInput, count: int) -> Tensor:
-        """The last `count` queries, (..., g, p, k)."""
-        if inputs.past is None:
-            raise InputError(f"no earlier queries were given; {self.name!r} ranks keys by them, read the context first")
-        return inputs.past[..., -count:, :]
-
-    def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """The estimated weight."""
-        return self.weight(inputs)[None, ..., None, :]
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:

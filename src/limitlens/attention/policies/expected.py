@@ -1,13 +1,13 @@
 """Keys of largest expected attention under a Gaussian law of queries (Devoto et al. 2025)."""
 
-from torch import Tensor
+from torch import Generator, Tensor
 
-from limitlens.attention.policies.base import PastPolicy, PolicyInput, norms
+from limitlens.attention.policies.base import KeyPolicy, PolicyInput, norms
 
 LAW = 256  # last queries from which the mean and covariance of later queries are estimated
 
 
-class Expected(PastPolicy):
+class Expected(KeyPolicy):
     """Keep the keys of largest expected attention weight times value norm, for Gaussian queries.
 
     For q ~ N(μ, Σ), E e^{<q,k>} = e^{<μ,k> + <k,Σk>/2} (exact for Gaussian queries: proved). Real queries are not
@@ -16,11 +16,12 @@ class Expected(PastPolicy):
 
     name = "expected"
     label = "expected attention under the law of queries"
+    needs_past = True
 
-    def weight(self, inputs: PolicyInput) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
         """The expectation normalised over keys, averaged over query heads, times |v|."""
-        query = self.last_queries(inputs, LAW)
+        query = inputs.last_queries(LAW, self.name)
         mean = query.mean(-2, keepdim=True)
         spread = (query - mean) @ inputs.key[..., None, :, :].mT  # (..., g, p, n): the covariance is never formed
         exponent = (mean @ inputs.key[..., None, :, :].mT)[..., 0, :] + spread.square().mean(-2) / 2
-        return exponent.softmax(-1).mean(-2) * norms(inputs.value)
+        return (exponent.softmax(-1).mean(-2) * norms(inputs.value))[None, ..., None, :]

@@ -23,8 +23,9 @@ class Priority(SnapKV):
     unbiased = True
 
     def _estimate(self, inputs: PolicyInput) -> Tensor:
-        weight = self.weight(inputs) * norms(inputs.value)
-        return (weight + FLOOR * weight.mean(-1, keepdim=True))[None, ..., None, :]
+        """Estimated weights a_j of the keys, (1, ..., 1, n); SnapKV's weights involve no randomness."""
+        weight = super().priority(inputs, 1, torch.Generator()) * norms(inputs.value)[None, ..., None, :]
+        return weight + FLOOR * weight.mean(-1, keepdim=True)
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
         """a_j / u_j."""

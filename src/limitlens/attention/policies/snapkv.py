@@ -1,27 +1,30 @@
 """Keys that the last queries attended to (SnapKV, Li et al. 2024)."""
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import avg_pool1d
 
-from limitlens.attention.policies.base import PastPolicy, PolicyInput
+from limitlens.attention.policies.base import KeyPolicy, PolicyInput
+from limitlens.attention.subset import scores_of
 
 WINDOW = 64  # last queries whose attention is averaged
 SMOOTH = 7  # width of the moving average over keys: neighbours of an attended key are often needed too
 
 
-class SnapKV(PastPolicy):
+class SnapKV(KeyPolicy):
     """Keep the keys with the largest mean attention weight over the last queries, smoothed over neighbours."""
 
     name = "snapkv"
     label = "attention of the last queries"
+    needs_past = True
 
-    def weight(self, inputs: PolicyInput) -> Tensor:
+    def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
         """Mean softmax weight over query heads and over the last queries that see the key, then a moving average."""
-        query = self.last_queries(inputs, WINDOW)
+        query = inputs.last_queries(WINDOW, self.name)
         length = inputs.key.shape[-2]
         place = torch.arange(length, device=query.device)
         seen = place <= place[length - query.shape[-2] :, None]
-        weight = inputs.score(query).masked_fill(~seen, float("-inf")).softmax(-1).mean(-3).sum(-2) / seen.sum(-2)
+        scores = scores_of(query, inputs.key[..., None, :, :], inputs.softcap)  # (..., g, p, n)
+        weight = scores.masked_fill(~seen, float("-inf")).softmax(-1).mean(-3).sum(-2) / seen.sum(-2)
         smooth = avg_pool1d(weight.flatten(0, -2)[:, None], SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
-        return smooth.view_as(weight)
+        return smooth.view_as(weight)[None, ..., None, :]
