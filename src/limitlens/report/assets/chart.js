@@ -1,9 +1,9 @@
 "use strict";
-// One chart from a plain description: axes, guides and series as SVG, drawn in real pixels so that text never shrinks.
+// Draw one chart as SVG from a description of its axes, guide lines and series. Sizes are screen pixels, so text is never scaled.
 //
 // spec = {x: {label, log, min, max, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
 // series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, sizes, listed}
-//       or {name, kind: "map", x: labels of the columns, y: of the rows, values, words}: a map of numbers, or of words
+//       or {name, kind: "map", x: column labels, y: row labels, values, words}: a heat map of numbers, or of indices into `words`
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
@@ -27,7 +27,7 @@ function shape(tag, attributes, text) {
 
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
-// A number for people: three digits, thousands apart, powers of ten where it is very large or small.
+// Format a number with three digits, thousands separators, and powers of ten for very large or small values.
 function short(value, digits = 3) {
   if (value === Infinity) return "∞";
   if (!known(value)) return "–";
@@ -46,7 +46,7 @@ function superscript(number) {
   return String(number).replace(/[-.0-9]/g, (c) => ({ "-": "⁻", ".": "·" })[c] ?? "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]);
 }
 
-// n to the power −rate.
+// The text n^(−rate) with a superscript.
 const falling = (rate) => `n${superscript((-rate).toFixed(2))}`;
 
 function axisScale(axis, values, from, to) {
@@ -81,11 +81,11 @@ function ticksOf(axis, scale, room) {
   }
   const powers = inside(Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k)));
   const every = Math.ceil(powers.length / most);
-  // Over a fraction of a decade there may be no round number of one digit: even steps then.
+  // A range of less than a decade may contain no number of one digit; use evenly spaced ticks then.
   return powers.length > 1 ? powers.filter((_, k) => k % every === 0) : evenTicks(scale, most, false);
 }
 
-// Two ticks or more, in steps of 1, 2 or 5.
+// At least two ticks, in steps of 1, 2 or 5 times a power of ten.
 function evenTicks(scale, most, whole) {
   for (let count = most; ; count++) {
     const rough = (scale.high - scale.low) / count, ten = 10 ** Math.floor(Math.log10(rough));
@@ -97,7 +97,7 @@ function evenTicks(scale, most, whole) {
   }
 }
 
-// As many digits as it takes to tell ticks apart.
+// Tick labels with the fewest digits at which they differ.
 function tickLabels(ticks) {
   for (let digits = 3; ; digits++) {
     const labels = ticks.map((tick) => (digits > 3 && Math.abs(tick) >= 1000 ? Number(tick.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 9 }) : short(tick, digits)));
@@ -105,9 +105,9 @@ function tickLabels(ticks) {
   }
 }
 
-const LETTER = 6.9; // pixels that a letter of a label takes at most
+const LETTER = 6.9; // largest width of a letter of a label, in pixels
 
-// Ticks whose labels stand apart, each with the middle of its label, moved inwards where it would leave the chart.
+// Ticks whose labels do not overlap, each with the centre of its label, moved inwards if the label would leave the chart.
 function spacedTicks(axis, scale, length, width) {
   for (let room = length / 62; ; room *= 0.8) {
     const ticks = ticksOf(axis, scale, room), labels = tickLabels(ticks);
@@ -146,7 +146,7 @@ function drawChart(spec, width) {
   axisNames(svg, spec, margin, width, height);
   const plot = shape("g", { "clip-path": `url(#${clip})` });
   svg.append(plot);
-  const taken = [], above = shape("g", {}); // names of guides lie over points
+  const taken = [], above = shape("g", {}); // names of guide lines are drawn over points
   for (const guide of spec.guides ?? []) drawGuide(plot, above, guide, x, y, margin, width, height, taken);
   for (const series of spec.series) if (series.kind === "band") drawBand(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "line") drawLine(plot, series, x, y);
@@ -164,7 +164,7 @@ function canvas(spec, width, height) {
 
 function axisNames(svg, spec, margin, width, height) {
   const middle = (height - margin.bottom + margin.top) / 2, centre = (margin.left + width - margin.right) / 2;
-  // A name that is longer than its axis is squeezed into the chart.
+  // A label longer than its axis is compressed to the size of the chart.
   const fit = (text, room) => (LETTER * text.length > room ? { textLength: room, lengthAdjust: "spacingAndGlyphs" } : {});
   const reach = 2 * Math.min(centre, width - centre) - 4;
   svg.append(shape("text", { class: "axis", x: centre, y: height - 6, "text-anchor": "middle", ...fit(spec.x.label, reach) }, spec.x.label));
@@ -188,7 +188,7 @@ const mapEnds = (map) => {
 
 const mapText = (map, value) => (map.words && known(value) ? map.words[value] : short(value));
 
-// Every cell a rectangle, coloured by its number or by its word; rows from the top.
+// Draw a heat map: one rectangle per cell, coloured by its number or its word; the first row is at the top.
 function drawMap(spec, map, width) {
   const height = spec.height ?? 290, [low, high] = mapEnds(map);
   const margin = { left: 30 + 7 * Math.max(...map.y.map((label) => String(label).length)), right: 4, top: 4, bottom: 42 };
@@ -222,7 +222,7 @@ function drawGuide(plot, above, guide, x, y, margin, width, height, taken) {
   if (known(guide.x)) {
     if (guide.x < x.low || guide.x > x.high) return;
     const at = x.at(guide.x), late = at + 5 + long > width - margin.right;
-    const from = Math.max(late ? at - 5 - long : at + 5, margin.left + 2); // where neither side has room, over the line
+    const from = Math.max(late ? at - 5 - long : at + 5, margin.left + 2); // if neither side has room, the label covers the line
     let row = 0;
     while (taken.some((other) => other.row === row && from < other.to && from + long > other.from)) row++;
     taken.push({ row, from, to: from + long });
@@ -247,7 +247,7 @@ function drawLine(plot, series, x, y) {
   if (path.length) plot.append(shape("path", { class: `line c-${series.colour}${series.dash ? " " + series.dash : ""}`, d: `M${path.join("L")}` }));
 }
 
-// A point: full, hollow or square, so that many series can be told apart.
+// Marker of a point: filled, hollow or square, to distinguish series of the same colour.
 function mark(series, cx, cy, r) {
   const look = `dot c-${series.colour}${series.dash === "dashed" ? " hollow" : ""}`;
   if (series.dash === "dotted") return shape("rect", { class: look, x: (cx - r).toFixed(1), y: (cy - r).toFixed(1), width: 2 * r, height: 2 * r });

@@ -1,5 +1,5 @@
 "use strict";
-// A figure: legend, chart, note, and its numbers as a table and as a CSV download.
+// A figure with legend, chart and note, and its numbers as a table and as a CSV download.
 
 function mountFigure(host, describe) {
   const holder = node("div", { class: "holder" });
@@ -43,7 +43,7 @@ function mapKey(map) {
   return [node("li", { class: "key" }, `${map.name}: ${short(low)}`, node("i", { class: "ramp" }), short(high))];
 }
 
-// The series of a figure in long form: one row a point, or a cell of a map.
+// Series of a figure in long form: one row per point or per map cell.
 function figureTable(spec) {
   const map = spec.series.find((s) => s.kind === "map");
   if (map) {
@@ -58,7 +58,7 @@ function figureTable(spec) {
   return { columns: ["series", spec.x.label, spec.y.label, ...(ranged ? ["95% low", "95% high"] : [])], rows };
 }
 
-// Numbers behind a picture: a table that is built when it is opened, and the same as CSV.
+// Numbers of a figure: a table that is built when it is opened, and a CSV download.
 function dataBlock(title, table, name) {
   const body = node("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title });
   const button = node("button", { type: "button", class: "quiet" }, "Download CSV");
@@ -98,7 +98,7 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-// One tip for all marks: follows the pointer, says what a mark is.
+// One tooltip for all marks; it follows the pointer and shows the text of the mark's data-tip.
 function mountTips() {
   const tip = node("div", { class: "tip", "aria-hidden": "true" });
   tip.hidden = true;

@@ -1,11 +1,11 @@
 "use strict";
-// The map of all heads and the panel of the chosen one.
+// Map of all heads, and the panel with the numbers and figures of the selected head.
 
-const BEYOND_ALL = "beyond"; // in place of a number of tokens beyond the largest size that the run can predict
+const BEYOND_ALL = "beyond"; // value used if a head needs more tokens than the run can predict
 
 const regimeColour = (page, name) => page.regimes?.find((regime) => regime.name === name)?.colour ?? "grey";
 
-// Number of heads in each regime, as a bar and in words.
+// Number of heads in each regime, as a bar and as a list with the meaning of each regime.
 function mountRegimes(bar, meanings, page) {
   const found = page.regimes.filter((regime) => regime.count);
   bar.append(...found.map(({ colour, count }) => {
@@ -16,7 +16,7 @@ function mountRegimes(bar, meanings, page) {
   meanings.append(...found.map(({ name, colour, count, meaning }) => node("li", {}, node("i", { class: `swatch fill c-${colour}` }), node("b", {}, `${count} ${name}`), `: ${meaning}`)));
 }
 
-// Buttons that choose the most notable heads.
+// Buttons that select the heads to look at first.
 function mountJumps(host, page) {
   if (!page.jumps.length) return;
   host.append(node("li", {}, "Look first at"), ...page.jumps.map(({ head, text }) => node("li", {}, node("button", { type: "button", class: "jump", "data-head": head }, text))));
@@ -31,7 +31,7 @@ function quantityText(quantity, value, farthest) {
   return typeof value === "string" ? value : short(value, 3);
 }
 
-// A number for a cell of the map: two digits, thousands as k.
+// Text of a map cell: two digits, thousands as k.
 function cellText(value) {
   if (value === BEYOND_ALL) return ">";
   if (!known(value)) return "–";
@@ -40,8 +40,8 @@ function cellText(value) {
   return text.replace(/^(-?)0\./, "$1.");
 }
 
-// Position of each value between the ends of the colour scale. With many heads the ends are the 2% and 98% quantiles, so
-// that one outlier does not leave all others one colour; `clipped` says on which side values lie beyond them.
+// Position of each value on the colour scale, 0 to 1. With 50 heads or more the ends of the scale are the 2% and 98%
+// quantiles, so that outliers do not give all other heads one colour; `clipped` is whether values lie below or above them.
 function shading(quantity, values) {
   const numbers = values.filter(known).sort((a, b) => a - b), count = numbers.length;
   const move = quantity.log ? (v) => Math.log(Math.max(v, 1e-12)) : (v) => v;
@@ -121,7 +121,7 @@ function mapLegend(quantity, shade, values, page) {
   return [node("span", { class: "key" }, ends[0], bar, ends[1]), ...extra];
 }
 
-// The error curve of a head with its rate; of a measured head also the predicted curve.
+// Figure of a head's error curve with its fitted rate; for a measured head also the predicted curves.
 function curveFigure(page, state) {
   const { heads } = page, i = state.head, n = page.n, error = heads.error[i], spread = heads.error_stderr[i];
   const low = heads.error_low[i] ?? error.map((e, j) => Math.max(e - 1.96 * spread[j], 0.05 * e));
@@ -136,7 +136,7 @@ function curveFigure(page, state) {
     series.push({ name: `${page.predicted ? "rate" : "fitted"} ${falling(fit)}`, kind: "line", colour: "blue", x: n, y: n.map((v) => heads.rate_constant[i] * v ** -fit) });
   }
   const predicted = heads.pilot_error?.[i];
-  if (predicted) series.push({ name: "predicted by the exact law of its tokens", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
+  if (predicted) series.push({ name: "predicted from its tokens (exact bootstrap)", kind: "line", dash: "dotted", colour: "ink", x: n, y: predicted });
   const slope = heads.rate_predicted?.[i];
   if (known(slope)) {
     const middle = Math.floor(n.length / 2);
@@ -155,10 +155,10 @@ function curveFigure(page, state) {
 function tokensFigure(page, state) {
   const { heads } = page, i = state.head;
   return {
-    title: "Tokens that share the attention mass", height: 210,
+    title: "Effective number of tokens", height: 210,
     series: [
       { name: "effective tokens 1/Σw²", kind: "points", colour: regimeColour(page, heads.regime[i]), x: page.n, y: heads.effective_tokens[i] },
-      { name: "all weights equal", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
+      { name: "if all weights were equal", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
     ],
     x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, min: 1 },
   };
@@ -167,9 +167,9 @@ function tokensFigure(page, state) {
 function sinkFigure(page, state) {
   const share = page.heads.sink_share[state.head] ?? [];
   return {
-    title: "Attention mass on the sink", height: 210,
-    series: [{ name: "share of the mass", kind: "points", colour: "orange", x: page.n.slice(0, share.length), y: share }],
-    x: { label: "number of other tokens n", log: true }, y: { label: "share of the mass", min: 0, max: 1 },
+    title: "Attention mass of the sink", height: 210,
+    series: [{ name: "share of the attention mass", kind: "points", colour: "orange", x: page.n.slice(0, share.length), y: share }],
+    x: { label: "number of other tokens n", log: true }, y: { label: "share of the attention mass", min: 0, max: 1 },
   };
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// Puts the page together: what Python wrote as data becomes figures, and the probe's views are linked.
+// Build the page: turn the JSON data written by Python into figures, and link the map, the panel and the figures of a probe.
 
 function ratesFigure(page, state) {
   const { heads } = page, axis = page.rate_axes.find((a) => a.key === state.axis);

@@ -1,9 +1,9 @@
 "use strict";
-// Budgets for a target error and a context length, computed in Python.
+// Sliders that show the number of tokens each head needs for a target error and a context length. Python computes the numbers.
 
 const MARKS = ["measured", "extrapolated", "beyond", "not known"];
 
-// The budget of every curve at the chosen error and context.
+// Budget of every curve at the selected error and context length.
 function answersAt({ curves, answers }, error, context) {
   return curves.map((_, i) => {
     const at = (name) => answers[name][i][error][context] ?? null;
@@ -34,7 +34,7 @@ function mountBudgets(host, page, state, changed) {
   const table = dataBlock(`budget of every ${budget.unit}`, () => budgetTable(curves, answers, state), () => `budgets at ${100 * state.error} percent`);
   host.append(table.element);
   return () => {
-    const length = Number.isFinite(state.context) ? `${short(state.context)} tokens` : "endless";
+    const length = Number.isFinite(state.context) ? `${short(state.context)} tokens` : "unlimited";
     error.output.textContent = `${short(100 * state.error)}%`;
     context.output.textContent = length;
     error.input.setAttribute("aria-valuetext", error.output.textContent);
@@ -48,8 +48,8 @@ function mountBudgets(host, page, state, changed) {
 }
 
 function budgetSentence({ n, low, high, mark }, state) {
-  if (mark === "not known") return "has no budget: its error is not known at enough sizes";
-  if (mark === "beyond") return Number.isFinite(state.context) ? `needs every one of the ${short(state.context)} tokens: its budget lies beyond the sizes that this run can predict` : "needs more tokens than this run can predict";
+  if (mark === "not known") return "has no budget: its error is known at too few sizes";
+  if (mark === "beyond") return Number.isFinite(state.context) ? `needs the whole context of ${short(state.context)} tokens: its budget is larger than this run can predict` : "needs more tokens than this run can predict";
   const range = known(low) ? ` (95%: ${short(low)} to ${known(high) ? short(high) : "more"})` : "";
   return `needs ${short(n)} random tokens${range}${mark === "extrapolated" ? ", extrapolated" : ""}`;
 }
@@ -74,7 +74,7 @@ function budgetFigure(page, state, answers) {
     group.x.push(curve.x);
     group.y.push(n);
     group.ids.push(i);
-    group.labels.push(`${curve.label}\n${short(n)} tokens${{ beyond: ", every one", extrapolated: ", extrapolated" }[mark] ?? ""}`);
+    group.labels.push(`${curve.label}\n${short(n)} tokens${{ beyond: ", the whole context", extrapolated: ", extrapolated" }[mark] ?? ""}`);
     groups.set(name, group);
   });
   const sizes = curves[0].n ?? page.n, guides = [{ y: sizes[sizes.length - 1], label: page.predicted ? "largest n" : "largest n measured" }];
@@ -82,7 +82,7 @@ function budgetFigure(page, state, answers) {
   return { title: `Tokens each ${unit} needs`, series: [...groups.values()], x: axis, y: { label: "random tokens needed", log: true }, guides, chosen: state.head, height: 300 };
 }
 
-// With one curve: the curve itself, and where it meets the target error.
+// Figure for a single curve: the curve, and the n at which it reaches the target error.
 function crossingFigure(page, state, [answer]) {
   const [curve] = page.budget.curves, [low, high] = [-1, 1].map((side) => curve.error.map((e, i) => Math.max(e + side * 1.96 * curve.stderr[i], 0.05 * e)));
   const guides = [{ y: state.error, label: `${short(100 * state.error)}% target` }];
