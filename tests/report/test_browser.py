@@ -123,7 +123,7 @@ def test_it_opens_without_a_network_and_without_complaint(chromium: Page, probe:
     assert all(url.startswith(("file:", "data:")) for url in chromium.requests())
     assert chromium.run("return document.documentElement.scrollWidth") <= width  # nothing sticks out
     assert chromium.run("return document.querySelectorAll('.cell').length") == 72
-    assert chromium.run("return document.querySelectorAll('svg.chart').length") >= 6
+    assert chromium.run("return document.querySelectorAll('svg.chart').length") >= 5
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     bright = sum(int(part) for part in ground[4:-1].split(",")) / 3
     assert (bright < 60) if theme == "dark" else (bright > 230)
