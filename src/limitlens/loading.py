@@ -26,7 +26,7 @@ KINDS = {
     "depth": "interventions.depth:DepthRun",
     "downstream": "interventions.downstream:Downstream",
     "stability": "interventions.stability:Stability",
-    "designs": "interventions.designs_result:Designs",
+    "designs": "interventions.designs:Designs",
     "comparison": "comparison_result:Comparison",
     "theory": "experiments.theory_result:TheoryReport",
     "reproduction": "published.reproduction:Reproduction",

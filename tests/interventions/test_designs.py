@@ -12,7 +12,7 @@ import limitlens as ll
 from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.cli import main
 from limitlens.errors import InputError
-from limitlens.interventions.designs_result import DESIGNS, Designs
+from limitlens.interventions.designs import DESIGNS, Designs
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.opening import open_some
@@ -47,7 +47,6 @@ def test_designs_that_cover_all_keys_lose_nothing(name: str, letters: str) -> No
         assert np.abs(told[..., 1]).max() < 1e-5
     assert run.overall["error"][:, 0].min() > 0.01
     assert run.overall["error"][run.designs.index("linformer"), 1] > 0.1  # it mixes: it never covers them
-    assert not run.winners[1]["sure"]
 
 
 def test_errors_are_those_of_attention_over_the_last_keys(letters: str) -> None:
@@ -104,23 +103,12 @@ def test_random_keys_have_no_floor_and_a_window_has(found: Designs) -> None:
     assert found.overall["floor"][0] == pytest.approx(np.sign(square[0]) * np.sqrt(np.abs(square[0])))
 
 
-def test_the_best_design_is_told_with_whether_that_is_sure(found: Designs) -> None:
-    last = found.winners[-1]
-    assert sum(last["heads"].values()) == len(found.places)
-    assert found.overall["error"][:, -1].argmin() == found.designs.index(last["best"])
-    rng = np.random.default_rng(1)
-    shape = (3, 2, 1, 20)
-    noise = np.abs(rng.normal(1, 0.1, shape))
-    same: dict[str, Any] = {
-        "floors": np.zeros((3, 2, 1, 21)),
-        "apart": noise,
-        "outputs": np.ones((3, 20)),
-        "limits": np.ones((3, 21)),
-    }
-    known: Any = ("letters", "a", 8, 20, 1, (4,), ("random", "recent"), ((0, 0), (0, 1), (0, 2)))
-    alike, apart = (Designs(*known, squares=noise * factor, **same) for factor in (1, np.array([1, 4])[:, None, None]))
-    assert [run.winners[0]["sure"] for run in (alike, apart)] == [False, True]
-    assert apart.winners[0]["heads_sure"] == {"random": 3, "recent": 0}
+def test_the_view_names_the_design_of_least_error(found: Designs) -> None:
+    least = found.overall["error"][:, 1].argmin()
+    assert (
+        f"At 8 keys the design with the smallest error over all heads is {DESIGNS[found.designs[least]]} ("
+        in (found.view().verdict[1])
+    )
 
 
 def test_groups_keep_the_mass_of_their_keys() -> None:

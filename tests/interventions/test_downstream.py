@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ import limitlens as ll
 from command_line import run as command
 from downstream_cases import classifier, data, documents, encoder
 from limitlens.errors import InputError
-from limitlens.interventions.downstream import Downstream
-from limitlens.interventions.labelled import label_scores, read_labelled, train_head
+from limitlens.interventions.downstream import Downstream, LogisticHead, read_labelled
 from limitlens.models import Captured, capture, load
 
 
@@ -27,22 +25,14 @@ def asked() -> Downstream:
 
 def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
     rows = documents()
-    for suffix, mark in ((".csv", ","), (".tsv", "\t")):
-        (tmp_path / f"rows{suffix}").write_text("\n".join([f"text{mark}label", *(mark.join(row) for row in rows)]))
-        assert read_labelled(str(tmp_path / f"rows{suffix}")) == rows
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *(",".join(row) for row in rows)]))
+    assert read_labelled(str(tmp_path / "rows.csv")) == rows
     assert read_labelled(data()) == rows
     for place, (words, label) in enumerate(rows):
         folder = tmp_path / "tree" / "inner" / label
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{place:03}.txt").write_text(words)
     assert sorted(read_labelled(str(tmp_path / "tree"))) == sorted(rows)
-    with ZipFile(tmp_path / "rows.zip", "w") as archive:
-        for place, (words, label) in enumerate(rows):
-            archive.writestr(f"{label}/{place:03}.txt", words)
-    assert sorted(read_labelled(str(tmp_path / "rows.zip"))) == sorted(rows)
-    (tmp_path / "holder").mkdir()
-    (tmp_path / "rows.zip").rename(tmp_path / "holder" / "rows.zip")
-    assert sorted(read_labelled(str(tmp_path / "holder"))) == sorted(rows)
 
 
 def test_the_head_is_the_minimum_of_its_loss() -> None:
@@ -50,15 +40,17 @@ def test_the_head_is_the_minimum_of_its_loss() -> None:
     truth = np.array([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
     x = generator.normal(size=(3000, 2))
     noise = generator.gumbel(size=(3000, 3))
-    y = (label_scores(truth, x) + noise).argmax(1)
-    weights, penalty = train_head(x, y, 0)
-    inner, given, wanted = torch.tensor(weights, requires_grad=True), torch.tensor(x), torch.tensor(y)
-    loss = torch.nn.functional.cross_entropy(given @ inner[:-1] + inner[-1], wanted)
-    (loss + penalty / 2 * inner[:-1].square().sum()).backward()
+    best = x @ truth[:-1] + truth[-1]
+    y = (best + noise).argmax(1)
+    head = LogisticHead.train(x, y, 0)
+    standardised = torch.tensor((x - x.mean(0)) / x.std(0))
+    inner, wanted = torch.tensor(head.weights, requires_grad=True), torch.tensor(y)
+    loss = torch.nn.functional.cross_entropy(standardised @ inner[:-1] + inner[-1], wanted)
+    (loss + head.penalty / 2 * inner[:-1].square().sum()).backward()
     assert inner.grad is not None
     assert inner.grad.abs().max() < 1e-4
-    best = torch.nn.functional.cross_entropy(torch.tensor(label_scores(truth, x)), wanted)
-    assert loss.item() == pytest.approx(best.item(), abs=0.02)
+    assert loss.item() == pytest.approx(torch.nn.functional.cross_entropy(torch.tensor(best), wanted).item(), abs=0.02)
+    assert head.scores(x[:3]) == pytest.approx((standardised[:3] @ inner[:-1] + inner[-1]).detach().numpy())
 
 
 def test_all_keys_change_nothing_and_few_keys_something() -> None:
@@ -114,13 +106,13 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "none.jsonl").write_text('{"text": "abc"}\n')
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.txt").write_text("abc")
-    (tmp_path / "broken.zip").write_text("abc")
+    (tmp_path / "broken.jsonl").write_text("abc")
     (tmp_path / "other.csv").write_text("text,label\n" + "abc,x\nabc,y\n" * 20)
     for given, words in (
         ((data(), "--keys", "4,43"), "4, 43 for documents of 42 tokens; expected numbers from 1 to 42"),
         ((tmp_path / "none.jsonl",), "a row without 'label'; expected a text and a label"),
-        ((tmp_path / "one",), "fewer than two labels; expected a folder for each label"),
-        ((tmp_path / "broken.zip",), "cannot be read"),
+        ((tmp_path / "one",), "fewer than two labels; expected a folder of .txt files for each label"),
+        ((tmp_path / "broken.jsonl",), "cannot be read"),
         ((tmp_path / "nowhere",), "No such file"),
         ((tmp_path / "other.csv", "--keys", "4"), "labelled x, y and"),
         ((data(), "--keys", "4", "--key-sharing", "alone"), "expected one of shared, own"),

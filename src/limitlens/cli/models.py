@@ -129,7 +129,7 @@ def depth(
 @command("reading documents", "documents", runs="interventions.downstream", shares="seed device", kept=True)
 def downstream(
     model: Annotated[str, Argument(help="An encoder, or the folder of your own sequence classifier.")],
-    data: Annotated[str, Option(help="Labelled documents: a folder of folders, .zip, .jsonl, .csv, .tsv.")],
+    data: Annotated[str, Option(help="Labelled documents: a folder of .txt files for each label, .jsonl or .csv.")],
     keys: Keys = "16:256:5",
     key_sharing: KeySharing = "shared",
     test: Annotated[int, Option(min=6, help="Held-out documents to classify.")] = 500,

@@ -1,15 +1,15 @@
-"""Sparse attention designs in a live model: error of k keys per query against attention over all of them.
+"""Sparse attention designs in a live model (`limitlens.designs`): error of k keys per query against all keys.
 
 A design S keeps k of the keys that a query sees, or mixes them into k. Let out(q, D) be the attention of query q over
 the keys of document D at the positions that q sees, out_S(q, D) the same under the design, and |·| a root mean square
 over queries relative to that of the target. Three distances are measured:
 
 error        |out_S(q, own) − out(q, own)|: the error in the query's own document.
-floor        |Γ_S(q) − Γ(q)|, the bias of the design: Γ_S(q) is attention over what the design keeps in *all* documents,
-             their states merged, and Γ(q) the same over all keys. These are the limits of the design at this k, and of
-             full attention, as the number of tokens grows. Random keys have none; a window has one, since tokens near
-             a query follow another law than tokens anywhere. The jackknife over documents removes the bias of the
-             squared distance, which may therefore be negative where there is no floor.
+floor        |Γ_S(q) − Γ(q)|, the bias of the design: Γ_S(q) is attention over the keys that the design keeps in *all*
+             documents, their states merged, and Γ(q) the same over all keys. These are the limits of the design at this
+             k, and of full attention, as the number of tokens grows. Random keys have no bias; a window has one, since
+             tokens near a query follow another law than tokens anywhere. The jackknife over documents removes the bias
+             of the squared distance, whose estimate may therefore be negative.
 fluctuation  |out_S(q, D) − Γ_S(q)| over documents D other than the query's own: the distance of k keys of one document
              from the design's own limit. It falls with k at the design's `rate`, but not to 0, since the tokens of one
              document are not independent: full attention over it differs from its limit too. The error of a limit
@@ -20,23 +20,175 @@ Queries stand at the same positions in every document: the last ones of a causal
 Standard errors are those of the jackknife over documents, which provide both the queries and the keys.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from limitlens.arrays import pd
 from limitlens.attention.policies import PolicyInput, get_policy
 from limitlens.attention.policies.mixing import MIXINGS, Mixed
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.interventions.designs_result import DESIGNS, Designs
+from limitlens.interventions.harness import shown_table
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.opening import open_some
+from limitlens.record import to_json
+from limitlens.report.text import short
+from limitlens.report.view import Axis, Block, Figure, Section, Series, View, line, look, points
+from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
+from limitlens.statistics.documents import jackknife
+
+POLICIES = ("random", "recent", "streaming", "bigbird", "strided", "dilated", "block", "knorm")
+DESIGNS = {name: get_policy(name).label for name in POLICIES} | {name: label for name, (label, _) in MIXINGS.items()}
+MAX_DRAWN_ERROR = 2.0  # a design whose error is above this at every number of keys is left out of the figure
+NEGLIGIBLE = 1e-6  # relative error below which a design equals full attention
 
 Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Designs(Result):
+    """Result of `limitlens.designs`: error, floor, fluctuation and rate of every design in every head.
+
+    The arrays hold mean squares over the queries, for P heads, S designs, K numbers of keys and N documents.
+    """
+
+    kind, file, held = "designs", "designs", ("squares", "apart", "floors", "outputs", "limits")
+    model: str
+    corpus: str
+    context: int  # tokens of a document
+    documents: int
+    queries: int  # positions of a document whose queries were used
+    keys: tuple[int, ...]
+    designs: tuple[str, ...]
+    places: tuple[tuple[int, int], ...]  # layer and head
+    squares: Array  # (P, S, K, N): errors in each document
+    apart: Array  # (P, S, K, N): fluctuation of each document
+    floors: Array  # (P, S, K, 1 + N): squared distance of the limits, over all documents and without each of them
+    outputs: Array  # (P, N): |output of full attention|² in each document
+    limits: Array  # (P, 1 + N): |limit of full attention|², in the order of floors
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def relative(self) -> dict[str, Array]:
+        """Squares relative to the output, (P, S, K, 1 + N): over all documents, then without each of them."""
+
+        def left_out(rows: Array) -> Array:
+            total = rows.sum(-1, keepdims=True)
+            return np.concatenate((total, total - rows), -1)
+
+        own, law = left_out(self.outputs)[:, None, None], self.limits[:, None, None]
+        found = {"error": left_out(self.squares) / own, "floor": self.floors / law}
+        return found | {"fluctuation": left_out(self.apart) / left_out(np.ones(self.documents)) / law}
+
+    def numbers(self, squares: dict[str, Array]) -> dict[str, Array]:
+        """Errors, floors, fluctuations and their rates with standard errors, from relative squares."""
+        found: dict[str, Array] = {}
+        for name in ("error", "fluctuation"):
+            roots = np.sqrt(squares[name].clip(0))
+            found |= {name: roots[..., 0], f"{name}_stderr": _stderr(roots)}
+        whole = squares["floor"][..., 0]
+        square = whole + (self.documents - 1) * (whole - squares["floor"][..., 1:].mean(-1))  # bias removed
+        spread = _stderr(squares["floor"])
+        found |= {"floor": _root(square), "floor_stderr": (_root(square + spread) - _root(square - spread)) / 2}
+        across = np.log(self.keys) - np.mean(np.log(self.keys))
+        weights = across / (across @ across) if len(across) > 2 else across * np.nan
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slopes = -np.einsum("...kn,k->...n", np.log(squares["fluctuation"]) / 2, weights)[..., None, :]
+        found |= {"rate": slopes[..., 0], "rate_stderr": _stderr(slopes)}
+        return {name: np.broadcast_to(value, square.shape) for name, value in found.items()}
+
+    @cached_property
+    def overall(self) -> dict[str, Array]:
+        """The numbers over all heads, their relative squares averaged: (S, K)."""
+        return self.numbers({name: rows.mean(0) for name, rows in self.relative.items()})
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per head, design and number of keys; the rate belongs to the head and the design."""
+        rows = [(*place, name, count) for place in self.places for name in self.designs for count in self.keys]
+        found = {name: value.ravel() for name, value in self.numbers(self.relative).items()}
+        return pd.DataFrame(rows, columns=["layer", "head", "design", "keys"]).assign(**found)
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON, with the numbers of every head (heads, designs, keys) and over all heads."""
+        numbers = {"heads": self.numbers(self.relative), "overall": self.overall}
+        return super().document() | to_json(numbers)  # type: ignore[no-any-return]
+
+    def view(self) -> View:
+        """Error against the number of keys, with dotted floors, and all designs at the middle number of keys."""
+        middle = len(self.keys) // 2
+        labels = pd.DataFrame({"design": [DESIGNS[name] for name in self.designs]})
+        numbers = {name: values[:, middle] for name, values in self.overall.items()}
+        rows = labels.assign(**numbers).sort_values("error")
+        best = rows.iloc[0]
+        verdict = (
+            "Every head attends to k keys under each design; its output is compared with attention over the whole "
+            "document.",
+            f"At {self.keys[middle]} keys the design with the smallest error over all heads is {best['design']} "
+            f"({short(best['error'])} ± {best['error_stderr']:.1g}).",
+            "Where the floor of a design is near its error, more tokens do not help: use more keys or another design.",
+        )
+        lead = (
+            "Root mean squares over heads: errors relative to the output, floors (bias of the design's limit, dotted "
+            "where significant) and fluctuations relative to the limit. Designs whose error is always above twice the "
+            "output are only in the tables."
+        )
+        trust = (
+            "floor and fluctuation use queries and keys of different documents; an error below the floor means that a "
+            "query's own document serves it better than the average one",
+            "the bias-corrected floor may be negative where there is none; random keys have none, so their value "
+            "shows the resolution of this many documents",
+            "errors are those of one layer at a time: all other layers read every key",
+        )
+        axes = Axis("keys", log=True), Axis("relative output error", log=True)
+        blocks: list[Block] = [
+            Figure("Error against keys, floors dotted", *axes, self._series(), height=420),
+            shown_table(f"At {self.keys[middle]} keys", {"rate": "rate of the fluctuation"}, rows),
+        ]
+        size = f"{self.documents} documents of {self.context:,} tokens · {self.queries} queries in each"
+        section = Section("Over all heads", lead, blocks)
+        title = f"Sparse attention designs in {self.model}"
+        return View(title, f"{self.corpus} · {size}", verdict, [section], warnings=self.warnings, trust=trust)
+
+    def _series(self) -> list[Series]:
+        """Error of every design over the number of keys, and its floor where it is significant."""
+        overall = self.overall
+        keys = np.asarray(self.keys)
+        series = []
+        for s, name in enumerate(self.designs):
+            error, stderr, floor = (overall[column][s] for column in ("error", "error_stderr", "floor"))
+            if error.min() > MAX_DRAWN_ERROR:
+                continue
+            colour, dash = look(s)
+            at = error > NEGLIGIBLE
+            above = (floor > 1.96 * overall["floor_stderr"][s]) & (floor > NEGLIGIBLE)
+            series.append(points(DESIGNS[name], keys[at], error[at], colour, stderr[at], joined=True, dash=dash))
+            series.append(line(f"{name}: floor", keys[above], floor[above], colour, "dotted", listed=False))
+        return series
+
+    def __repr__(self) -> str:
+        return f"<Designs in {self.model}: {len(self.designs)} designs, {len(self.places)} heads>"
+
+
+def _stderr(rows: Array) -> Array:
+    """Jackknife standard error of the first entry of the last axis, from the entries that leave out a document each."""
+    with np.errstate(invalid="ignore"):
+        return jackknife(rows[..., 1:], -1)
+
+
+def _root(squares: Array) -> Array:
+    """Square root of the absolute value, with the sign of the argument."""
+    return np.asarray(np.sign(squares) * np.sqrt(np.abs(squares)))
 
 
 def designs(
@@ -49,7 +201,7 @@ def designs(
     Parameters
     ----------
     keys : numbers of keys k, as a list or as "lo:hi:k"; at most the number of tokens of a document
-    designs : such as "random,recent", of `limitlens.interventions.designs_result.DESIGNS`; all by default
+    designs : names of designs, such as "random,recent"; all of `DESIGNS` by default
     context : tokens of a document, all of which full attention reads
     documents : documents that are read, all in one forward; they provide the queries and the keys
     queries : positions of a document whose queries are used

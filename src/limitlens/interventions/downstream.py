@@ -1,15 +1,18 @@
-"""Task accuracy against the number of keys: a document classifier whose queries attend to n sampled keys.
+"""Task accuracy against the number of keys (`limitlens.downstream`): a document classifier with n sampled keys a query.
 
 The classifier is a logistic head on the mean of a model's last hidden states, trained on unchanged documents, or the
 model's own head where it was saved as a sequence classifier. The same held-out documents are classified with all keys
-and with n.
+and with n (`interventions.sampled_keys`).
 """
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,6 @@ from limitlens.interventions.harness import (
     open_model,
     shown_table,
 )  # fmt: skip
-from limitlens.interventions.labelled import label_scores, read_labelled, train_head
 from limitlens.interventions.sampled_keys import SampledKeys, check_key_sharing, check_keys
 from limitlens.models import Captured, LoadedModel, capture, intervene
 from limitlens.report.view import Axis, Figure, Row, Section, View
@@ -36,16 +38,15 @@ from limitlens.sampling.streams import generator_for
 from limitlens.statistics.documents import Statistic
 
 GROUPS = ("all", "low horizon", "middle horizon", "high horizon")
-HEADINGS = {
-    "accuracy_change": "change (paired)", "agreement": "same label", "margin": "margin / full margin",
-    "margin_error": "margin error",
-}  # fmt: skip
+LONGEST = 1 << 20  # characters of a document that are read
+PENALTIES = np.geomspace(1e-4, 10, 6)  # L2 penalties that are tried on a held-out part
+EXPECTED = "a folder of .txt files for each label, or a .jsonl or .csv file with text and label in each row"
 Answer = tuple[float, int]  # margin of the true label over the best other one, and the predicted label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Downstream(DocumentResult):
-    """A classifier whose queries attend to n sampled keys, against the same classifier with all keys."""
+    """Result of `limitlens.downstream`: a classifier with n sampled keys per query against the same with all keys."""
 
     kind, file, held = "downstream", "keys", ("outcomes", "horizon")
     model: str
@@ -55,7 +56,7 @@ class Downstream(DocumentResult):
     trained: int  # documents that the head was trained on; 0 where the model has its own
     penalty: float  # L2 penalty of that training
     documents: int  # held-out documents that were classified
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # numbers of keys
     key_sharing: str
     seed: int
     # (documents, sizes, 7): correct, same label, margin, squared change of the margin; with all keys: correct, margin,
@@ -83,49 +84,43 @@ class Downstream(DocumentResult):
     def view(self) -> View:
         """Accuracy, agreement and margins against the number of keys."""
         keys = self.sizes[len(self.sizes) // 2]
-        every = self.table[self.table["documents"] == GROUPS[0]]
-        at = every[every["keys"] == keys].iloc[0]
-        thirds = self.table[(self.table["documents"] != GROUPS[0]) & (self.table["keys"] == keys)]
-        low, _, high = thirds.to_dict("records")
+        every, low, _, high = self.table[self.table["keys"] == keys].to_dict("records")
         gap = high["agreement"] - low["agreement"]
         gap_stderr = np.hypot(high["agreement_stderr"], low["agreement_stderr"])
         verdict = (
             f"A classifier (trained on {self.trained} documents) labelled {self.documents} held-out documents with all "
             f"keys (accuracy {self.outcomes[:, 0, 4].mean():.3f}) and with n random keys per query.",
-            f"With {keys} keys its accuracy is {at['accuracy']:.3f} ± {at['accuracy_stderr']:.3f} (paired change "
-            f"{at['accuracy_change']:+.3f} ± {at['accuracy_change_stderr']:.3f}), it gives the same label in "
-            f"{at['agreement']:.3f} ± {at['agreement_stderr']:.3f} of the documents, and the relative error of its "
-            f"margins is {at['margin_error']:.3f} ± {at['margin_error_stderr']:.3f}; agreement in the third of the "
-            f"documents with the largest horizons minus the smallest: {gap:+.3f} ± {gap_stderr:.3f}.",
+            f"With {keys} keys its accuracy is {every['accuracy']:.3f} ± {every['accuracy_stderr']:.3f} (paired change "
+            f"{every['accuracy_change']:+.3f} ± {every['accuracy_change_stderr']:.3f}), and it gives the same label in "
+            f"{every['agreement']:.3f} ± {every['agreement_stderr']:.3f} of the documents; agreement in the third of "
+            f"the documents with the largest horizons minus the smallest: {gap:+.3f} ± {gap_stderr:.3f}.",
             "Judge by agreement and margins, not by accuracy: wrong labels that become right hide right ones that "
             "become wrong.",
         )
-        axis = Axis("keys", log=True)
-        figures = [
-            Figure("Accuracy", axis, Axis("share correct"), curves(every, "keys", "accuracy", "documents"), height=340),
-            Figure(
-                "Agreement with all keys", axis, Axis("share with the same label"),
-                curves(self.table, "keys", "agreement", "documents"), height=340,
-            ),
-            Figure(
-                "Error of the margin", axis, Axis("relative error", log=True),
-                curves(self.table, "keys", "margin_error", "documents"), height=340,
-            ),
-        ]  # fmt: skip
         lead = (
             "Means over documents ± jackknife standard errors; changes are paired by document. Agreement: share of "
             "documents with the same label as with all keys. Margin: score of the true label minus the best other "
             "score, relative to its mean with all keys. Margin error: root mean square change over that of the margin."
         )
-        table = shown_table("Accuracy, agreement and margins", HEADINGS, self.table)
+        axes = {
+            "accuracy": Axis("share correct"),
+            "agreement": Axis("share with the same label as with all keys"),
+            "margin_error": Axis("relative error of the margin", log=True),
+        }
+        figures = [
+            Figure(axis.label, Axis("keys", log=True), axis, curves(self.table, "keys", name, "documents"), height=340)
+            for name, axis in axes.items()
+        ]
+        headings = {"accuracy_change": "change (paired)", "agreement": "same label", "margin": "margin / full margin"}
+        table = shown_table("Accuracy, agreement and margins", headings, self.table)
         trust = (
             "the horizon of a document is the mean over all heads of scale · √λ_max(Cov(q) Cov(k)) over its tokens, a "
             "working definition that also depends on the length and the topic of the document",
             "a document with no more tokens than keys is read in full",
         )
         size = f"{self.documents} documents of at most {self.window} tokens, labels {', '.join(self.labels)}"
-        section = Section("Accuracy and agreement by number of keys", lead, [Row(figures), table])
         title = f"{self.model} as a classifier with n sampled keys per query"
+        section = Section("Accuracy and agreement by number of keys", lead, [Row(figures), table])
         return View(title, f"{self.model} on {self.data}: {size}", verdict, [section], trust=trust)
 
     def __repr__(self) -> str:
@@ -141,8 +136,8 @@ def downstream(
 
     Parameters
     ----------
-    data : labelled documents (`interventions.labelled.read_labelled`): `test` of them are held out, and `train` of the
-        others, all by default, train the head. A model that was saved as a classifier needs no training.
+    data : labelled documents (`read_labelled`): `test` of them are held out, and `train` of the others, all by default,
+        train the head. A model that was saved as a classifier needs no training.
     keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full.
     window : tokens of a document that are read, by default the model's positions, at most 512.
 
@@ -166,28 +161,28 @@ def downstream(
     if not has_head and len({rows[i][1] for i in training}) < len(names):
         given = f"{test} of {len(rows)} documents are held out and {len(training)} train the head"
         raise InputError(f"{given}; expected every label among the training documents")
-    places = {label: place for place, label in enumerate(names)}
 
     def features_of(index: int) -> Array:
-        return _features(loaded, rows[index][0], length, has_head)
+        """Label scores of the model's own head for a document, or the mean of the model's last hidden states."""
+        ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
+        with torch.inference_mode():
+            output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
+        return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
 
-    learned = []
+    features = []
     for done, index in enumerate(training):
-        learned.append(features_of(index))
+        features.append(features_of(index))
         progress(done + 1, len(training) + len(held_out))
-    features = np.array(learned)
-    centre, spread = (features.mean(0), features.std(0) + 1e-12) if len(features) else (0.0, 1.0)
-    truth = np.array([places[rows[index][1]] for index in training])
-    weights, penalty = (None, float("nan")) if has_head else train_head((features - centre) / spread, truth, seed)
+    labels = [names.index(rows[index][1]) for index in training]
+    head = None if has_head else LogisticHead.train(np.array(features), np.array(labels), seed)
 
     def document(place: int) -> dict[str, Any]:
         index = held_out[place]
-        label = places[rows[index][1]]
+        label = names.index(rows[index][1])
         horizons: list[float] = []
 
         def read() -> Answer:
-            features = features_of(index)
-            scores = features if weights is None else label_scores(weights, (features - centre) / spread)
+            scores = features_of(index) if head is None else head.scores(features_of(index))
             return float(scores[label] - np.delete(scores, label).max()), int(scores.argmax())
 
         def outcome(whole: Answer, cut: Answer) -> Array:
@@ -208,16 +203,81 @@ def downstream(
     report = lambda done, total: progress(len(training) + done, len(training) + total)  # noqa: E731
     found = (checkpoint or Checkpoint()).each(job, len(held_out), document, tokens=length, fewest=6, progress=report)
     done = len(found["horizon"])
+    penalty = float("nan") if head is None else head.penalty
     about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
     return Downstream(*about, **found, interrupted=done < len(held_out))
 
 
-def _features(loaded: LoadedModel, text: str, length: int, has_head: bool) -> Array:
-    """Label scores of the model's own head for a text, or the mean of the model's last hidden states."""
-    ids = loaded.tokenizer(text, truncation=True, max_length=length)["input_ids"] or [0]
-    with torch.inference_mode():
-        output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
-    return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
+def read_labelled(name: str) -> list[tuple[str, str]]:
+    """Documents with their labels, (text, label), in the same order on every machine.
+
+    In a folder each .txt file is a document, and the name of the folder that holds it is its label. A .jsonl file has
+    an object with "text" and "label" on each line, and a .csv file columns with these names.
+    """
+    path = Path(name)
+    try:
+        if path.is_dir():
+            files = sorted(path.rglob("*.txt"))
+            rows = [(file.read_text(encoding="utf-8", errors="replace"), file.parent.name) for file in files]
+        else:
+            lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+            objects: Any = map(json.loads, lines) if path.suffix == ".jsonl" else csv.DictReader(lines)
+            rows = [(str(row["text"]), str(row["label"])) for row in objects]
+    except KeyError as missing:
+        raise InputError(
+            f"the data {name!r} has a row without {missing}; expected a text and a label in each"
+        ) from None
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise InputError(f"the data {name!r} cannot be read ({error}); expected {EXPECTED}") from None
+    if len({label for _, label in rows}) < 2:
+        raise InputError(f"{len(rows)} documents in {name!r} have fewer than two labels; expected {EXPECTED}")
+    return [(text[:LONGEST], label) for text, label in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticHead:
+    """A logistic classifier on standardised features: scores of labels, linear in the features of a document."""
+
+    centre: Array  # (d,): mean of the training features
+    spread: Array  # (d,): their standard deviation
+    weights: Array  # (d + 1, labels), intercepts in the last row
+    penalty: float  # L2 penalty of the training
+
+    @classmethod
+    def train(cls, features: Array, labels: Array, seed: int) -> LogisticHead:
+        """Train a head on features (n, d) and labels (n,), with the penalty that is best on a held-out fifth.
+
+        Weights minimise the mean cross-entropy + penalty/2 · |weights|²; the intercepts are not penalised.
+        """
+        from scipy.optimize import minimize
+        from scipy.special import log_softmax
+
+        centre, spread = features.mean(0), features.std(0) + 1e-12
+        x = np.hstack([(features - centre) / spread, np.ones((len(features), 1))])
+        one_hot = np.eye(int(labels.max()) + 1)[labels]
+        held_out = np.random.default_rng(seed).permutation(len(x)) < len(x) / 5
+        shape = x.shape[1], one_hot.shape[1]
+
+        def minimised(rows: Any, penalty: float) -> Array:
+            def loss(flat: Array) -> tuple[float, Array]:
+                weights = flat.reshape(shape)
+                logs = log_softmax(x[rows] @ weights, 1)
+                shrinkage = penalty * weights
+                shrinkage[-1] = 0
+                gradient = x[rows].T @ (np.exp(logs) - one_hot[rows]) / len(logs) + shrinkage
+                return -(one_hot[rows] * logs).sum() / len(logs) + (shrinkage * weights).sum() / 2, gradient.ravel()
+
+            return np.asarray(minimize(loss, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B").x.reshape(shape))
+
+        def held_out_cost(penalty: float) -> float:
+            return -float((one_hot * log_softmax(x @ minimised(~held_out, penalty), 1))[held_out].sum())
+
+        best = float(min(PENALTIES, key=held_out_cost))
+        return cls(centre, spread, minimised(slice(None), best), best)
+
+    def scores(self, features: Array) -> Array:
+        """Scores (..., labels) of features (..., d)."""
+        return np.asarray((features - self.centre) / self.spread @ self.weights[:-1] + self.weights[-1])
 
 
 def _horizons(call: Captured) -> list[float]:
@@ -229,7 +289,7 @@ def _horizons(call: Captured) -> list[float]:
 
 
 def _label_names(loaded: LoadedModel, labels: set[str], has_head: bool) -> list[str]:
-    """The labels in order: the classifier's, where the data uses its names or numbers, else the alphabet's."""
+    """Names of the labels in the order of the classifier's scores; sorted where the head is yet to be trained."""
     if not has_head:
         return sorted(labels)
     known: Any = loaded.model.config.id2label
