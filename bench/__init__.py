@@ -1,1 +1,1 @@
-"""Speed and memory, as ratios measured side by side in one run. `python -m bench [name ...]`."""
+"""Benchmarks of speed and memory, as ratios of alternating measurements in one run: `python -m bench [name ...]`."""

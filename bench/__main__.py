@@ -1,4 +1,4 @@
-"""Run every benchmark, or those named, and keep what they print under bench/results/."""
+"""Run all benchmarks, or the named ones, and save their results under bench/results/."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Cost of cache plans on this machine's cores: error curves of key policies against a probe, and a trial.
+"""Time of cache plans on the CPU: error curves of key policies relative to a probe, and a trial.
 
-Curves and probe read the same windows, as many as a plan takes; the probe reserves a tenth of them. They alternate, and
-ratios are between neighbours. Seconds exclude loading the model; user time is given too, since wall time varies on a
-shared machine.
+Curves and probe read the same windows, as many as a plan uses; the probe holds out a tenth of them. Runs alternate,
+and ratios are between neighbouring runs. Seconds exclude loading the model; user time is given too, since wall time
+varies on a shared machine.
 """
 
 from __future__ import annotations

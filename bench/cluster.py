@@ -1,8 +1,8 @@
-"""Two single-threaded workers of a Ray cluster against one, and the rates from which docs/scale.md counts.
+"""Speedup of a Ray cluster with two single-threaded workers over one worker, and the rates that docs/scale.md uses.
 
-Two clusters stand side by side, of one and of two machines with one core each, and are asked in turns; each answers a
-small question first, so that its workers have loaded what they need. Beside the ratios: what the driver does alone, per
-token (reading the text, dealing its tokens) or per share (adding what a worker sends).
+Two clusters, of one and of two machines with one core each, run the same work alternately; a small run first lets the
+workers load the model. Also measured are the parts that only the driver does: per token (reading the text, assigning
+tokens to cells) and per share of work (merging the states that a worker sends).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def probe(address: str, tokens: int) -> ll.ProbeRun:
 
 
 def timed(work: Callable[[str, int], Any], small: int, large: int, addresses: dict[str, str]) -> dict[str, Any]:
-    """Seconds of the large question on each cluster, in turns, and the ratio of their medians."""
+    """Seconds of the large run on each cluster, alternating, and the ratio of the medians."""
     taken: dict[str, list[float]] = {name: [] for name in addresses}
     for _ in range(ROUNDS):
         for name, address in addresses.items():
@@ -58,7 +58,7 @@ def timed(work: Callable[[str, int], Any], small: int, large: int, addresses: di
 
 
 def driver() -> dict[str, float]:
-    """What the driver does alone: tokens a second read and dealt, seconds and bytes of a share of minilm."""
+    """Rates of the driver: tokens per second read and assigned, seconds and bytes of one share of minilm."""
     loaded, begun = load("minilm"), time.perf_counter()
     windows = Windows(loaded, open_corpus("stdlib-code"), length=256, tokens=TOKENS)
     reading = windows.tokens / (time.perf_counter() - begun)
@@ -103,7 +103,7 @@ with torch.inference_mode():
 
 
 def bare() -> float:
-    """How many times as many bare forwards two processes of one thread run as one: what the machine can give."""
+    """Speedup of two single-threaded processes over one for plain forward passes: the upper bound of this machine."""
     seconds = {1: [], 2: []}  # type: dict[int, list[float]]
     for count in (1, 2) * ROUNDS:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -1,7 +1,7 @@
 """Cost of `limitlens.depth`: 64 sampled forwards and a full one per document, relative to 65 plain forwards.
 
-8 numbers of keys and 8 draws on documents of 512 tokens, once with keys that the queries of a document share and once
-with keys of each query's own. Plain forwards, four documents at a time, which is fastest, alternate with it after every
+8 numbers of keys and 8 draws on documents of 512 tokens, with keys shared by the queries of a document and with own
+keys of each query. Plain forwards of four documents at a time (the fastest batch) alternate with `depth` after every
 document. Measured in processor seconds of one thread, which depend little on other load, and in wall-clock seconds;
 ratios are medians over documents. Also checks that random keys of a pooled text give every head the error that a probe
 measures.

@@ -1,9 +1,10 @@
-"""Fewer keys in an encoder: how far its mean-pooled embeddings turn, for every key policy and number of keys.
+"""Change of an encoder's mean-pooled embeddings when each query sees fewer keys, by key policy and number of keys.
 
 `python -m bench.encoder [MODEL [TEXT [DOCUMENTS [TOKENS]]]]`: windows of TOKENS tokens are the documents. An encoder
-keeps no cache: every query chooses again among all keys, so this is arithmetic that is saved, not memory. 1 − cos of a
-document's embedding with and without the other keys, as a mean over documents with its standard error, stands beside
-the same between two different documents. It leaves bench/results/encoder.json; four minutes on one busy core.
+has no cache: every query selects its keys anew, so fewer keys save arithmetic, not memory. The change is 1 − cos
+between the embeddings of a document with fewer and with all keys, as a mean over documents with its standard error; 1
+− cos between two different documents is given for comparison. Results are in bench/results/encoder.json; four minutes
+on one busy core.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `python -m bench.gpu MODEL TEXT [kernel] [probe=TOKENS,...] [bf16=TOKENS] [wide=TOKENS] [wide_bf16=TOKENS]
 [study=CPU_SECONDS] [far=N] [same]`:
-MODEL is a folder or alias, TEXT a file whose windows are repeated up to the tokens asked for (enough for timing).
+MODEL is a folder or alias, TEXT a file; its windows are repeated up to TOKENS tokens, which suffices for timing.
 Results are added to those in bench/results/gpu.json. TF32 is off throughout.
 """
 
@@ -46,7 +46,7 @@ SAMPLE = 256  # queries a head that are checked in float64
 
 
 def median(work: Callable[[], object], repeats: int = 5) -> float:
-    """Median seconds of some work on the device, after one run that warms up."""
+    """Median seconds of some work on the device, after one warm-up run."""
     work()
     found = []
     for _ in range(repeats):
@@ -59,7 +59,7 @@ def median(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def kernel() -> dict[str, Any]:
-    """Rates and errors of kernels: 4 m n d operations, however many products a kernel takes; errors against float64."""
+    """Rates of kernels, counting 4·m·n·d operations for each of them, and their errors against float64."""
     torch.manual_seed(0)
     query = 2 * torch.randn(HEADS, QUERIES, WIDTH, device="cuda") / math.sqrt(WIDTH)
     key, value = (torch.randn(HEADS, KEYS, WIDTH, device="cuda") for _ in range(2))
@@ -101,7 +101,7 @@ def kernel() -> dict[str, Any]:
     whole = torch.tensor([[h, h, 0, KEYS] for h in range(HEADS)], device="cuda")
 
     def launch() -> float:
-        """Rate of the launch alone."""
+        """Rate of the kernel launch, without preparing its inputs."""
         from triton.testing import do_bench
 
         once = functools.partial(split._launch, *own, _parts(whole), QUERIES, None, KEYS // split.PART, 0, 3)
@@ -149,9 +149,9 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 8192) -> Te
 
 
 def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9") -> dict[str, Any]:
-    """Time a probe between bare forwards of the same windows in the same batches; tokens are read before.
+    """Time of a probe relative to plain forwards of the same windows in the same batches, without reading the text.
 
-    The text is read once, up to `READ` tokens, and its windows are run as often as so many tokens ask for.
+    The text is read once, up to `READ` tokens, and its windows are repeated up to the number of tokens.
     """
     device = loaded.model.device
     once = open_windows(loaded, text, min(READ, tokens), window=256, special="auto", device=device.type, fewer=True)[1]
@@ -218,7 +218,7 @@ def wide_encoder(like: LoadedModel) -> LoadedModel:
 
 
 def study(cpu: float | None = None) -> dict[str, Any]:
-    """One scale of the published sweep at 4,096 queries, d = 50, 200 replicates; seconds on two cores may be given."""
+    """Time of one scale of `gaussian-horizon`: 4,096 queries, d = 50, 200 replicates; also relative to CPU seconds."""
     law, sizes = ll.Gaussian(np.zeros(50), 0.1 * np.eye(50)), "1000:30000:12"
     head = ll.designed_head(law, 1.0)
 
@@ -235,7 +235,7 @@ def study(cpu: float | None = None) -> dict[str, Any]:
 
 
 def far(most: int = 10**9) -> dict[str, Any]:
-    """So many tokens in d = 64, 256 queries, 50 replicates; scores have the standard deviation 2."""
+    """Time of a study of n tokens in d = 64, 256 queries, 50 replicates; scores have the standard deviation 2."""
     law = ll.Gaussian(np.zeros(64), 0.1 * np.eye(64))
     begun = time.perf_counter()
     sizes = [n for n in (10**6, 10**7, 10**8) if n < most] + [most]

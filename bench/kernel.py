@@ -1,8 +1,8 @@
-"""The kernel against this machine's float32 matrix product, in the same run: d = 64, 2,048 queries.
+"""Rate of the attention kernel relative to a float32 matrix product on the same machine: d = 64, 2,048 queries.
 
-Floor: attention of m queries over n tokens is two matrix products, 4·m·n·d operations. The ceiling is what a large product of
-torch reaches, 2·2048³ operations on matrices that stay in cache. The exponentials come on top and are counted as nothing.
-"""  # noqa: E501
+Attention of m queries over n tokens needs two matrix products, 4·m·n·d operations; exponentials are not counted. The
+reference is torch's rate for a product of 2·2048³ operations, whose matrices stay in cache.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def run() -> dict[str, object]:
 
 
 def cells() -> dict[str, dict[int, dict[str, float]]]:
-    """Rates over cells of few tokens, and their shares of that over 4,096, for heads as a probe has them.
+    """Rates over short cells, absolute and relative to cells of 4,096 tokens, for the head shapes of a probe.
 
-    Processor seconds on one thread, the least of many calls in turns, so that all lengths see the same machine.
-    `bare` is the fused kernel alone: what calling it costs is the rest. `together` are 8 cells of one length in one
-    call, whose queries are the same.
+    Processor seconds on one thread: the minimum over many alternating calls, so that load affects all lengths alike.
+    `bare` is the fused kernel without the overhead of the call. `together` is 8 cells of one length in one call with
+    common queries.
     """
     fused, found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, {}
     lengths, threads = (4096, 64, 128, 256, 512), torch.get_num_threads()

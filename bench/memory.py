@@ -1,6 +1,6 @@
-"""Peak memory, each in a fresh process: of a study at 100 thousand and at 10 million tokens, and under a bound.
+"""Peak memory in fresh processes: of a study at 100 thousand and at 10 million tokens, and of runs with a memory limit.
 
-`python -m bench.memory` measures the bounded ones alone.
+`python -m bench.memory` measures only the runs with a memory limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ll.probe("minilm", "stdlib-docs", 20_000, sizes="64:1024:5", replicates=4, memor
 
 
 def bounded() -> dict[str, object]:
-    """Peaks under a bound and without, in MiB, and what the peak is of the bound."""
+    """Peak memory with and without a memory limit, in MiB, and the peak as a share of the limit."""
     found = {}
     for name, (code, bounds) in BOUNDED.items():
         print(name, flush=True)

@@ -12,7 +12,7 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 
 
 def peaks(code: str, sizes: tuple[int, int], unit: str = "tokens") -> tuple[dict[int, float], float]:
-    """Peak resident memory in MiB of `code`, which finds each size in sys.argv[1], and the ratio of the two."""
+    """Peak resident memory in MiB of `code` for two sizes, passed as sys.argv[1], and the ratio of the two."""
     found = {}
     for size in sizes:
         command = [sys.executable, "-c", code + REPORT, str(size)]

@@ -1,9 +1,9 @@
-"""Time and peak memory of a probe against the bare forward of the same model over the same windows.
+"""Time and peak memory of a probe relative to plain forwards of the same model over the same windows.
 
-Lower bound: the probe runs the model once over its pilot and its pool. On top come, per token and layer, 2·256·(k + v)
-operations a query head: 10% of the forward's for minilm (12 heads of 32), 8% for smollm2 (9 heads of 64); then merging
-cells, diagnostics and fits. Seconds include everything but loading the model: wall time, and processor time, which
-other processes disturb less (on one thread: OMP_NUM_THREADS=1).
+Lower bound: the probe runs the model once over its pilot and its pool. In addition it needs, per token and layer,
+2·256·(k + v) operations per query head: 10% of the forward's for minilm (12 heads of 32), 8% for smollm2 (9 heads of
+64); then merging cells, diagnostics and fits. Seconds include everything but loading the model: wall time, and
+processor time, which other processes disturb less (on one thread: OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def bare_seconds(loaded: LoadedModel, corpus: str, tokens: int, batch: int) -> A
 
 
 def fastest(loaded: LoadedModel, corpus: str) -> int:
-    """Choose the batch with which the bare forward takes least processor time."""
+    """Batch size with which plain forwards take the least processor time."""
     trials = [[bare_seconds(loaded, corpus, TRIAL * WINDOW, batch)[1] for batch in BATCHES] for _ in range(REPEATS)]
     return BATCHES[int(np.median(trials, 0).argmin())]
 
 
 def against_forward(name: str, corpus: str, tokens: int, sizes: str) -> dict[str, Any]:
-    """Time probes between bare forwards: median ratio of each probe to the mean of its two neighbours."""
+    """Median ratio of the time of a probe to the mean time of the plain forwards before and after it."""
     loaded = load(name)
     bare_seconds(loaded, corpus, 4 * WINDOW, 4)  # warm up
     batch = fastest(loaded, corpus)

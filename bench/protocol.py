@@ -1,4 +1,4 @@
-"""Time of a study against the published protocol, at equal standard error of the same fitted slopes.
+"""Time of a study relative to the published protocol, at equal standard error of the fitted rate.
 
 The protocol draws fresh tokens for every size and replicate and attends all n queries over all n tokens with a dense
 softmax; mean and covariance of the outputs are compared with those of the limit. d = 50, covariance 0.1 I, 12 sizes
@@ -16,7 +16,7 @@ dimensions every query's tilt is near ‖B‖_F = 5 > √(2 ln n), so errors of 
 nearly independent (no linear map of the tokens explains more than a fifth of them), and none is rarer or larger than
 the others, so stratified or weighted queries gain nothing. The square of their mean is at most 1/250 of theirs, so q
 queries leave noise of 480/q of it at n = 30,000, and the variance of a slope is up to (1 + 480/q)² times that of all
-queries. `limits` prints an upper bound on what each remedy could bring.
+queries. `limits` prints an upper bound on the gain of each remedy.
 """
 
 from __future__ import annotations

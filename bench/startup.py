@@ -1,4 +1,4 @@
-"""How long a question to the theory takes, start-up included, beside a bare interpreter that imports NumPy."""
+"""Time of `limitlens theory` with start-up, relative to an interpreter that only imports NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing: noisy machines want alternating rounds and medians."""
+"""Timing on machines with other load: alternating rounds and medians."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Wall time of one call, or what another clock says."""
+    """Duration of one call in seconds, by wall time or by another clock."""
     started = clock()
     work()
     return clock() - started
@@ -18,7 +18,7 @@ def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_coun
 def alternate(
     rounds: int, clock: Callable[[], float] = time.perf_counter, **works: Callable[[], Any]
 ) -> dict[str, float]:
-    """Median time of each piece of work, after a warm-up, taken in turns so that all see the same machine."""
+    """Median time of each piece of work after a warm-up; the pieces alternate, so that load affects all alike."""
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -29,9 +29,9 @@ def alternate(
 
 
 def taken(work: Callable[[], Any], rounds: int = 5, pick: Callable[[list[float]], float] = statistics.median) -> float:
-    """Processor seconds of one call, of some after one more: a busy machine tells much the same.
+    """Median processor seconds of several calls after a warm-up call; they depend little on other load.
 
-    What lives in cache is slowed by others even so: for that `pick` the least.
+    Work that fits the CPU cache is slowed by other load even so; pass `pick=min` for it.
     """
     work()
     found = []

@@ -1,14 +1,16 @@
-"""Ways to the same attention in one run: time, rate, error and memory; and how the cost of limitlens grows.
+"""Implementations of attention compared in one run (time, rate, error, memory), and the cost of limitlens against size.
 
-The case: 1,024 queries over 16,384 tokens in d = 64, float32; where there is a GPU also 16,384 queries over 65,536
-tokens on it (TF32 off, seconds by the clock). `python -m bench.ways cuda` does the GPU's half alone. The rate counts
-4·m·n·d operations; the error is the largest relative one of an output, against float64; memory is the peak of a process
-that does it once, over that of one that has only made the tokens. Seconds are of the processor, so that a busy machine
-tells the same. KeOps and flex are left out with a sentence where they are not installed or cannot be compiled.
+The comparison has 1,024 queries over 16,384 tokens in d = 64, float32; with a GPU also 16,384 queries over 65,536
+tokens on it (TF32 off, wall time). `python -m bench.ways cuda` runs only the GPU part. The rate counts 4·m·n·d
+operations; the error is the largest relative error of an output, against float64; memory is the peak of a process that
+runs the implementation once, minus that of a process that only creates the tokens. Seconds are processor time, which
+depends little on other load. KeOps and flex attention are skipped with a message if they are not installed or do not
+compile.
 
-The cost curves: a state over n tokens, a study of R replicates, H heads at a time, each with the exponent of its last
-sizes; and the published protocol, every token a query over every token. Floors: n, R, H to the power 1, and n². A study
-has two replicates at least, since error bars come from their scatter.
+The cost curves are those of a state over n tokens, a study of R replicates, H heads at a time, each with the exponent
+over its last sizes; and of the published protocol, in which every token is a query over every token. The smallest
+possible exponents are 1 in n, R and H, and 2 in n for the protocol. A study has at least two replicates, since its
+standard errors come from their scatter.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ FIGURE = Path(__file__).parents[1] / "docs" / "cost.svg"
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """As it is written in books."""
+    """Dense softmax attention, softmax(q kᵀ) v."""
     return torch.softmax(query @ key.T, -1) @ value
 
 
 def chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 1024) -> Tensor:
-    """Online softmax over chunks of tokens, in torch."""
+    """Online softmax over chunks of tokens, in plain torch."""
     top, mass = query.new_full((len(query), 1), -torch.inf), query.new_zeros(len(query), 1)
     total = query.new_zeros(len(query), value.shape[1])
     for start in range(0, len(key), chunk):
@@ -64,12 +66,12 @@ def chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int = 1024) -> Ten
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Torch's own."""
+    """Torch's scaled_dot_product_attention."""
     return scaled_dot_product_attention(query[None, None], key[None, None], value[None, None], scale=1.0)[0, 0]
 
 
 def flex() -> Way:
-    """Torch's flexible attention, compiled."""
+    """Torch's flex_attention, compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled = torch.compile(flex_attention)
@@ -77,7 +79,7 @@ def flex() -> Way:
 
 
 def keops() -> Way:
-    """KeOps, which compiles the formula."""
+    """Attention as a formula compiled by KeOps."""
     from pykeops.torch import LazyTensor
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ def keops() -> Way:
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A state, with its log-sum-exp, in float64."""
+    """The state of limitlens: output and log-sum-exp, in float64."""
     return state_of(query, key, value).output
 
 
@@ -100,7 +102,7 @@ WAYS: dict[str, Callable[[], Way]] = {
 
 
 def case(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values; scores of deviation 1."""
+    """Random queries, keys and values whose scores have the standard deviation 1."""
     torch.manual_seed(0)
     queries, tokens = CASE[device]
     query, key, value = (torch.randn(rows, DIM, device=device) for rows in (queries, tokens, tokens))
@@ -108,7 +110,7 @@ def case(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
 
 
 def memory(name: str, device: str) -> float:
-    """Peak memory in MiB that doing it once takes: in a fresh process, or on the device."""
+    """Peak memory in MiB of one call, in a fresh process or on the device."""
     if device == "cuda":
         tokens = case(device)
         torch.cuda.reset_peak_memory_stats()
@@ -125,7 +127,7 @@ def memory(name: str, device: str) -> float:
 
 
 def table(device: str = "cpu") -> dict[str, dict[str, float | str]]:
-    """The row of every way."""
+    """One row per implementation: time, rate, error and memory."""
     query, key, value = case(device)
     exact = torch.cat([dense(part.double(), key.double(), value.double()) for part in query.split(1024)])
     bare, rows = memory("", device) if device == "cpu" else 0.0, {}
@@ -150,7 +152,7 @@ def table(device: str = "cpu") -> dict[str, dict[str, float | str]]:
 
 
 def stream(n: int, device: str) -> State:
-    """A state over n tokens that are drawn as they are needed, 256 queries in d = 64."""
+    """State over n tokens, generated block by block, for 256 queries in d = 64."""
     generator = torch.Generator(device).manual_seed(0)
     query, state = torch.randn(256, DIM, device=device) / DIM**0.5, State.empty((), 256, DIM, device=device)
     for start in range(0, n, BLOCK[device]):
@@ -167,13 +169,13 @@ def study(replicates: int, device: str) -> None:
 
 
 def heads(count: int, device: str) -> None:
-    """A state of so many heads over 8,192 tokens each, 256 queries in d = 64."""
+    """States of several heads over 8,192 tokens each, for 256 queries in d = 64."""
     query, tokens = torch.randn(count, 256, DIM, device=device), torch.randn(2, count, 8192, DIM, device=device)
     state_of(query / DIM**0.5, *tokens)
 
 
 def protocol(n: int, device: str) -> None:
-    """Every token a query over every token."""
+    """The published protocol: every token is a query over every token."""
     tokens = torch.randn(n, DIM, device=device)
     dense(tokens / DIM**0.5, tokens, tokens)
 
@@ -185,7 +187,7 @@ CURVES: dict[str, tuple[Callable[[int, str], object], list[int]]] = {
 
 
 def curves(device: str = "cpu") -> dict[str, dict[str, object]]:
-    """Seconds over each size, and the exponent of the last three."""
+    """Seconds for each size, and the exponent fitted to the last three sizes."""
     found = {}
     for name, (curve, sizes) in CURVES.items():
         work = partial(curve, device=device)
@@ -202,7 +204,7 @@ def curves(device: str = "cpu") -> dict[str, dict[str, object]]:
 
 
 def timed(work: Callable[[int], object], size: int) -> float:
-    """Seconds of one call: of the processor, or by the clock where a device works."""
+    """Seconds of one call: processor time, or wall time if a GPU does the work."""
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     settle = torch.cuda.synchronize if torch.cuda.is_available() else int
     settle()
@@ -213,7 +215,7 @@ def timed(work: Callable[[int], object], size: int) -> float:
 
 
 def draw(found: dict[str, dict[str, object]]) -> None:
-    """The cost curves, for the docs."""
+    """Draw the cost curves for docs/speed.md."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
@@ -234,7 +236,7 @@ def draw(found: dict[str, dict[str, object]]) -> None:
 
 
 def on(device: str) -> dict[str, object]:
-    """Table and curves of one device."""
+    """Table of implementations and cost curves on one device."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     queries, tokens = CASE[device]
     print(f"-- {device}: {queries:,} queries over {tokens:,} tokens", flush=True)

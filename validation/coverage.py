@@ -1,10 +1,10 @@
-"""How often the 95% intervals of a study hold the truth, on a thousand studies of each kind.
+"""Coverage of the 95% intervals of a study, over a thousand studies of each kind.
 
-One long study is cut into many: replicates are independent, each from a seed of its own. The truth is that of the long
-study, at whose first replicates the moments are measured again with every token a query, which takes away what bias few
-queries leave; its own error is a thirtieth of a study's. The true rate is the slope of the least-squares line through
-the true errors at the study's sizes, the true n(ε) where the true curve comes down to ε, between the second size and
-the third.
+One long study is divided into many: replicates are independent, each with its own seed. The true errors are those of
+the long study, corrected for the bias of few queries by measuring the moments of its first replicates with every token
+as a query; their standard error is a thirtieth of a single study's. The true rate is the slope of the least-squares
+line through the true errors at the study's sizes; the true n(ε) is where the true curve reaches ε, between the second
+and the third size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[Measure, float]] = {
 
 
 def bias() -> Iterator[tuple[str, float, float, float]]:
-    """By what share corrected errors from 32 queries exceed those of the same replicates from every token."""
+    """Relative bias of corrected errors from 32 queries, against the same replicates with every token as a query."""
     measure, horizon = CASES["Gaussian d = 4, H = 0.4"]
     head = ll.designed_head(measure.covariance, horizon)
     few, every = (ll.study(measure, head, SIZES, replicates=EVERY_QUERY, queries=m) for m in (32, 800))
@@ -48,7 +48,7 @@ def bias() -> Iterator[tuple[str, float, float, float]]:
 
 
 def run() -> Iterator[tuple[str, float, float, float]]:
-    """What is covered, how often, the standard error of that at 95%, and how far from 95% it may be."""
+    """One row per interval: its name, its coverage, the standard error at 95%, and the tolerance."""
     for law, (measure, horizon) in CASES.items():
         head = ll.designed_head(measure.covariance, horizon)
         long = ll.study(measure, head, SIZES, replicates=STUDIES * REPLICATES)
@@ -64,7 +64,7 @@ def run() -> Iterator[tuple[str, float, float, float]]:
 
 
 def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
-    """The true curve of an error, as one of two replicates that agree."""
+    """The true curve of an error, as an error curve of two identical replicates."""
     power = np.asarray(long.error(name) ** MOMENT.get(name, 1))
     if name in long.fewer_queries:
         few = _cut(long, 0, every.replicates)
@@ -73,7 +73,7 @@ def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
 
 
 def _holds(curve: StudyResult, truth: dict[str, ErrorCurve]) -> list[bool]:
-    """Whether the intervals of the rates and of n(ε) hold the truth."""
+    """Whether the intervals of the rates and of n(ε) contain the true values."""
     held = [_between(curve.rate(name).interval, -_slope(truth[name])) for name in NAMES]  # type: ignore[union-attr]
     true = truth["output"].scaled(curve.scale[0])
     error = float(np.sqrt(true.error[1] * true.error[2]))
@@ -91,7 +91,7 @@ def _slope(curve: ErrorCurve) -> float:
 
 
 def _cut(curve: StudyResult, first: int, count: int) -> StudyResult:
-    """The study of some of the replicates."""
+    """The study restricted to some of its replicates."""
 
     def part(rows: dict[str, Array]) -> dict[str, Array]:
         return {name: row[first : first + count] for name, row in rows.items()}

@@ -1,6 +1,6 @@
-"""The pictures of docs/ideas.md and docs/gallery.md: `python -m validation.figures [NAME ...]` draws them again.
+"""Draw the figures of docs/ideas.md and docs/gallery.md: `python -m validation.figures [NAME ...]`.
 
-Those of the gallery come from the commands beside them on the page: the run folder of each is loaded and drawn.
+Each figure of the gallery comes from the command that the page shows with it: its run folder is loaded and drawn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gallery() -> list[tuple[str, str, str]]:
 
 
 def draw_entry(command: str, folder: str, name: str, runs: Path) -> None:
-    """Run a command of the gallery in `runs` and draw what it left."""
+    """Run a command of the gallery in the folder `runs` and draw its result."""
     program = [sys.executable, "-c", "from limitlens.cli import main; main()"]
     subprocess.run([*program, *shlex.split(command)[1:]], cwd=runs, check=True, stdout=subprocess.DEVNULL)
     ll.load(runs / "runs" / folder).plot(DOCS / "figures" / f"{name}.png")
@@ -51,7 +51,7 @@ def limit() -> Figure:
 
 
 def merge() -> Figure:
-    """Two sets of tokens, the state of each, and the state of both: it lies between them, where their masses say."""
+    """Two sets of tokens, the state of each, and the merged state: the mean of both outputs, weighted by mass."""
     rng = np.random.default_rng(5)
     sets = [
         (rng.normal(centre, 0.6, (40, 2)), rng.normal(0, 1, 40) + shift)
@@ -74,7 +74,7 @@ def merge() -> Figure:
 
 
 def cells() -> Figure:
-    """A stream of tokens dealt to three replicates, and what each has after each of four sizes."""
+    """Tokens of a stream assigned to three replicates, and the nested samples of each at four sizes."""
     rng, sizes = np.random.default_rng(1), (2, 4, 8, 16)
     owner = rng.permutation(np.repeat(np.arange(3), sizes[-1]))
     figure = Figure(figsize=(5.2, 3.0), layout="constrained")
@@ -96,7 +96,7 @@ def cells() -> Figure:
 
 
 def control() -> Figure:
-    """The error of the mean output, estimated from m of n queries, with the limit as control variate and without."""
+    """Error of the mean output estimated from m of n queries, with and without the limit as control variate."""
     n, replicates, strength = 2000, 60, 0.5
     rng = np.random.default_rng(0)
     counts = np.unique(np.geomspace(8, n, 12).round().astype(int))
@@ -123,7 +123,7 @@ IDEAS = {"idea-limit": limit, "idea-merge": merge, "idea-cells": cells, "idea-co
 
 
 def main(wanted: list[str]) -> None:
-    """Draw the pictures that are named, or all."""
+    """Draw the named figures, or all."""
     for name, draw in IDEAS.items():
         if not wanted or name in wanted:
             with figure_style():

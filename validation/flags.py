@@ -1,4 +1,4 @@
-"""Coverage of the plug-in's 95% intervals and ellipsoids beside their flags, over a grid of laws (docs/theory.md)."""
+"""Coverage of plug-in 95% intervals and ellipsoids against their validity, over a grid of laws (docs/theory.md)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ ELLIPSOIDS = [(2, 30, 0.3), (8, 100, 0.3), (8, 1000, 1.0), (16, 300, 0.5), (64, 
 
 
 def run() -> dict[str, object]:
-    """Both tables; a flag that its coverage denies is told in its row."""
+    """Tables for intervals and ellipsoids; a row says if the coverage contradicts its flag."""
     rows = [_interval(i, *of) for i, of in enumerate(GRID)]
     return {"intervals": rows, "ellipsoids": [_ellipsoid(*of) for of in ELLIPSOIDS], "random_laws": _random_laws()}
 
 
 def _random_laws(count: int = 300, replicates: int = 1500) -> list[dict[str, object]]:
-    """Coverage under laws nobody chose: points or Gaussian parts of random weights, tilts and sizes."""
+    """Coverage for random laws: discrete or Gaussian mixtures with random weights, tilts and sizes."""
     rng, rows = np.random.default_rng(7), []
     for seed in range(count):
         parts = int(rng.integers(2, 8))

@@ -1,4 +1,4 @@
-"""Hostile cases beyond the tests' own, drawn by the strategies of tests/fuzz_cases.py: how many kept every promise."""
+"""Fuzzing with the strategies of tests/fuzz_cases.py, with more cases than the tests: how many end as documented."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = 20  # as many cases as the tests have
 
 
 def run(times: int = TIMES, first: int = 1) -> list[dict[str, Any]]:
-    """A row for each kind of case: how many there were, how they ended, and the faults."""
+    """One row per kind of case: number of cases, their outcomes, and the failures."""
     return [surface(name, times * count, first) for name, count in CASES.items()]
 
 

@@ -1,11 +1,12 @@
-"""What a probe says of itself and of what it has not measured, against other probes: six seeds of each model and text.
+"""Accuracy of a probe's standard errors, predicted rates and extrapolations, against other probes with other seeds.
 
-For every run, against the mean of the other five: how many points lie more than 2 standard errors away; how far the
-rate that its own tokens predict is from the mean fitted one, beside formulas of the horizon and constants; and, cut
-off at a smaller largest size, how far its extrapolation is from what the others measured there, and how often the 95%
-intervals of errors and of n(ε) cover that. The same for `ll.predict`, from a pilot alone.
+Six seeds are run for each model and text, and each run is compared with the mean of the other five: the share of
+points more than 2 standard errors away; the distance between the rate predicted from its own tokens and the mean
+fitted rate, with formulas of the horizon and constants as baselines; and, with its largest sizes removed, the error of
+its extrapolation and the coverage of its 95% intervals of errors and of n(ε). The same for `ll.predict`, from a pilot
+alone.
 
-`python -m validation predict` takes both models; `python -m validation.predict minilm stdlib-docs [device]` one case.
+`python -m validation predict` runs both models; `python -m validation.predict minilm stdlib-docs [device]` one case.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TEXTS = ("stdlib-docs", "stdlib-code")
 
 
 def run() -> dict[str, Any]:
-    """Every model on every text."""
+    """Compare the seeds of every model on every text."""
     found = {}
     for name in CASES:
         loaded = load(name)
@@ -47,7 +48,7 @@ def run() -> dict[str, Any]:
 def case(
     loaded: LoadedModel, text: str, *, tokens: int, sizes: str, cut: int, window: int | None = None, seeds: int = SEEDS
 ) -> dict[str, Any]:
-    """One model on one text."""
+    """Compare the seeds of one model on one text."""
     runs, told, seconds = [], [], []
     for seed in range(seeds):
         begun = time.perf_counter()
@@ -71,19 +72,19 @@ def case(
 
 
 def others(numbers: Any) -> Any:
-    """Means over the other runs: (runs, ...) to the same."""
+    """For each run the mean over all other runs, (runs, ...) to (runs, ...)."""
     array = np.asarray(numbers, dtype=float)
     return (array.sum(0) - array) / (len(array) - 1)
 
 
 def logs(curves: list[list[ErrorCurve]]) -> tuple[Any, Any]:
-    """log e and its standard errors, (runs, heads, sizes)."""
+    """Logarithms of the errors and their standard errors, each (runs, heads, sizes)."""
     error = np.array([[curve.error for curve in one] for one in curves])
     return np.log(error), np.array([[curve.stderr for curve in one] for one in curves]) / error
 
 
 def points(curves: list[list[ErrorCurve]]) -> dict[str, Any]:
-    """How far points lie from the mean of the other runs, in standard errors of the difference."""
+    """Distance of points from the mean of the other runs, in standard errors of the difference."""
     log, stderr = logs(curves)
     score = (log - others(log)) / np.sqrt(stderr**2 + others(stderr**2) / (len(log) - 1))
     far = np.abs(score) > 2
@@ -91,7 +92,7 @@ def points(curves: list[list[ErrorCurve]]) -> dict[str, Any]:
 
 
 def regimes(runs: list[ll.ProbeRun]) -> dict[str, float]:
-    """How often two runs name different regimes, for heads that are sure of theirs in both and for the rest."""
+    """Share of heads with different regimes in two runs, for heads whose regime is certain in both and for the rest."""
     sure, doubt = [], []
     for i, one in enumerate(runs):
         for other in runs[:i]:
@@ -106,7 +107,7 @@ def regimes(runs: list[ll.ProbeRun]) -> dict[str, float]:
 
 
 def rates(runs: list[ll.ProbeRun]) -> dict[str, Any]:
-    """Mean absolute miss and rank correlation of each predictor against the rates fitted by the other runs."""
+    """Mean absolute error and rank correlation of each predictor against the rates fitted in the other runs."""
     from scipy.stats import spearmanr
 
     fitted = np.array([[head.curve_without_sink.rate.slope for head in one.records] for one in runs])  # type: ignore[union-attr]
@@ -122,7 +123,7 @@ def rates(runs: list[ll.ProbeRun]) -> dict[str, Any]:
 
 
 def extrapolation(curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
-    """Errors at the largest size from curves cut off before, and n(ε) at an ε that the others reach in between."""
+    """Accuracy of errors extrapolated to the largest size, and of n(ε) for an ε that the other runs reach."""
     log, _ = logs(curves)
     sizes = curves[0][0].sizes
     last = sizes.index(cut) + 1
@@ -160,7 +161,7 @@ def extrapolation(curves: list[list[ErrorCurve]], cut: int) -> dict[str, Any]:
 
 
 def misses(values: list[float]) -> dict[str, float]:
-    """Median and 90th percentile of what is missed, and the median of its sign."""
+    """Median and 90th percentile of the absolute error, and the median of the signed error."""
     size = np.abs(values)
     return {
         "median": float(np.nanmedian(size)),

@@ -1,9 +1,9 @@
-"""Published numbers at full precision, too slow for the tests: `make soak` keeps them in validation/results/.
+"""Checks that are too slow for the tests: `make soak` runs them and saves their numbers in validation/results/.
 
-`numbers` are rates and constants of the theory, `coverage` how often intervals of studies hold the truth, `probes` how
-far probes of a real model lie from each other, `kills` whether jobs that are killed and resumed end as if nobody had
-killed them, `fuzz` how 10,000 hostile calls end; `python -m validation.soak coverage` runs one alone. Each line is one
-number, what it should be and how far off it may be; the process ends with 1 if one is missed.
+`numbers`: rates and constants of the theory. `coverage`: coverage of the intervals of studies. `probes`: agreement of
+probes of a real model with different seeds. `kills`: whether jobs that are killed and resumed end with the same result
+as without kills. `fuzz`: outcomes of 10,000 hostile calls. `python -m validation.soak coverage` runs one check. Each
+line has a number, its expected value and its tolerance; the exit code is 1 if a number is outside its tolerance.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def row(what: str, measured: float, stderr: float, expected: float, tolerance: f
 
 
 def numbers() -> list[dict[str, object]]:
-    """Rates and constants; kept in soak.json."""
+    """Rates and constants of the theory, saved in soak.json."""
     rows = rates(0.5, 1600, {"mean": 0.5})
     rows += rates(1.5, 1600, {"mean": 0.335, "covariance": 0.267})
     for horizon in (0.3, 0.5, 0.7):
@@ -70,13 +70,13 @@ def numbers() -> list[dict[str, object]]:
 
 
 def covered() -> list[dict[str, object]]:
-    """Bias that few queries leave, and coverage of 95% intervals; kept in coverage.json."""
+    """Bias of errors from few queries and coverage of 95% intervals, saved in coverage.json."""
     found = [row(what, excess, stderr, 0.0, allowed) for what, excess, stderr, allowed in coverage.bias()]
     return found + [row(what, share, stderr, 0.95, allowed) for what, share, stderr, allowed in coverage.run()]
 
 
 def probes() -> list[dict[str, object]]:
-    """Probes of six seeds against each other: points beyond two standard errors, and extrapolated n(ε) that cover."""
+    """Probes with six seeds: share of points beyond two standard errors, and coverage of extrapolated n(ε)."""
     rows = []
     for text in predict.TEXTS:
         found = predict.case(load("minilm"), text, **predict.CASES["minilm"])
@@ -87,7 +87,7 @@ def probes() -> list[dict[str, object]]:
 
 
 def kills(count: int = 1000) -> list[dict[str, object]]:
-    """Long jobs killed at random moments and resumed until they end: how many ended otherwise than without kills."""
+    """Number of long jobs, killed at random moments and resumed, whose result differs from a run without kills."""
     script = Path(__file__).parents[1] / "tests" / "kill_cases.py"
     done = subprocess.run([sys.executable, str(script), str(count), "1"], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
@@ -96,7 +96,7 @@ def kills(count: int = 1000) -> list[dict[str, object]]:
 
 
 def hostile() -> list[dict[str, object]]:
-    """10,000 hostile calls and files (validation/fuzz.py); kept in fuzz.json."""
+    """10,000 hostile calls and files (validation/fuzz.py), saved in fuzz.json."""
     from validation import fuzz
 
     return fuzz.run()

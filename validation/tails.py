@@ -1,4 +1,4 @@
-"""How often each law of tokens is called what, by dimension and number of tokens (docs/theory.md)."""
+"""Verdicts of `check_tails` for samples of several laws, by dimension and number of tokens (docs/theory.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TRUE = {
 
 
 def run(samples: int = SAMPLES) -> dict[str, object]:
-    """The table of verdicts, and how often one Laplace direction among d is found at `tokens_needed(d)`."""
+    """Table of verdicts, and how often one Laplace direction among d is detected at `tokens_needed(d)` tokens."""
     rows = []
     for place, (name, (draw, kind)) in enumerate(LAWS.items()):
         for dim in (1, 8, 64):
