@@ -16,10 +16,11 @@ from head_cases import SIZES, curve_of, head_record, probe_run
 from limitlens.cli import main
 from limitlens.errors import InputError
 from limitlens.loading import load
-from limitlens.probing.findings import CONTEXT, notable, trust, verdict
+from limitlens.probing.overview import notable
 from limitlens.probing.record import kept_share
 from limitlens.probing.regimes import Regime
-from limitlens.probing.result import STATES, ProbeRun
+from limitlens.probing.result import CONTEXT, STATES, ProbeRun
+from limitlens.probing.view import trust, verdict
 from limitlens.record import ARRAYS, FORMAT, json_text, read_run
 from limitlens.report.page import page
 from limitlens.report.text import falling
@@ -135,7 +136,7 @@ def test_keys_beside_a_sink_are_those_of_its_scaled_curve() -> None:
 
 
 def test_notable_heads_are_extremes_and_distinct(probe: ProbeRun) -> None:
-    picked = notable(probe)
+    picked = notable(probe.records)
     assert len({head.place for head, _ in picked}) == len(picked)
     assert 2 <= len(picked) <= 5
     for why, score in (
@@ -158,7 +159,7 @@ def test_a_head_whose_error_rises_is_not_among_the_fastest() -> None:
     run = probe_run([*falls, rises])
     assert 3 not in set(run.fastest()["head"])
     assert len(run.fastest()) == 3
-    assert all(head is not rises for head, why in notable(run) if "fastest" in why)
+    assert all(head is not rises for head, why in notable(run.records) if "fastest" in why)
     assert "in 1 head it still grows (most in layer 0, head 3)" in verdict(run)[1]
     tables = [block for part in run.view().sections for block in part.blocks if isinstance(block, Table)]
     (fastest,) = (table for table in tables if "fastest" in table.title)

@@ -13,7 +13,7 @@ import numpy as np
 from limitlens import results
 from limitlens.arrays import Drawing, Tensor, pd
 from limitlens.errors import InputError, check_number, check_seed
-from limitlens.probing import figures, findings
+from limitlens.probing import figures, overview
 from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
 from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
 from limitlens.probing.regimes import Regime, Thresholds
@@ -25,6 +25,7 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import PredictedErrors
 
 STATES = "states.safetensors"
+CONTEXT = 32_768  # tokens of the context for which budgets of a causal model are given
 # Fields of an error curve that a run folder holds as arrays.
 CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "text", "min_snr")
 
@@ -79,6 +80,11 @@ class ProbeRun(Result):
     def measured(self) -> bool:
         """Whether the curves were measured; those of a prediction have no replicates."""
         return self.replicates > 0
+
+    @property
+    def budget_context(self) -> int:
+        """Tokens of the context for which budgets of keys are given; an encoder has none beyond its window."""
+        return CONTEXT if self.causal else self.window
 
     def head(self, layer: int, head: int) -> HeadRecord:
         """One head."""
@@ -244,11 +250,11 @@ class ProbeRun(Result):
 
     def slowest(self, count: int = 5) -> pd.DataFrame:
         """The heads that need the most tokens: those with the largest error at the largest n."""
-        return self._rows(findings.slowest(self)[:count])
+        return self._rows(overview.slowest(self.records)[:count])
 
     def fastest(self, count: int = 5) -> pd.DataFrame:
         """The heads that need the fewest tokens, among those whose error falls."""
-        return self._rows(findings.fastest(self)[:count])
+        return self._rows(overview.fastest(self.records)[:count])
 
     def _rows(self, records: Sequence[HeadRecord]) -> pd.DataFrame:
         return self.heads.iloc[[self.records.index(record) for record in records]]

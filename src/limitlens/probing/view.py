@@ -1,37 +1,36 @@
-"""View of a probe or a prediction: tokens needed for a target error, every head, and predicted rates last."""
+"""View of a probe or a prediction: sentences, tokens needed for a target error, every head, predicted rates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from limitlens.estimate import Estimate
-from limitlens.probing import findings
-from limitlens.probing.figures import map_figure
-from limitlens.probing.overview import rate_skills, summary
-from limitlens.probing.page_data import BEYOND, page_data
-from limitlens.probing.record import MOMENTS, HeadRecord, share_of_keys
-from limitlens.report.text import short
+from limitlens.probing.figures import BEYOND, TIGHT, map_figure, page_data
+from limitlens.probing.overview import count_regimes, fastest, rate_skills, slowest, summary
+from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
+from limitlens.probing.regimes import Regime
+from limitlens.report.text import falling, join, plural, short
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
+from limitlens.statistics.tails import Verdict
 
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
-SHOWN = 5  # of the slowest heads, and of the fastest
+LOOSE = 0.2  # relative error that "What to do" names besides `TIGHT`
+MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
+SHOWN = 5  # slowest heads in a table, and fastest heads
 TARGETS = (0.2, 0.1, 0.05, 0.01)  # relative errors of the table of tokens needed
 DETAILS = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
 PREDICTOR_NAMES = {
     "rate_constant": "the constant 1/2",
     "rate_best_constant": "baseline: best single constant",
-    "rate_sharp": "sharp: min(½, 1/(1+H²))",
-    "rate_rms": "sharp, rms: min(½, (√(1+8/H²)−1)/4)",
     "rate_sharp_output": "sharp, of one sample: min(½, 1/(1+2H²))",
     "rate_rms_output": "sharp, rms: min(½, (√(1+4/H²)−1)/4)",
-    "rate_drawn": "drawn in the literature: 1/(2(1+H²))",
-    "rate_drawn_coupling": "drawn in the literature: 1/(2(1+Ψ))",
-    "rate_proved": "proved, were Ψ that of a variance proxy: 1/(2(1+32Ψ))",
     "rate_pilot": "from the run's own tokens: the exact finite-n law",
 }
 
@@ -49,8 +48,8 @@ def probe_view(run: ProbeRun) -> View:
     title = f"{run.model} on {run.corpus}"
     return View(
         title=title if run.measured else f"{title}, predicted",
-        subtitle=findings.subtitle(run),
-        verdict=findings.verdict(run),
+        subtitle=subtitle(run),
+        verdict=verdict(run),
         above=(Widget("regimes"), Widget("jumps")) if run.measured else (Widget("jumps"),),
         sections=[
             Section("Tokens needed for a target error", "", (_needs(run),)),
@@ -60,19 +59,18 @@ def probe_view(run: ProbeRun) -> View:
                 "How many tokens does each head need?", budgets, (Widget("budgets"),), "budget-section", only="page"
             ),
             _extremes(run),
-            Section("Advice", "", (Text(findings.advice(run), listed=True),), only="terminal"),
             *_rates(run),
         ],
         data=lambda: page_data(run),
         warnings=run.warnings,
-        trust=findings.trust(run),
+        trust=trust(run),
         details={name.replace("_", " "): value for name in DETAILS if (value := getattr(run, name)) is not None},
     )
 
 
 def _needs(run: ProbeRun) -> Table:
     """For each target error: heads within it, random keys that half and 90% of the heads need, KV entries kept."""
-    context, heads = findings.context_of(run), run.records
+    context, heads = run.budget_context, run.records
     rows: list[list[Cell]] = []
     for error in TARGETS:
         within = sum(bool(head.curve.error[-1] <= error) for head in heads)
@@ -90,10 +88,9 @@ def _needs(run: ProbeRun) -> Table:
 
 def _extremes(run: ProbeRun) -> Section:
     """The slowest and the fastest heads, for a terminal: a page shows all of them."""
-    slowest, fastest = findings.slowest(run)[:SHOWN], findings.fastest(run)[:SHOWN]
     tables = (
-        _head_table(run, f"The {SHOWN} slowest heads: the largest errors left", slowest),
-        _head_table(run, f"The {SHOWN} fastest heads: the smallest errors left", fastest),
+        _head_table(run, f"The {SHOWN} slowest heads: the largest errors left", slowest(run.records)[:SHOWN]),
+        _head_table(run, f"The {SHOWN} fastest heads: the smallest errors left", fastest(run.records)[:SHOWN]),
     )
     legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
     return Section("", "", (*tables, legend), only="terminal")
@@ -102,10 +99,9 @@ def _extremes(run: ProbeRun) -> Section:
 def _head_table(run: ProbeRun, title: str, heads: Sequence[HeadRecord]) -> Table:
     """One row per head; columns that a prediction does not have are left out."""
     rows = [_cells(head) for head in heads]
-    last = f"error at n = {run.n[-1]:,}"
-    columns = {"head": "head", "rate": "rate", "interval": "95% interval", "error": last, "low to high": "95% interval"}
-    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else list(columns)
-    return Table(title, [columns.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows])
+    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else ["head"]
+    headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
+    return Table(title, [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows])
 
 
 def _cells(head: HeadRecord) -> dict[str, Cell]:
@@ -137,29 +133,27 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
 def _rates(run: ProbeRun) -> list[Section]:
     """Accuracy of the predicted rates against constant baselines; nothing where no rate was measured."""
     skill, about = rate_skills(run.records), summary(run.records)
-    if not skill["heads"] or about["rate"] is None:
+    predictors = skill["predictors"]
+    if not predictors or about["rate"] is None:
         return []
-    rate, predictors = about["rate"], skill["predictors"]
-    ranked = [name for name in _ranked(predictors) if name != "rate_best_constant"]  # it is fitted to the answer
-    best, miss = PREDICTOR_NAMES[ranked[0]], short(predictors[ranked[0]]["mean_absolute_miss"])
-    constant = short(predictors["rate_constant"]["mean_absolute_miss"])
-    lines = [f"Rates range from {rate['smallest']:.2f} to {rate['largest']:.2f}, median {rate['median']:.2f}."]
-    if ranked[0] == "rate_constant":
-        lines.append(
-            f"The best predictor here is {best}, off by {miss} on average: no formula is better on these heads."
-        )
-    else:
-        lines.append(
-            f"The best predictor here is {best}, off by {miss} on average; the constant 1/2 is off by {constant}."
-        )
+
+    def spread(rate: dict[str, float]) -> str:
+        return f"from {rate['smallest']:.2f} to {rate['largest']:.2f}, median {rate['median']:.2f}"
+
+    ranked = sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
+    best = next(name for name in ranked if name != "rate_best_constant")  # that one is fitted to the measured rates
+    miss, constant = (short(predictors[name]["mean_absolute_miss"]) for name in (best, "rate_constant"))
+    baseline = "no formula is better" if best == "rate_constant" else f"the constant 1/2 is off by {constant}"
+    lines = [
+        f"Rates range {spread(about['rate'])}.",
+        f"The best predictor here is {PREDICTOR_NAMES[best]}, off by {miss} on average; {baseline}.",
+    ]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
     if (mean := about["rate_mean"]) and (covariance := about["rate_covariance"]):
         lines.append(
-            f"The mean of the outputs over the queries converges with rates from {mean['smallest']:.2f} to "
-            f"{mean['largest']:.2f}, median {mean['median']:.2f}; their covariance with rates from "
-            f"{covariance['smallest']:.2f} to {covariance['largest']:.2f}, median {covariance['median']:.2f}. Formulas "
-            "for moments are compared with these rates only."
+            f"The mean of the outputs over the queries converges with rates {spread(mean)}; their covariance with "
+            f"rates {spread(covariance)}."
         )
     if argmax := [one.rate for head in run.records if (one := head.moment_curves.get("hardmax")) and one.rate]:
         laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
@@ -168,27 +162,146 @@ def _rates(run: ProbeRun) -> list[Section]:
             f"of ln n, {laws.count('power')} a power of n, {laws.count('undecided')} are undecided; the median "
             f"logarithmic law is (ln n)^−{exponent:.2f}."
         )
-    kinds = {"output": predictors} | {kind: skill["moments"][kind]["predictors"] for kind in MOMENTS}
-    tables = [_accuracy(kind, own) for kind, own in kinds.items() if own]
-    lead = (
-        "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."
-    )
-    return [Section("Does theory predict the rates?", lead, (Widget("rates"), Text(lines), *tables), "rates-section")]
-
-
-def _accuracy(kind: str, predictors: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Predictors of the rate of a kind of error, the most accurate first."""
     columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
     rows = [
         (
             PREDICTOR_NAMES[name], own["status"], own["mean_absolute_miss"], own["rank_correlation"],
             f"{own['at_least_as_fast']:.0%}",
         )
-        for name, own in ((name, predictors[name]) for name in _ranked(predictors))
+        for name, own in ((name, predictors[name]) for name in ranked)
     ]  # fmt: skip
-    return Table(f"accuracy of predicted rates of the {kind} error", columns, rows)
+    table = Table("accuracy of predicted rates of the output error", columns, rows)
+    lead = (
+        "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."
+    )
+    return [Section("Does theory predict the rates?", lead, (Widget("rates"), Text(lines), table), "rates-section")]
 
 
-def _ranked(predictors: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Predictors by their mean absolute error, the smallest first."""
-    return sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
+def subtitle(run: ProbeRun) -> str:
+    """Size and cost of the run in one line."""
+    heads, layers = plural(len(run.records), "head"), plural(len({head.layer for head in run.records}), "layer")
+    sizes = f"n from {run.n[0]:,} to {run.n[-1]:,}"
+    if run.measured:
+        fewer = "" if run.replicates == run.replicates_asked else " (the pool holds no more)"
+        tokens = f"{run.tokens:,} pooled tokens in windows of {run.window:,}"
+        source = f"{run.replicates} replicates{fewer}"
+        cost = f"{run.seconds['model']:.1f} s in the model, {run.seconds['attention']:.1f} s in attention"
+    else:
+        tokens = f"predicted from a pilot of {run.tokens:,} tokens in windows of {run.window:,}"
+        source = "no replicates"
+        cost = f"{run.seconds['total']:.1f} s"
+    scaled = [] if run.score_scale == 1 else [f"scores times {run.score_scale:g}"]
+    note = [run.model_note] if run.model_note else []
+    queries = f"{run.queries} queries per head"
+    return " · ".join(
+        [*note, f"{heads} in {layers}", tokens, sizes, source, queries, *scaled, f"{cost}, on {run.device}"]
+    )
+
+
+def verdict(run: ProbeRun) -> tuple[str, str, str]:
+    """What was done, what it found, what to do: one sentence each."""
+    heads, layers = len(run.records), plural(len({head.layer for head in run.records}), "layer")
+    if run.measured:
+        done = (
+            f"All {plural(heads, 'attention head')} of {run.model} ({layers}) attended to n tokens of {run.corpus}, n "
+            f"from {run.n[0]:,} to {run.n[-1]:,}, and their outputs were compared with attention to all "
+            f"{run.tokens:,} tokens."
+        )
+    else:
+        done = (
+            f"The errors of {plural(heads, 'attention head')} of {run.model} ({layers}) were predicted, not measured: "
+            f"from the exact law of samples of {run.tokens:,} tokens of {run.corpus}, with {run.queries} queries per "
+            "head."
+        )
+    return done, _found(run), _do(run)
+
+
+def _found(run: ProbeRun) -> str:
+    verbs = {
+        Regime.AVERAGING: ("averages over many tokens", "average over many tokens"),
+        Regime.SELECTIVE: ("selects a few", "select a few"),
+        Regime.FROZEN: ("has frozen onto one", "have frozen onto one"),
+    }
+    parts = []
+    if regimes := count_regimes(run.records):
+        said = [f"{count:,} {verbs[regime][count > 1]}" for regime, count in regimes.items()]
+        parts.append(f"of the heads, {join(said)}")
+    if errors := [head.curve.error[-1] for head in run.records if np.isfinite(head.curve.error[-1])]:
+        parts.append(f"with {run.n[-1]:,} tokens the median head is still {median(errors):.0%} away from its limit")
+    if rated := [(head.curve.rate.slope, head) for head in run.records if head.curve.rate is not None]:
+        slope, slowest = min(rated, key=lambda pair: pair[0])
+        end = f"in the slowest head ({slowest.name}) like {falling(slope)}"
+        if rising := plural(sum(rate < 0 for rate, _ in rated), "head") if slope < 0 else "":
+            end = f"in {rising} it still grows (most in {slowest.name}), because more tokens dilute their sink"
+        middle = falling(median(rate for rate, _ in rated))
+        parts.append(f"its error falls like {middle}, where plain averaging would give n⁻⁰·⁵⁰, and {end}")
+    if not parts:
+        return "No head has an output that differs from zero: there are no relative errors."
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
+
+
+def _do(run: ProbeRun) -> str:
+    context, found = run.budget_context, count_regimes(run.records)
+    tight, loose = (kept_share(run.records, error, context) for error in (TIGHT, LOOSE))
+    if run.causal:
+        lead, kept = f"In a context of {context:,} tokens, random KV eviction", "entries"
+    else:
+        lead, kept = f"In its window of {context:,} tokens, attending to random keys", "keys"
+    shares = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {kept}, at {LOOSE:.0%} it keeps {loose:.0%}"
+    parts = [f"{lead} {shares}, if each head gets its own budget"]
+    if selective := found.get(Regime.SELECTIVE):
+        heads = plural(selective, "selective head")
+        parts.append(f"for the {heads} keep the keys with the largest weights instead of random ones")
+    if frozen := found.get(Regime.FROZEN):
+        parts.append(f"for the {plural(frozen, 'frozen head')} never evict the sink or the largest keys")
+    if not run.measured:
+        parts.append("run `limitlens probe` to measure what must be certain, or raise --tokens to narrow the intervals")
+    return "; ".join(parts) + "."
+
+
+def trust(run: ProbeRun) -> list[str]:
+    """What limits the accuracy of the numbers, one sentence each."""
+    positions = (
+        f"Tokens come from windows of {run.window:,} tokens: n pooled tokens are not a context of n tokens, whose "
+        "later positions only longer windows contain."
+    )
+    if not run.measured:
+        return [
+            "Nothing was measured. The intervals cover the choice of queries and windows of the pilot: in tests they "
+            "held 90 to 98% of the errors that probes of minilm measured, and 74 to 88% of those of smollm2 "
+            "(docs/predict.md).",
+            "A pilot that contains no heavy token cannot predict its effect: errors beyond "
+            f"n = {run.tokens:,} are extrapolated and may be too small.",
+            positions,
+        ]
+    heads, notes = run.records, []
+    if known := [value for head in heads for value in head.curve.error if np.isfinite(value)]:
+        times = f", {short(min(known) / run.floor)} times below the smallest error measured" if run.floor else ""
+        notes.append(f"Numerical floor: {short(run.floor)} in relative error ({run.kernel}){times}.")
+    if bound := sum(head.error_is_lower_bound for head in heads):
+        notes.append(
+            f"{bound:,} of {len(heads):,} heads: the reference sample is too small, so their errors are mostly lower "
+            "bounds. Raise --tokens."
+        )
+    if misfit := sum(head.curve.rate is not None and head.curve.rate.misfit > MISFIT for head in heads):
+        follows = f"{plural(misfit, 'head')} follow{'s' if misfit == 1 else ''}"
+        notes.append(f"{follows} neither a power of n nor of ln n at these sizes; use the curve, not the rate.")
+    like = (Verdict.SUB_GAUSSIAN, Verdict.CANNOT_TELL)
+    if unlike := [str(layer.layer) for layer in run.layer_records if layer.verdict not in like]:
+        every = len(unlike) == len(run.layer_records)
+        where = "every layer" if every else f"{'layer' if len(unlike) == 1 else 'layers'} {join(unlike)}"
+        notes.append(
+            f"The tokens of {where} are heavier than Gaussian in the sense of the theorems: proved rates hold there "
+            "only with a larger variance proxy, if at all, and predicted ones are approximate."
+        )
+    if run.score_scale != 1:
+        notes.append(
+            f"Every score was multiplied by {run.score_scale:g} for the measurement; the model's own forward was left "
+            "as it is, so queries, keys and values are those of the model itself."
+        )
+    if sliding := sorted({head.sliding_window for head in heads if head.sliding_window}):
+        sizes = join([f"{size:,}" for size in sliding])
+        notes.append(f"Layers with a sliding window attend to at most {sizes} tokens, whatever n their curves reach.")
+    notes.append(positions)
+    return [*notes, "The run was interrupted: its sizes are those reached by then."] if run.interrupted else notes
