@@ -32,7 +32,6 @@ from limitlens.attention.kernels import split
 from limitlens.models import LoadedModel, Windows, load
 from limitlens.models.opening import open_windows
 from limitlens.probing.probe import _Work
-from limitlens.probing.regimes import Thresholds
 from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
@@ -180,7 +179,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
         for _ in range(2 if few.count == windows.count else 1):  # the first ones compile
             made = work(few)
             made.run(Checkpoint())
-            made.result(0.0, text, tokens, Thresholds())
+            made.result(0.0, text, tokens)
         made = work()
         forwards, seconds = [bare()], []
         for _ in range(3 if few.count == windows.count else 1):
@@ -188,7 +187,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
             made.run(Checkpoint())
             _wait(device)
             streamed = time.perf_counter() - begun
-            made.result(begun, text, tokens, Thresholds())
+            made.result(begun, text, tokens)
             seconds.append((time.perf_counter() - begun, streamed))
             forwards += [bare()] if few.count == windows.count else []
     around, (whole, streamed) = statistics.median(forwards), sorted(seconds)[len(seconds) // 2]

@@ -8,7 +8,7 @@ import numpy as np
 
 from limitlens.errors import Array
 from limitlens.probing.record import HeadRecord
-from limitlens.probing.regimes import Regime, Thresholds
+from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve
@@ -65,7 +65,7 @@ def probe_run(records: Any, **changes: Any) -> ProbeRun:
         "corpus": "a text", "corpus_sha256": "2", "tokens": 84_992, "tokens_asked": 100_000, "window": 256,
         "windows": {"count": 391, "pilot": [0, 5], "reserved": [1, 2, 3], "pool": 386},
         "pooled_positions": (0, 256), "sizes_asked": found[0].sizes, "replicates": REPLICATES,
-        "replicates_asked": REPLICATES, "queries": 256, "thresholds": Thresholds(), "layer_records": (), "seed": 0,
+        "replicates_asked": REPLICATES, "queries": 256, "layer_records": (), "seed": 0,
         "batch": 16, "device": "cpu", "floor": 2e-7, "interrupted": False, "seconds": {"model": 1.0, "attention": 2.0},
         "warnings": (),
     }  # fmt: skip

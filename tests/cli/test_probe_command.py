@@ -63,13 +63,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_thresholds_are_checked_and_decide_the_regimes(files: tuple[str, str]) -> None:
     frozen = Thresholds(averaging_growth=9, frozen_weight=0.01, frozen_growth=9)
     options: dict[str, Any] = {"window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
-    document = probe(*files, 2000, **options, thresholds=frozen).document()
-    assert document["thresholds"] == {
-        "averaging_power": 0.5, "averaging_growth": 9, "frozen_weight": 0.01, "frozen_growth": 9,
-    }  # fmt: skip
+    document = probe(*files, 2000, **options, options=ProbeOptions(thresholds=frozen)).document()
     assert {head["regime"] for head in document["heads"]} == {"frozen"}
     with pytest.raises(InputError, match="frozen_weight 2; expected numbers in"):
-        probe(*files, 2000, **options, thresholds=Thresholds(frozen_weight=2))
+        Thresholds(frozen_weight=2)
 
 
 def test_the_page_shows_the_slowest_the_fastest_and_what_to_do(

@@ -38,7 +38,7 @@ def layer_of(spread: float = 1.0, atom: bool = True, device: str = "cpu") -> tup
     if device != "cpu":
         beside = State(*(part.to(device) for part in beside.tensors().values()))
     traits = Traits(1.0, None, None, None, {}, None, None, "")
-    layer = Layer(0, (query * scale).to(device), beside if atom else None, None, np.arange(4), traits)
+    layer = Layer(0, (query * scale).to(device), beside if atom else None, False, np.arange(4), traits)
     return layer, key.to(device), 3 + value.to(device)
 
 

@@ -47,7 +47,7 @@ def collected(
     tokens = {"key": torch.empty(0, SHARED, KEY), "value": torch.empty(0, SHARED, VALUE)}
     traits = Traits(1.0, softcap, None, None, {}, None, None, "", tokens)
     sink = State(torch.ones(SHARED, dtype=torch.int64), *own) if atom else None
-    layer = Layer(0, drawn(SHARED, GROUPS, QUERIES, KEY), sink, None, clusters, traits)
+    layer = Layer(0, drawn(SHARED, GROUPS, QUERIES, KEY), sink, False, clusters, traits)
     assignment = Assignment([BLOCK] * 4, Cells((16, 48, 120)), 4, seed=0, kept_step=kept_step)
     assignment.marks = 3
     made = Collector(layer, assignment, fused=fused)

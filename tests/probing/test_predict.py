@@ -72,7 +72,7 @@ def test_predictions_agree_with_what_a_probe_measures(predicted: ll.ProbeRun, te
 def test_the_document_of_a_prediction(predicted: ll.ProbeRun) -> None:
     document = json.loads(json_text(predicted.document()))
     assert document["n"] == list(SIZES)
-    assert (document["replicates"], document["thresholds"]) == (0, None)
+    assert document["replicates"] == 0
     assert document["tokens"] == len(document["windows"]["keys"]) * len(range(*document["pooled_positions"]))
     assert not set(document["windows"]["keys"]) & set(document["windows"]["pilot"])
     assert not set(document["windows"]["keys"] + document["windows"]["pilot"]) & set(document["windows"]["reserved"])
@@ -176,7 +176,7 @@ def test_bad_numbers_are_refused(changed: dict[str, Any], message: str, text: st
 def layer_of(scores: torch.Tensor) -> Layer:
     """A layer of one head whose scores of keys e₁, e₂, ... are these (m, M)."""
     traits = Traits(1.0, None, None, None, {}, None, None, "")
-    return Layer(0, scores[None, None], None, None, np.arange(len(scores)), traits)
+    return Layer(0, scores[None, None], None, False, np.arange(len(scores)), traits)
 
 
 @pytest.mark.parametrize("gap", [0.0, 30.0, 90.0, 1000.0])

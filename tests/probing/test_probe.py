@@ -20,7 +20,6 @@ from limitlens.comparison import compare
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.probing import probe as probe_module
-from limitlens.probing.memory_plan import probe_cost
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.pilot import run_pilot
 from limitlens.probing.probe import probe
@@ -629,7 +628,7 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     asked: Any = SimpleNamespace(model=model), SimpleNamespace(length=256, tokens=tokens), Cells(parse_sizes(sizes))
     monkeypatch.setattr(model.__class__, "device", torch.device("cpu"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    seconds, memory = probe_cost(*asked, 24, 256, 512)
+    seconds, memory = ProbeOptions(kept_step=512).cost(*asked, 24, 256)
     layers, width = config.num_hidden_layers, config.num_hidden_layers * config.hidden_size
     embedded = sum(part.numel() for name, part in model.named_parameters() if "embeddings" in name or "embed_" in name)
     weights = model.num_parameters() - embedded
@@ -638,4 +637,4 @@ def test_what_a_probe_costs_is_told_within_a_factor_of_two(
     assert took / 2 < seconds < 2 * took
     assert memory > 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert probe_cost(*asked, 24, 256, 512) == (seconds / 2, memory)
+    assert ProbeOptions(kept_step=512).cost(*asked, 24, 256) == (seconds / 2, memory)

@@ -19,7 +19,6 @@ import limitlens as ll
 from kill_cases import LINE, model, study, text, told
 from limitlens.cli.common import size
 from limitlens.experiments import study_pass
-from limitlens.probing.memory_plan import MemoryCosts, tokens_waiting
 from limitlens.probing.options import ProbeOptions
 from limitlens.sampling import memory
 from limitlens.sampling.assignment import Assignment
@@ -32,9 +31,9 @@ probe = partial(kill_cases.probe, options=SMALL)
 
 def near(one: ll.ProbeRun, other: ll.ProbeRun) -> None:
     """The same deal of tokens, and errors that differ by rounding alone."""
-    for name in ("n", "replicate"):
-        assert one.replicate_errors[name].equals(other.replicate_errors[name])
+    assert (one.n, one.replicates, one.tokens) == (other.n, other.replicates, other.tokens)
     for a, b in zip(one.records, other.records, strict=True):
+        np.testing.assert_allclose(a.curve.rows, b.curve.rows, rtol=1e-5)  # of every replicate
         np.testing.assert_allclose(a.curve.error, b.curve.error, rtol=1e-6)
         geometry = ([one.horizon, one.coupling, one.mean_tilt, one.score_std] for one in (a, b))
         np.testing.assert_allclose(*geometry, rtol=1e-5)
@@ -74,10 +73,10 @@ def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) 
     held = memory.resident(torch.device("cpu"))
     monkeypatch.setattr(memory, "resident", lambda device: held)
     needed = 200_000
-    cheap = replace(SMALL, memory_costs=MemoryCosts(activations=8, copies=0, scores=0))
+    cheap = replace(SMALL, activations=8, layer_copies=0, score_copies=0)
+    tokens_waiting = ProbeOptions.tokens_waiting
     monkeypatch.setattr(
-        "limitlens.probing.probe.tokens_waiting",
-        lambda *arguments: asked.append(tokens_waiting(*arguments)) or asked[-1],
+        ProbeOptions, "tokens_waiting", lambda *arguments: asked.append(tokens_waiting(*arguments)) or asked[-1]
     )
     while True:  # the tightest that is not refused
         try:
@@ -129,8 +128,7 @@ print(peak / bound)
 def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from limitlens.probing.collect import Collector
-    from limitlens.probing.moments import Moments
+    from limitlens.probing.collect import Collector, Moments
 
     # As on a device, where forwards do not run side by side.
     monkeypatch.setattr("limitlens.probing.probe.workers_for", lambda device: nullcontext(one_after_another))

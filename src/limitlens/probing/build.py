@@ -45,7 +45,7 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
             partial(layer_geometry, whole, collectors),
         )  # fmt: skip
         predictions, curves, detail, geometries = _run_all(work, whole.key.device)
-        share = torch.exp(whole.special.lse - curves.reference.lse)
+        share = torch.exp(whole.states[-1].lse - curves.reference.lse)
         special = np.asarray(share.reshape(-1, whole.layer.query.shape[2]).mean(-1).cpu())
     shared, groups = collectors[0].layer.query.shape[:2]
     found = []
@@ -82,9 +82,7 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def head_records(
-    measured: Measured, *, causal: bool, window: int, thresholds: Thresholds, seed: int
-) -> list[HeadRecord]:
+def head_records(measured: Measured, causal: bool, window: int, thresholds: Thresholds, seed: int) -> list[HeadRecord]:
     """Build the records of a layer's query heads, in order."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))

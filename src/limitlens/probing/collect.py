@@ -1,4 +1,4 @@
-"""The samples of one layer while the corpus streams by: kept tokens, states of cells, moments.
+"""The samples of one layer while the corpus streams by.
 
 Memory depends on the sizes, replicates and queries, and not on the number of blocks.
 """
@@ -18,20 +18,75 @@ from torch import Tensor
 
 from limitlens.arrays import to_device
 from limitlens.attention.kernels import JobQueries, attend_jobs
-from limitlens.attention.kernels.split import put_rows
+from limitlens.attention.kernels.split import chunk_sums, put_rows
 from limitlens.attention.state import Peak, State
 from limitlens.models import Captured
-from limitlens.probing.moments import Moments
 from limitlens.probing.pilot import Layer
 from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
+from limitlens.sampling.workers import InTurn
 
 JOINED_NUMBERS = 1 << 29  # numbers in the states of layers that are measured together: 4 GB
 
 Work: TypeAlias = dict[str, Callable[[], None]]  # named pieces of work; each is done as a whole or not at all
 
 
+class Moments:
+    """Mean and covariance of vectors (heads, d) that arrive in blocks.
+
+    Sums within a chunk are float32, sums of chunks float64. Vectors are taken relative to a rough mean, so that nothing
+    cancels.
+    """
+
+    def __init__(self, rough_mean: Tensor) -> None:
+        heads, dim = rough_mean.shape
+        self.shift = rough_mean
+        self.count = torch.zeros((), dtype=torch.int64)
+        self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
+        self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
+        self.in_turn = InTurn()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Moments]) -> Moments:
+        """The moments of several layers, each of the same number of vectors, as those of one with all their heads."""
+        whole = copy.copy(parts[0])
+        for name in ("shift", "total", "products"):
+            setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
+        return whole
+
+    def add(self, rows: Tensor, turn: int | None = None) -> None:
+        """Add rows (n, heads, d); forwards that run side by side are added in the order of their turns."""
+        sums = [[part.sum(0, dtype=torch.float64) for part in pair] for pair in chunk_sums(rows, self.shift)]
+
+        def add() -> None:  # the sums exist by now: where memory runs out nothing was changed
+            self.count += len(rows)
+            for total, products in sums:
+                self.total += total
+                self.products += products
+
+        if turn is None:
+            add()
+        else:
+            self.in_turn(turn, add)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums so far."""
+        return {"count": self.count, "total": self.total, "products": self.products}
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean, (heads, d), float64."""
+        return self.shift + self.total / self.count
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance, (heads, d, d), divided by the number of vectors; positive semi-definite up to rounding."""
+        mean = self.total / self.count
+        raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
+        return (raw + raw.mT) / 2
+
+
 class Collector:
-    """What one layer has seen of the pool.
+    """What one layer has seen of the pool: kept tokens, states of cells, moments.
 
     `fused` chooses the Triton programs; by default they run where the device and the layer allow.
     """
@@ -69,11 +124,6 @@ class Collector:
     def detail_query(self) -> Tensor:
         """Queries of the diagnostics, (Hkv, G · q, k)."""
         return self.queries.detail_query
-
-    @property
-    def special(self) -> State:
-        """State of all pooled special tokens, (Hkv, G · m)."""
-        return self.states[-1]
 
     def work(
         self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int, turn: int | None
@@ -157,7 +207,7 @@ class Collector:
         layers = [collector.layer for collector in collectors]
         atoms = [layer.atom for layer in layers if layer.atom is not None]
         query = torch.cat([layer.query for layer in layers])
-        whole.layer = replace(layers[0], query=query, atom=State.joined(atoms) if atoms else None, first=None)
+        whole.layer = replace(layers[0], query=query, atom=State.joined(atoms) if atoms else None)
         whole.queries = JobQueries.joined([each.queries for each in collectors])
         whole.key, whole.value = (
             torch.cat([getattr(each, name) for each in collectors], 1) for name in ("key", "value")
@@ -169,13 +219,18 @@ class Collector:
 
 
 def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[Collector]]:
-    """Group neighbouring layers to be measured together, which saves launches on a GPU.
+    """Group neighbouring layers of equal shape to be measured together, which saves launches on a GPU.
 
     On a CPU, and where memory is bounded, every layer is alone.
     """
+
+    def shapes(collector: Collector) -> tuple[object, ...]:
+        layer, fused = collector.layer, collector.queries.halves is not None
+        return fused, layer.query.shape, collector.value.shape, layer.atom is None, tuple(collector.moments)
+
     found: list[list[Collector]] = []
     for collector in collectors:
-        alike = bool(found) and not bounded and _shapes(found[-1][0]) == _shapes(collector)
+        alike = bool(found) and not bounded and shapes(found[-1][0]) == shapes(collector)
         numbers = collector.states.output.numel()
         if alike and collector.queries.halves is not None and numbers * (len(found[-1]) + 1) <= JOINED_NUMBERS:
             found[-1].append(collector)
@@ -187,9 +242,3 @@ def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[
 def tokens_of(tensor: Tensor) -> Tensor:
     """Reshape (B, H, L, k) to one row a token, (B · L, H, k)."""
     return tensor.transpose(1, 2).flatten(0, 1)
-
-
-def _shapes(collector: Collector) -> tuple[object, ...]:
-    """What layers that are measured together have in common."""
-    layer, fused = collector.layer, collector.queries.halves is not None
-    return fused, layer.query.shape, collector.value.shape, layer.atom is None, tuple(collector.moments)

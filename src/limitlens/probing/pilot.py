@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Layer:
     query: Tensor  # (Hkv, G, m, k): queries, times the scale of the scores
     # the atom, which is in every context once, (Hkv, G · m): first token of the query's own window, and learned sink
     atom: State | None
-    first: Tensor | None  # (Hkv, G · m): score of that first token alone
+    first: bool  # whether the atom contains that first token
     clusters: NDArray[np.intp]  # (m,): cluster of each query; queries of one window are not independent, and share one
     traits: Traits
     precision: Precision = "accurate"  # of its kernel
@@ -110,6 +111,15 @@ class Pilot:
     positions: range  # positions of a window whose keys are pooled
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
     sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, with a description: see `check`
+
+    def source(self, loaded: LoadedModel, windows: Windows) -> dict[str, Any]:
+        """Fields of a `ProbeRun` that describe the model, the windows of text and the queries."""
+        return {
+            "model": loaded.name, "model_revision": loaded.revision, "model_sha256": loaded.sha256,
+            "model_note": loaded.note or None, "device": str(loaded.model.device), "causal": self.causal,
+            "corpus_sha256": windows.sha256, "window": windows.length, "special": windows.around,
+            "pooled_positions": (self.positions.start, self.positions.stop), "queries": len(self.queries),
+        }  # fmt: skip
 
     def check(self) -> None:
         """Refuse numbers that are not finite; waits for a GPU."""
@@ -266,33 +276,26 @@ def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: in
         whole = causal and (traits.sliding_window is None or traits.sliding_window >= draw.length)
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
-        atom, first = _atom(query, keys, values, traits, whole)
-        layers[index] = Layer(index, query, atom, first, rank // windows_each, traits, precision)
+        atom = _atom(query, keys, values, traits, whole)
+        layers[index] = Layer(index, query, atom, whole, rank // windows_each, traits, precision)
     positions = range(1, draw.length - tail) if causal else range(draw.length)
     sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
     queries = np.stack((draw.indices[chosen[:, 0]], chosen[:, 1]), axis=1)
     return Pilot(layers, causal, positions, queries, sizes)
 
 
-def _atom(
-    query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first_seen: bool
-) -> tuple[State | None, Tensor | None]:
-    """The atom of queries (Hkv, G, m, k), and the score of the first token alone.
+def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bool) -> State | None:
+    """The atom of queries (Hkv, G, m, k): the first token of a query's window (with `first`) and the learned sink.
 
-    Keys and values (m, Hkv, ·) are those of the first tokens of the queries' windows, which are in the atom where the
-    layer sees them.
+    Keys and values (m, Hkv, ·) are those of the first tokens.
     """
+    if not first and traits.sinks is None:
+        return None
     shared = len(query)
-    first, count = None, 0
-    scores = query.new_zeros(*query.shape[:3], 1, 0, dtype=torch.float64)  # one query and no key
-    value = values.new_zeros(shared, 1, 1, 0, values.shape[-1], dtype=torch.float64)
-    if first_seen:
-        key, value = (part.double().transpose(0, 1)[:, None, :, None] for part in (keys, values))
-        scores = scores_of(query.double()[..., None, :], key, traits.softcap)
-        first, count = scores.flatten(1), 1
-    if not count and traits.sinks is None:
-        return None, None
+    # one key for each query, or none
+    key, value = (part.double().transpose(0, 1)[:, None, :, None][..., : int(first), :] for part in (keys, values))
+    scores = scores_of(query.double()[..., None, :], key, traits.softcap)
     sinks = None if traits.sinks is None else traits.sinks.double().view(shared, -1, 1, 1)
     lse, output = attend_subset(scores, value, sinks=sinks)
-    counts = torch.full((shared,), count, dtype=torch.int64, device=query.device)
-    return State(counts, lse.flatten(1), output.flatten(1, 3)), first
+    counts = torch.full((shared,), int(first), dtype=torch.int64, device=query.device)
+    return State(counts, lse.flatten(1), output.flatten(1, 3))

@@ -87,8 +87,7 @@ def predict(
             loaded, windows, query_windows, queries=queries, batch=batch, seed=seed, report=lambda _: None,
             workers=workers,
         )  # fmt: skip
-        positions = pilot.positions
-        pooled = len(key_windows) * len(positions)
+        pooled = len(key_windows) * len(pilot.positions)
         if pooled < FEWEST_TOKENS:
             raise InputError(
                 f"the pilot has {pooled} tokens; expected at least {FEWEST_TOKENS}, so ask for more tokens or longer "
@@ -98,17 +97,13 @@ def predict(
     if pilot.causal:  # docs/predict.md
         warnings.append(DECODER)
     return ProbeRun(
-        model=loaded.name, model_revision=loaded.revision, model_sha256=loaded.sha256,
-        model_note=loaded.note or None, causal=pilot.causal, corpus=corpus, corpus_sha256=windows.sha256,
-        tokens=pooled, tokens_asked=tokens, window=windows.length,
+        **pilot.source(loaded, windows), corpus=corpus, tokens=pooled, tokens_asked=tokens,
         windows={
             "count": windows.count, "pilot": query_windows.tolist(), "reserved": reserved.tolist(),
             "pool": len(key_windows), "keys": key_windows.tolist(),
         },
-        pooled_positions=(positions.start, positions.stop), sizes_asked=n, replicates=0, replicates_asked=0,
-        queries=len(pilot.queries), thresholds=None, records=tuple(heads), layer_records=(), seed=seed, batch=batch,
-        device=str(loaded.model.device), floor=0.0, interrupted=False,
-        seconds={"total": time.perf_counter() - begun}, warnings=tuple(warnings), special=windows.around,
+        sizes_asked=n, replicates=0, replicates_asked=0, records=tuple(heads), layer_records=(), seed=seed, batch=batch,
+        floor=0.0, interrupted=False, seconds={"total": time.perf_counter() - begun}, warnings=tuple(warnings),
     )  # fmt: skip
 
 

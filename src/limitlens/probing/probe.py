@@ -29,12 +29,10 @@ from limitlens.models.opening import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector, groups
-from limitlens.probing.memory_plan import probe_cost, tokens_waiting, window_bytes, windows_at_once
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.record import HeadRecord
-from limitlens.probing.regimes import Thresholds
 from limitlens.probing.result import ProbeRun
 from limitlens.probing.stream import Pool, stream
 from limitlens.sampling.assignment import Assignment
@@ -68,7 +66,6 @@ def probe(
     seed: int = 0,
     device: str = "auto",
     batch: int | None = None,
-    thresholds: Thresholds | None = None,
     yes: bool = False,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
@@ -94,7 +91,6 @@ def probe(
     score_scale : factor on every attention score of the measurement; the model's own forward is unchanged
     device : auto, cpu or cuda: where a model given by name is loaded; a loaded model stays where it is
     batch : windows a forward; about 4,000 tokens by default
-    thresholds : limits between the regimes of heads
     yes : start even if the probe takes more than a day, or more memory than there is (`limitlens.cost`)
     progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with the tokens read so far
     checkpoint : where the run is saved as it goes, so that the same call resumes it (`limitlens.Checkpoint`)
@@ -113,11 +109,17 @@ def probe(
     """
     begun = time.perf_counter()
     cells, options = Cells(parse_sizes(sizes)), options or ProbeOptions()
-    _check_arguments(replicates, queries, score_scale, batch, seed, sampling)
+    check_number("replicates", replicates, f"at least {FEWEST_REPLICATES}, for the error bars", low=FEWEST_REPLICATES)
+    check_number("queries", queries, "at least 2, such as 256", low=2)
+    check_number("score_scale", score_scale, "a positive number, such as 2.0", closed=False)
+    check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
+    check_seed(seed)
+    if sampling not in SAMPLINGS:
+        raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
     accuracy = as_precision(precision)
     length = WINDOW if window is None else window
-    if isinstance(model, str) and length >= 1 and tokens >= 1:  # what no model can change is refused before it loads
-        _replicates_that_fit(cells, replicates, sampling, _Split.of(-(-tokens // length), seed), length, length)
+    if isinstance(model, str) and length >= 1 and tokens >= 1:  # sizes that no model can serve, before it is loaded
+        _Split.of(-(-tokens // length), seed).replicates(cells, replicates, sampling, length, length)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
         run = stream if ray is None else partial(distributed.run, ray, device, model)
@@ -125,24 +127,10 @@ def probe(
             loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, run,
             sampling, accuracy, options,
         )  # fmt: skip
-        work.check_size(windows.length)
-        check_cost("the probe", *probe_cost(loaded, windows, cells, replicates, queries, options.kept_step), yes=yes)
+        work.split.replicates(cells, replicates, sampling, windows.length, windows.length)
+        check_cost("the probe", *options.cost(loaded, windows, cells, replicates, queries), yes=yes)
         work.run(checkpoint or Checkpoint())
-        return work.result(begun, corpus, tokens, thresholds or Thresholds())
-
-
-def _check_arguments(
-    replicates: int, queries: int, score_scale: float, batch: int | None, seed: int, sampling: str
-) -> None:
-    """Refuse arguments that no model or corpus could make valid."""
-    fewest = f"at least {FEWEST_REPLICATES}, for the error bars"
-    check_number("replicates", replicates, fewest, low=FEWEST_REPLICATES)
-    check_number("queries", queries, "at least 2, such as 256", low=2)
-    check_number("score_scale", score_scale, "a positive number, such as 2.0", closed=False)
-    check_number("batch", 1 if batch is None else batch, "at least 1 window a forward", low=1)
-    check_seed(seed)
-    if sampling not in SAMPLINGS:
-        raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
+        return work.result(begun, corpus, tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,32 +148,25 @@ class _Split:
         share = max(PILOT, wanted / count)
         return cls(count, share, *choose(count, (share, RESERVED), seed))
 
-    @property
-    def pool(self) -> int:
-        """Number of windows in the pool."""
-        return self.count - len(self.pilot) - len(self.reserved)
-
-
-def _replicates_that_fit(
-    cells: Cells, replicates: int, sampling: str, split: _Split, positions: int, length: int
-) -> int:
-    """Replicates that the pool holds with so many pooled positions a window; refuse a pool that is too small."""
-    largest, pool = cells.sizes[-1], split.pool * positions
-    if sampling != "pooled":
-        if largest > positions:
+    def replicates(self, cells: Cells, wanted: int, sampling: str, positions: int, length: int) -> int:
+        """Replicates that the pool holds, at most `wanted`, if `positions` of the `length` tokens of a window count."""
+        windows = self.count - len(self.pilot) - len(self.reserved)
+        largest, pool = cells.sizes[-1], windows * positions
+        if sampling != "pooled":
+            if largest > positions:
+                raise InputError(
+                    f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
+                    "at most as many, so ask for smaller sizes or a longer window"
+                )
+            return min(wanted, windows)
+        if pool < FEWEST_REPLICATES * largest:
+            share = (1 - self.share - RESERVED) * positions / length
+            needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
             raise InputError(
-                f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
-                "at most as many, so ask for smaller sizes or a longer window"
+                f"the largest size is {largest:,} and {self.count * length:,} tokens leave {pool:,} to draw from; "
+                f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
             )
-        return min(replicates, split.pool)
-    if pool < FEWEST_REPLICATES * largest:
-        share = (1 - split.share - RESERVED) * positions / length
-        needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
-        raise InputError(
-            f"the largest size is {largest:,} and {split.count * length:,} tokens leave {pool:,} to draw from; "
-            f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
-        )
-    return min(replicates, pool // largest)
+        return min(wanted, pool // largest)
 
 
 @dataclass
@@ -240,18 +221,18 @@ class _Work:
         begun = time.perf_counter()
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
-        costs = self.options.memory_costs
-        window, device = window_bytes(self.loaded, self.windows.length, costs), self.loaded.model.device
-        fits = windows_at_once(window, self.pool.per_forward, device, self.memory, costs)
+        options, length = self.options, self.windows.length
+        window = options.window_bytes(self.loaded, length)
+        fits = options.windows_at_once(window, self.pool.per_forward, self.loaded.model.device, self.memory)
         self.pool = replace(self.pool, at_once=fits if saved is None else saved["at_once"])
         self._run_pilot()
         self.clock.model += time.perf_counter() - begun
         positions = len(self.pilot.positions)
-        self.replicates = self.check_size(positions)
+        self.replicates = self.split.replicates(self.cells, self.replicates, self.sampling, positions, length)
         self.assignment = self._assignment(positions)
         if saved is None:
             part, forward = self.pool.at_once * positions, self.pool.at_once * window
-            self.assignment.wait = tokens_waiting(self.pilot, self.assignment, part, forward, self.memory, costs)
+            self.assignment.wait = options.tokens_waiting(self.pilot, self.assignment, part, forward, self.memory)
         else:
             self.assignment.wait = saved["wait"]
         special = int(self.windows.marked(self.pilot.positions).sum())
@@ -268,11 +249,6 @@ class _Work:
                 if interrupt.again:  # within a block: what was read is not a random sample
                     raise
                 self._cut_short()
-
-    def check_size(self, positions: int) -> int:
-        """Replicates that the pool holds with so many pooled positions a window."""
-        known = (self.cells, self.replicates, self.sampling, self.split)
-        return _replicates_that_fit(*known, positions, self.windows.length)
 
     def _run_pilot(self) -> None:
         """Run the pilot, with fewer windows at a time where a GPU runs out of memory."""
@@ -321,11 +297,6 @@ class _Work:
 
         yield from chain.from_iterable(self.workers(of, range(len(left))))
 
-    def _kernel(self) -> str:
-        """Describe the kernel of the measurement."""
-        layer = next(iter(self.pilot.layers.values()))
-        return kernel_words(layer.query, self.precision)
-
     def _report(self, tokens: int) -> None:
         self.done += tokens
         if self.progress is not None:
@@ -344,7 +315,7 @@ class _Work:
                 "over replicates"
             )
 
-    def result(self, begun: float, corpus: str, tokens: int, thresholds: Thresholds) -> ProbeRun:
+    def result(self, begun: float, corpus: str, tokens: int) -> ProbeRun:
         """Measure every layer and build the result; `begun` is when the probe started."""
         heads: list[HeadRecord] = []
         layers: list[LayerRecord] = []
@@ -356,7 +327,7 @@ class _Work:
         list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
-            heads += head_records(measured, causal=causal, window=window, thresholds=thresholds, seed=self.seed)
+            heads += head_records(measured, causal, window, self.options.thresholds, self.seed)
             if (tails := geometry.tails) is not None:
                 found = (tails.verdict, tails.variance_proxy, tails.pareto_norm, tails.pareto_norm_stderr)
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))
@@ -364,21 +335,18 @@ class _Work:
             states |= _tensors(layer, measured.curves.reference)
         now = time.perf_counter()
         self.clock.attention += now - measuring
-        loaded, windows = self.loaded, self.windows
+        split, kernel = self.split, kernel_words(next(iter(self.pilot.layers.values())).query, self.precision)
         return ProbeRun(
-            model=loaded.name, model_revision=loaded.revision, model_sha256=loaded.sha256,
-            model_note=loaded.note or None, causal=causal, corpus=corpus, corpus_sha256=windows.sha256,
-            tokens=self.assignment.seen, tokens_asked=tokens, window=window,
+            **self.pilot.source(self.loaded, self.windows), corpus=corpus, tokens=self.assignment.seen,
+            tokens_asked=tokens,
             windows={
-                "count": windows.count, "pilot": self.split.pilot.tolist(), "reserved": self.split.reserved.tolist(),
+                "count": split.count, "pilot": split.pilot.tolist(), "reserved": split.reserved.tolist(),
                 "pool": len(self.pool.indices),
             },
-            pooled_positions=(self.pilot.positions.start, self.pilot.positions.stop),
             sizes_asked=tuple(self.cells.sizes), replicates=self.replicates, replicates_asked=self.replicates_asked,
-            queries=len(self.pilot.queries), thresholds=thresholds, records=tuple(heads), layer_records=tuple(layers),
-            seed=self.seed, batch=self.pool.per_forward, device=str(loaded.model.device), floor=floor,
-            interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
-            special=windows.around, score_scale=self.score_scale, sampling=self.sampling, kernel=self._kernel(),
+            records=tuple(heads), layer_records=tuple(layers), seed=self.seed, batch=self.pool.per_forward,
+            floor=floor, interrupted=self.interrupted, warnings=tuple(self.warnings), reference=states,
+            score_scale=self.score_scale, sampling=self.sampling, kernel=kernel,
             seconds={"model": self.clock.model, "attention": self.clock.attention, "total": now - begun},
         )  # fmt: skip
 

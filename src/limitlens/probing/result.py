@@ -16,7 +16,7 @@ from limitlens.errors import InputError, check_number, check_seed
 from limitlens.probing import figures, overview
 from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
 from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
-from limitlens.probing.regimes import Regime, Thresholds
+from limitlens.probing.regimes import Regime
 from limitlens.probing.view import probe_view
 from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
@@ -54,7 +54,6 @@ class ProbeRun(Result):
     replicates: int  # 0 where the curves are predicted
     replicates_asked: int
     queries: int  # per head
-    thresholds: Thresholds | None  # of the regimes; None where there are none
     records: tuple[HeadRecord, ...]  # the heads, by layer
     layer_records: tuple[LayerRecord, ...]  # tail tests of the tokens of each layer
     seed: int

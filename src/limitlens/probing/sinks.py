@@ -35,7 +35,7 @@ def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: in
         return None
     m = layer.query.shape[2]
     score, rest = (part.reshape(-1, m) for part in to_numpy(layer.atom.lse, lse))
-    kinds = {"first token": layer.first is not None, "learned sink": layer.traits.sinks is not None}
+    kinds = {"first token": layer.first, "learned sink": layer.traits.sinks is not None}
     kind = " and ".join(name for name, present in kinds.items() if present)
     shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
     in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
