@@ -1,4 +1,4 @@
-"""A tiny language model, a text and a plan of its cache, made once for all tests that cut caches."""
+"""A tiny language model, a text and a cache plan, shared by the tests of `limitlens.cache`."""
 
 from __future__ import annotations
 

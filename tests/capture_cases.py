@@ -1,4 +1,4 @@
-"""Captures of tiny models that several tests compare with."""
+"""Captured attention calls of tiny models, shared by several tests."""
 
 from __future__ import annotations
 

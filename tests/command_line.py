@@ -1,4 +1,4 @@
-"""Run the command line inside a test."""
+"""Helpers that run the command line inside a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of letters with labels, a tiny encoder and a tiny classifier of its own."""
+"""Labelled documents of letters, a tiny encoder and a tiny sequence classifier for the tests of `downstream`."""
 
 from __future__ import annotations
 

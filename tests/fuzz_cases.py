@@ -1,7 +1,7 @@
-"""Hostile calls of the command line and hostile files, each made from a good one; what every call must keep to.
+"""Hostile command lines and files, each made from a valid one, and the rules that every call must follow.
 
-A case is a list of arguments and the files it reads, copies of good ones that were cut, flipped, swapped or edited. The
-tests and `make soak` draw them from the strategies here and hand them to `check`.
+A case is a list of arguments and the files it reads, copies of valid files that were cut, flipped, swapped or edited.
+The tests and `make soak` draw cases from the strategies here and pass them to `check`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long jobs on tiny inputs, killed at random moments and resumed until they end: `python kill_cases.py COUNT SEED`.
 
-One process imports everything once and forks for every attempt: a kill costs what the job costs. It prints one line of
-JSON: how many attempts were killed, how many jobs ended, how many kills found a file half-written, and which ends
-differed from that of a run nobody killed (none may).
+One process imports everything once and forks for every attempt, so that an attempt costs no start-up time. It prints
+one line of JSON: the number of killed attempts, of finished jobs and of kills that left a half-written file, and the
+results that differ from a run without kills (there must be none).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page as a reader sees it."""
+"""Read the text and tables of an HTML page as a reader sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs side by side: what is marked, what is not, and what cannot be compared."""
+"""Comparisons of runs: significant differences, insignificant ones, and runs that cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows works: examples of docstrings, blocks of code, commands, notebooks, pictures.
+"""The documentation is executable: examples of docstrings, code blocks, commands, notebooks, figures.
 
 Blocks of Python run as they stand, but for `SMALLER`: names of real models become that of a small random one, and sizes
 shrink. Commands are parsed with all their options; those of `QUICK` are run as well.

@@ -1,4 +1,4 @@
-"""The code people copy does what limitlens does."""
+"""The scripts in examples/ give the same results as limitlens."""
 
 from __future__ import annotations
 

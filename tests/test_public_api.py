@@ -1,4 +1,4 @@
-"""The front door: every public name, once; results that print, save, load and compare."""
+"""The public API: every public name once; results that print, save, load and compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused, in one sentence: models and files that lie, folders of others, edited runs, costs, mistakes."""
+"""Inputs that are refused with one sentence: damaged models and files, foreign folders, edited runs, high costs."""
 
 from __future__ import annotations
 

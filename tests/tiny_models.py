@@ -1,6 +1,6 @@
-"""Tiny random transformers, one for each way of attending, built from configurations: nothing is downloaded.
+"""Tiny random transformers, one for each kind of attention, built from configurations without any download.
 
-Every test of captured heads crosses `TINY`; `dense_outputs` is the independent float64 computation they are held to.
+Every test of captured heads runs over `TINY`; `dense_outputs` is the independent float64 computation they compare with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heads, the two sides of a comparison, and heads made to measure."""
+"""Attention heads: scores and values, the exact limit, attention over n tokens, and heads built for a given horizon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices of keys: each keeps what its name says, as many as asked for, and none that a query does not see."""
+"""Key policies: each keeps the keys its name says, as many as requested, and none that a query cannot see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merge is an algebra, and equals dense float64 softmax however the tokens are cut."""
+"""Attention states: merging is associative and equals dense float64 softmax for any partition of the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a cache: curves that a dense computation confirms, allocations, effects, plans, and their trial."""
+"""KV-cache plans: error curves against a dense computation, allocations, Fisher costs, plans, and their trial."""
 
 from __future__ import annotations
 

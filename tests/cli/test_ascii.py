@@ -1,4 +1,4 @@
-"""Terminals that know only ASCII."""
+"""Output on terminals that can show only ASCII."""
 
 from __future__ import annotations
 

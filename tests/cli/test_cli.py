@@ -1,4 +1,4 @@
-"""The command line: contract, exit codes, one sentence per mistake."""
+"""The command line: JSON documents, exit codes, and one error sentence for each kind of bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`limitlens probe` as people type it."""
+"""The command `limitlens probe` with its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`limitlens theory`, `hardmax` and `tails`: the numbers promised, and quickly."""
+"""The commands `theory`, `hardmax` and `tails`: their numbers, and the time they take."""
 
 import json
 import subprocess

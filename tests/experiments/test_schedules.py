@@ -1,4 +1,4 @@
-"""Temperature schedules: their formulas, and what each does to θ, the keys that share the mass and the entropy."""
+"""Temperature schedules: their formulas, and their effect on θ, the number of effective keys and the entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies: numbers of the theory, estimators against the protocol written plainly, seeds, bad input."""
+"""Studies: agreement with theory, estimators against a plain implementation of the protocol, seeds, bad input."""
 
 from __future__ import annotations
 

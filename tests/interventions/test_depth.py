@@ -1,4 +1,4 @@
-"""Sampled keys in a live model: the draw itself, all keys, sums over layers, predictions."""
+"""Sampled keys in a live model: the sampling, the case of all keys, sums over layers, predicted tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factors on the scores beyond the trained window: rope scaling, schedules, reading, planting, fitting, the result."""
+"""Score factors beyond the trained window: RoPE scaling, schedules, evaluation, planted passages, fits, the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every law against a second formula for K, autograd, its own samples, and the laws it must coincide with."""
+"""Every law of tokens against a second formula for K, autograd, its own samples, and laws it must coincide with."""
 
 from __future__ import annotations
 

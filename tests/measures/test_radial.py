@@ -1,4 +1,4 @@
-"""Radial functions against 60 digits, closed forms and one another."""
+"""Radial functions against 60-digit arithmetic, closed forms and each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture: what is captured explains the model's own attention outputs, and changes nothing."""
+"""Capture: the captured queries, keys and values reproduce the model's attention outputs and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora are text or refused; windows hold that text, in order, dressed as the model expects it."""
+"""Corpora: text is read or refused; windows hold it in order, with the special tokens the model expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interventions: an unchanged model is untouched, a changed one attends as the formula says, with a cache too."""
+"""Interventions: neutral settings leave a model unchanged, others attend by the formula, with a cache too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: aliases found as data and checked, folders, files, hub ids, and what is said when there is none."""
+"""Models by name: aliases, folders, files and hub ids, and the error sentence for unknown names."""
 
 from __future__ import annotations
 

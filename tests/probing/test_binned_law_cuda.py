@@ -1,4 +1,4 @@
-"""All heads of a layer at once, as a device does it, against one head after the other."""
+"""Binned predictions for all heads of a layer at once, as on a GPU, against one head at a time."""
 
 from __future__ import annotations
 

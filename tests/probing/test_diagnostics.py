@@ -1,4 +1,4 @@
-"""Diagnostics and geometry of a layer: all heads at once, with tensors throughout as on a GPU, and one by one."""
+"""Diagnostics and geometry of a layer: all heads at once, as on a GPU, against one head at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of a layer: all heads at once, as on a device, are one head at a time; moments by definition, and unbiased."""
+"""Errors of a layer: all heads at once against one head at a time; moment errors against their definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy of predicted rates: rates of every kind of error are ranked against exponents of their own kind."""
+"""Accuracy of predicted rates: each kind of error is compared with exponents of its own kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads predicted from a pilot: against a probe that measures them, at the edges, from the command line, and back."""
+"""Predictions from a pilot: against a measured probe, for small inputs, on the command line, saved and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe against dense float64 attention: same tokens and queries, every score formed, nothing streamed."""
+"""Probes against dense float64 attention over the same tokens and queries."""
 
 from __future__ import annotations
 

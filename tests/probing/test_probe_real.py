@@ -1,6 +1,6 @@
-"""The probe on a real encoder: a small run wherever it is installed, a full one against an independent computation.
+"""Probes of a real encoder: a small run if the encoder is installed, a full run against an independent computation.
 
-The full one needs a text: LIMITLENS_TEXT=wikitext.txt pytest tests/test_probe_real.py
+The full run needs a text: LIMITLENS_TEXT=wikitext.txt pytest tests/probing/test_probe_real.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on a chip beside attention, against the same in torch: on a GPU, or under Triton's interpreter."""
+"""GPU programs other than attention against the same computation in torch, on a GPU or under Triton's interpreter."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Regimes are named as scores of known spread deserve, and a sink's dilution length is where its mass is one half."""
+"""Regimes of heads with scores of known spread, and the number of tokens that halves the mass of a sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published experiments: every name at a tiny size, the catalogue, the published definitions, the sphere's limit."""
+"""Published experiments: tiny sizes, the catalogue, the released protocol, the limit on a sphere."""
 
 from __future__ import annotations
 

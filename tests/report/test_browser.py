@@ -1,4 +1,4 @@
-"""The page in a real browser: opened from disk with the network off, used with mouse and keyboard, wide and narrow."""
+"""Pages in a real browser: opened from disk without network, with mouse and keyboard, wide and narrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every renderer on one hand-made view with all that a view can hold: page, terminal, notebook, paper."""
+"""Every renderer (page, terminal, notebook, paper) on one view that contains every kind of element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe shows, without a browser: its sentences, its page, its figures, and the folders it refuses."""
+"""Report of a probe without a browser: sentences, page, figures, and folders that are refused."""
 
 from __future__ import annotations
 

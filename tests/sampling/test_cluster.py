@@ -1,4 +1,4 @@
-"""Work spread over two machines of a Ray cluster gives what one process gives, whoever dies meanwhile."""
+"""Runs on a Ray cluster of two machines give the result of one process, also if a worker dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the same bit for bit and what to rounding: blocks, threads, memory, and a GPU that runs out of it."""
+"""Reproducibility bit for bit or up to rounding: block sizes, threads, memory limits, a GPU out of memory."""
 
 from __future__ import annotations
 

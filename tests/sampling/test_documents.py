@@ -1,4 +1,4 @@
-"""Samples of single documents: what is dealt, what independent tokens give, what dependent ones do."""
+"""Samples of single documents: token assignment, independent tokens, dependent tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells, streams and the deal."""
+"""Cells, streams, and the assignment of tokens to cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sources of scatter: errors count replicates and clusters of queries, and what these share once."""
+"""Standard errors from two sources, replicates and clusters of queries, without counting the common part twice."""
 
 from __future__ import annotations
 

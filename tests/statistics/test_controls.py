@@ -1,4 +1,4 @@
-"""Controls: their expectation is exact, they take scatter away, and standard errors say how much is left."""
+"""Control variates: exact expectation, reduced scatter, and the standard error that remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critical factor from gap counting: laws with a known critical scale; ties; the error bar of a head."""
+"""Critical factor by gap counting: laws with a known critical scale, ties, and the standard error of a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error curve: closed forms of power laws, what is not fitted or crossed, and intervals that cover as they say."""
+"""Error curves: closed forms for power laws, cases without a fit or a crossing, and coverage of intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates: they find the slope, and their intervals cover it as often as they say."""
+"""Fitted rates: they recover the slope, and their intervals have the stated coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local exponent: unbiased and covered where it is known, equal to scikit-dimension; the critical β it gives."""
+"""Local exponent of keys around a query: bias and coverage for known laws, scikit-dimension, and the critical β."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""n(ε): numbers of keys from error curves with known answers, in endless and in finite contexts."""
+"""n(ε), the number of tokens for an error ε, from error curves with known answers, unlimited and finite contexts."""
 
 from __future__ import annotations
 

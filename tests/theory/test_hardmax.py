@@ -1,4 +1,4 @@
-"""Hardmax: its laws, the exact simulation on the line, the general study, and the way to it from softmax."""
+"""Hardmax: its laws, the exact simulation in d = 1, the general study, and the transition from softmax."""
 
 import numpy as np
 import pytest

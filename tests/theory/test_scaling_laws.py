@@ -1,4 +1,4 @@
-"""Laws of the gap and the control parameter: against Bessel functions, closed forms, samples and one another."""
+"""Laws of the gap to the nearest key and the control parameter θ, against Bessel functions and samples."""
 
 from __future__ import annotations
 
