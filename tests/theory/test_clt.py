@@ -65,7 +65,7 @@ def test_coverage_of_the_normal_interval_is_as_published(n, tau):
     tokens = rng.normal(size=(4000 if n == 1000 else 1500, n))
     weights, output = attention(tokens[..., None], [tau])
     variance = np.einsum("rn,rn->r", weights**2, (tokens - output) ** 2)
-    covered = clt.interval(output[:, 0], variance).contains(np.full(len(tokens), tau))
+    covered = np.abs(output[:, 0] - tau) <= 1.959964 * np.sqrt(variance)
     table = NORMAL[n, tau]
     # Three standard errors of ours, and the last digit of the table.
     assert abs(covered.mean() - table) < 3 * np.sqrt(table * (1 - table) / len(tokens)) + 0.005
@@ -96,8 +96,9 @@ def test_a_flag_promises_the_coverage_that_is_measured(law, tilt, n, flag, norma
     covered = []
     for x in tokens:
         found = clt.plug_in(np.exp(x @ at - (x @ at).max()), x)
-        plain = clt.interval(found.output, np.diagonal(found.covariance))
-        covered.append((found.interval().contains(limit)[0], plain.contains(limit)[0]))
+        lower, upper = found.interval()
+        normal_half = 1.959964 * np.sqrt(found.covariance[0, 0])
+        covered.append((lower[0] <= limit[0] <= upper[0], abs(found.output[0] - limit[0]) <= normal_half))
     ours, theirs = np.mean(covered, axis=0)
     assert theirs == pytest.approx(normal, abs=0.045)  # three standard errors at 0.64
     assert ours >= theirs
@@ -149,32 +150,6 @@ def test_observed_sample_size_hides_what_the_shape_shows():
     assert interval_validity(LINE, [3.0], 10_000) is Validity.MEANINGLESS
 
 
-def test_ellipsoid_covers_and_rejects():
-    rng = np.random.default_rng(3)
-    covariance = np.array([[2.0, 0.5], [0.5, 1.0]])
-    centers = rng.multivariate_normal([1.0, -1.0], covariance, size=20_000)
-    region = clt.ellipsoid(centers, np.broadcast_to(covariance, (20_000, 2, 2)), level=0.9)
-    assert np.mean(region.contains([1.0, -1.0])) == pytest.approx(0.9, abs=0.01)
-    flat = clt.ellipsoid([0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]])
-    assert flat.contains([1.0, 0.0])
-
-
-def test_an_ellipsoid_in_many_dimensions_pays_for_its_covariance():
-    # With the chi-squared quantile it covers 0.74: the covariance is estimated from about 400 tokens' worth.
-    rng, dim, n, covered = np.random.default_rng(4), 64, 1000, []
-    tilt = 0.5 * np.eye(dim)[0]
-    for _ in range(150):
-        tokens = rng.normal(size=(n, dim))
-        found = clt.plug_in(np.exp(tokens @ tilt), tokens)
-        known = clt.ellipsoid(found.output, found.covariance)
-        covered.append((found.ellipsoid().contains(tilt), known.contains(tilt)))
-    ours, theirs = np.mean(covered, axis=0)
-    assert theirs < 0.85
-    assert 0.91 < ours < 0.99
-    few = clt.plug_in(np.ones(10), rng.normal(size=(10, dim)))
-    assert few.ellipsoid().radius == np.inf  # ten tokens say nothing of most of 64 directions
-
-
 @pytest.mark.parametrize("measure", [Cube(2), Sphere(3), Gaussian([0.0, 0.0], 1.0)], ids=repr)
 def test_finite_bounds_hold_and_say_where_they_begin(measure):
     tilt = np.array([1.0, 0.5, 0.0][: measure.dim])
@@ -184,7 +159,6 @@ def test_finite_bounds_hold_and_say_where_they_begin(measure):
     square = np.sum((output - measure.grad_K(tilt[None])[0]) ** 2, axis=1)
     assert square.mean() == pytest.approx(cost.mean_square_asymptotic(n), rel=0.1)
     assert square.mean() <= cost.mean_square_bound(n)
-    assert np.quantile(square, 0.95) <= cost.quadratic_error_quantile(n)
     for error in (0.1, 0.3, 1.0):
         assert np.mean(square > error**2) <= cost.deviation_bound(n, error)
         start = cost.deviation_useful_from(error)
@@ -211,7 +185,6 @@ def test_costs_beyond_floating_point_are_infinite_and_not_nan():
     assert cost.chi_squared == np.inf
     assert cost.deviation_bound(1e9, 1.0) == 1
     assert cost.deviation_useful_from(1.0) == np.inf
-    assert cost.quadratic_error_quantile(100) == np.inf
 
 
 def test_uniform_constants():
@@ -296,9 +269,7 @@ def test_the_bound_of_the_largest_error_holds_for_the_limiting_field(dim, reach)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: clt.interval([0.0], [-1.0]),
-        lambda: clt.interval([0.0], [1.0], level=1.5),
-        lambda: clt.ellipsoid([0.0, 1.0], [[1.0]]),
+        lambda: clt.plug_in([0.5, 0.5], np.ones((2, 1))).interval(level=1.5),
         lambda: clt.plug_in([0.5, 0.5], np.ones((3, 1))),
         lambda: clt.plug_in([0.0, 0.0], np.ones((2, 1))),
         lambda: clt.asymptotic_covariance(Gaussian(0.0, 1.0), [[1.0, 2.0]]),

@@ -25,8 +25,8 @@ from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Tabl
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, heat
+from limitlens.theory.scaling.control import averaging
 from limitlens.theory.scaling.laws import uniform
-from limitlens.theory.scaling.regimes import averaging
 
 TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3
 

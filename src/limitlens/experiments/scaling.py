@@ -38,11 +38,11 @@ from limitlens.report.text import falling, short
 from limitlens.report.view import Axis, Figure, Section, Table, View, line, points
 from limitlens.results import Result
 from limitlens.theory.prediction import Status
-from limitlens.theory.scaling import control, regimes, weights
+from limitlens.theory.scaling import control, weights
 from limitlens.theory.scaling.control import Regime
 from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
-from limitlens.theory.scaling.top_weight import mean_inverse_top, mean_top
+from limitlens.theory.scaling.weights import mean_inverse_top, mean_top
 
 KEY_SECONDS = 1e-6  # to draw one key
 MOST_DIM = 400  # the weights of keys on a sphere of higher dimension overflow float64
@@ -299,7 +299,7 @@ def scaling_limits(
     dim = int(law.parameters["dim"]) if dim is None else dim
     sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
-    leak = sampled(1 - sample.top, predicted=regimes.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    leak = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
     exact, expected = weights.participation(finite), weights.participation(poisson)
     far = (
         f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
@@ -307,7 +307,7 @@ def scaling_limits(
     )
     return ScalingLimits(
         inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **run},
-        local={"exponent": law.exponent, "a": law.a, "c": law.c},
+        local={"exponent": law.exponent, "a": law.a, "c": math.exp(law.log_c)},
         control={
             "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),
             "critical_beta": verified(control.critical_beta(n, law), asymptotic=control.critical_beta(n, law.local)),
@@ -322,7 +322,7 @@ def scaling_limits(
         averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
         collapse=Collapse(
             mean_top(finite) > _COLLAPSED_TOP,
-            sampled(np.sqrt(2 * sample.nearest / beta), predicted=regimes.nearest_distance(n, law)),
+            sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law)),
             leak,
         ),
         laws=_laws(law, n, beta, sample, limit),
@@ -359,13 +359,13 @@ def _quantities(
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
     keys90 = Quantity.sampled(limit.keys90).measured
-    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": regimes.keys_holding(finite)}
+    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": weights.keys_holding(finite)}
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
     """The subcritical formulas, each with its measured value."""
-    limit = regimes.averaging(n, beta, law)
+    limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()
     across = limit.tangential_variance
@@ -389,7 +389,7 @@ def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightS
     if law.tangent_dim is not None:
         names["tangential"] = "output_tangential"
     tests = {name: ("limit", stats.ks_2samp(getattr(sample, of), getattr(limit, of))) for of, name in names.items()}
-    shape = regimes.averaging(n, beta, law)
+    shape = control.averaging(n, beta, law)
     centred = (shape.shrinkage - shape.bias - sample.gap / beta) / np.sqrt(shape.radial_variance)
     tests["output_gaussian"] = ("averaging", stats.kstest(centred, "norm"))
     return {name: LawTest(of, float(test.statistic), float(test.pvalue)) for name, (of, test) in tests.items()}

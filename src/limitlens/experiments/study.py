@@ -40,7 +40,7 @@ from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
-from limitlens.theory.proxy import proxy_reach
+from limitlens.theory.rates import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
 # Seconds for each number of a token, for each of its scores, and for each product in the root of a covariance.

@@ -1,26 +1,19 @@
 """All predictions for one law, one head and one n, each number with its status; nothing is sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.measures.base import Measure
-from limitlens.measures.custom import TokenLaw, as_measure
-from limitlens.measures.gaussian import Gaussian
+from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
 from limitlens.theory import bounds, clt, curve, hardmax, rates, token_influence
-from limitlens.theory._inputs import as_sizes, value_matrix
-from limitlens.theory.prediction import Status, predicted
-from limitlens.theory.proxy import proxy_reach
+from limitlens.theory.prediction import Status, as_sizes, predicted, value_matrix
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
 
-TILTS = (0.5, 1.0, 2.0, 3.0)  # queries of the summary: standard deviations along the direction of the horizon
+DEVIATIONS = (0.5, 1.0, 2.0, 3.0)  # queries of the summary: standard deviations along the direction of the horizon
 REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace")
 HEURISTIC, PROVED, VERIFIED = Status.HEURISTIC, Status.PROVED, Status.VERIFIED
 
@@ -37,7 +30,7 @@ class Summary:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Reasons why the slopes at this n are not rates."""
+        """Reasons why the slopes of error curves at this n are not rates."""
         return list(self.predicted["warnings"])
 
     def document(self) -> dict[str, Any]:
@@ -45,30 +38,16 @@ class Summary:
         return dict(self.predicted)
 
     def __str__(self) -> str:
-        inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
-        rows = [("rate", "predicted", "status", "formula")] + [
-            (name, f"{rate['predicted']:.4g}", rate["status"], rate["formula"])
+        rows = [
+            f"{name:<20} {rate['predicted']:<10.4g} {rate['status']:<10} {rate['formula']}"
             for name, rate in self.predicted["rates"].items()
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"Predictions for {inputs['measure']}, n = {inputs['n']:g}",
-            ", ".join(f"{name} {numbers[name]:.4g}" for name in REACH),
-            *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
-            *(
-                f"query at {query['deviations']:g} sd: rms error {query['rms_error']['predicted']:.4g} (CLT), "
-                f"95% interval {query['interval']['validity']}"
-                for query in self.predicted["queries"]
-            ),
-        ]
-        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
+        return "\n".join([repr(self), *rows, *(f"Warning: {warning}" for warning in self.warnings)])
 
     def __repr__(self) -> str:
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
-        return (
-            f"Summary({inputs['measure']}, n={inputs['n']:g}, horizon={numbers['horizon']:.4g}, "
-            f"rate_sharp={numbers['rate_sharp']:.4g}, rate_sharp_output={numbers['rate_sharp_output']:.4g})"
-        )
+        shown = ", ".join(f"{name} {numbers[name]:.4g}" for name in REACH)
+        return f"Predictions for {inputs['measure']}, n = {inputs['n']:g}: {shown}"
 
 
 def summary(
@@ -93,30 +72,32 @@ def summary(
     law = as_measure(measure)
     counts = as_sizes(n if sizes is None else sizes)
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
-    predictor = _Predictor(law, *_matrices(head, law.dim), n)
-    compact = bool(np.isfinite(law.radius))
-    coupling = None if predictor.proxy is None else predictor.proxy.coupling
+    A, V = _matrices(head, law.dim)
+    case = _Case(law, A, V, n, reach(law.covariance, A), rates.proxy_reach(law, A))
     exponents = rates.predictions(
-        predictor.reach, gaussian=predictor.gaussian, compact=compact, proxy_coupling=coupling
+        case.reach,
+        gaussian=case.gaussian,
+        compact=bool(np.isfinite(law.radius)),
+        proxy_coupling=None if case.proxy is None else case.proxy.coupling,
     )
-    warnings = predictor.reach.warnings(n, mask_self=mask_self)
-    if not predictor.gaussian:
+    warnings = case.reach.warnings(n, mask_self=mask_self)
+    if not case.gaussian:
         warnings.append("sharp rates hold for Gaussian tokens; for this law they use its covariance alone")
     document: dict[str, Any] = {
         "inputs": {"measure": repr(law), "dim": law.dim, "n": n, "radius": ball, "mask_self": mask_self},
         "theory": {
-            **{name: getattr(predictor.reach, name) for name in REACH},
+            **{name: getattr(case.reach, name) for name in REACH},
             **{prediction.name: prediction.value for prediction in exponents},
         },
         "rates": {prediction.name: prediction.as_dict() for prediction in exponents},
-        "uniform": predictor.uniform(ball),
-        "queries": [predictor.query(spread, error) for spread in TILTS],
+        "uniform": case.uniform(ball),
+        "queries": [case.query(deviations, error) for deviations in DEVIATIONS],
     }
-    if predictor.gaussian:
-        document["local_rates"] = {moment: predictor.local_rate(moment) for moment in ("mean", "covariance")}
-        document |= {"constants": predictor.constants(), "curve": predictor.curve(counts, mask_self)}
+    if case.gaussian:
+        document["local_rates"] = {moment: case.local_rate(moment) for moment in ("mean", "covariance")}
+        document |= {"constants": case.constants(), "curve": case.curve(counts, mask_self)}
         if law.dim == 1:
-            scale = predictor.gain * float(np.sqrt(law.covariance[0, 0]))
+            scale = case.gain * float(np.sqrt(law.covariance[0, 0]))
             document["hardmax"] = {
                 "finite": predicted(hardmax.hardmax_finite(n, scale), hardmax.finite_status(n)),
                 "asymptotic": predicted(hardmax.hardmax_asymptotic(n, scale), PROVED),
@@ -135,21 +116,15 @@ def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
 
 
 @dataclass(frozen=True)
-class _Predictor:
-    """The parts of the document, for a law, a head's A and V, and n."""
+class _Case:
+    """A law, a head's A and V, and n, with the parts of the document that are predicted for them."""
 
     law: Measure
     A: Array
     V: Array | None
     n: float
-
-    @cached_property
-    def reach(self) -> Reach:
-        return reach(self.law.covariance, self.A)
-
-    @cached_property
-    def proxy(self) -> Reach | None:
-        return proxy_reach(self.law, self.A)
+    reach: Reach
+    proxy: Reach | None  # from a variance proxy of the law instead of its covariance
 
     @property
     def gaussian(self) -> bool:
@@ -167,11 +142,9 @@ class _Predictor:
 
     def local_rate(self, moment: str) -> dict[str, Any]:
         """The local slope at n of the sharp law of a moment, with its powers of ln n."""
-        verified = self.reach.dim == 1 and self.n >= rates.SLOPES_FROM
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
-        note = f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
-        status = VERIFIED if verified else HEURISTIC
-        formula = "n^(−exponent) (ln n)^log_power"
+        status = VERIFIED if self.reach.dim == 1 and self.n >= rates.SLOPES_FROM else HEURISTIC
+        formula, note = "n^(−exponent) (ln n)^log_power", f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
         return predicted(law.local_rate(self.n), status, formula=formula, **asdict(law), note=note)
 
     def constants(self) -> dict[str, Any] | None:
@@ -199,26 +172,24 @@ class _Predictor:
             for bound in found
         }
 
-    def query(self, spread: float, error: float) -> dict[str, Any]:
+    def query(self, deviations: float, error: float) -> dict[str, Any]:
         """Central limit theorem, its validity and the finite-n bounds at one query."""
         law, A, n = self.law, self.A, self.n
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
-        tilt = A @ (law.mean + spread * root @ direction)
+        tilt = A @ (law.mean + deviations * root @ direction)
         cost = bounds.tilt_cost(law, tilt, self.V)
         validity = clt.interval_validity(law, tilt, n, self.V)
         absolute = error * cost.limit
         asymptotic, bound = map(float, np.sqrt((cost.mean_square_asymptotic(n), cost.mean_square_bound(n))))
-        clt_note = "as n → ∞, by the central limit theorem"
         bound_parts = {"note": "at every n, bounded laws only", "useful_from": cost.mean_square_useful_from()}
         found: dict[str, Any] = {
-            "deviations": spread,
+            "deviations": deviations,
             "tilt": float(np.linalg.norm(root @ tilt)),
             "limit": cost.limit,
             "effective_sample_size": predicted(float(n * np.exp(-cost.log_cost)), PROVED),
-            "rms_error": predicted(asymptotic, PROVED, note=clt_note),
+            "rms_error": predicted(asymptotic, PROVED, note="as n → ∞, by the central limit theorem"),
             "rms_error_bound": predicted(bound, PROVED, **bound_parts),
-            "quadratic_error_95": predicted(cost.quadratic_error_quantile(n), PROVED),
             "deviation": {
                 "error": absolute,
                 "probability_at_most": cost.deviation_bound(n, absolute) if absolute > 0 else 1.0,
@@ -228,7 +199,7 @@ class _Predictor:
             "interval": {"validity": validity.value, "meaning": validity.meaning, "remedy": validity.remedy},
         }
         if self.gaussian:
-            query = spread * direction[None]
+            query = deviations * direction[None]
             square = curve.query_error(law.covariance, A, query, n, V=self.V, mean=law.mean)[0, 0]
             note = "at this n, exactly, Gaussian tokens"
             found["rms_error_exact"] = predicted(float(np.sqrt(square)), VERIFIED, note=note)

@@ -7,8 +7,7 @@ At one query write D = Γ_n - Γ, W = e^{<t,X> - K(t)} for the weight of a token
 tokens and N for the average of W (v - Γ). Then D = N/Z exactly, E|N|² = tr S/n exactly, Var Z = χ²/n exactly, with
 χ² = e^{K(2t)-2K(t)} - 1 the chi-squared divergence of the tilted law, and P(Z ≤ 1-δ) ≤ exp(-n δ² / (2 (1+χ²))) because
 W ≥ 0. From these follow `mean_square_bound`, because D = N + D(1-Z) and |D| ≤ R for bounded values |v - Γ| ≤ R, and
-`deviation_bound`, since either |N| > ε(1-δ) or Z ≤ 1-δ. Asymptotically n|D|² is a weighted sum of chi-squared variables
-with weights the eigenvalues of S, which concentrates (`quadratic_error_quantile`; Laurent and Massart, 2000).
+`deviation_bound`, since either |N| > ε(1-δ) or Z ≤ 1-δ.
 """
 
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ from scipy.special import gammaln
 
 from limitlens.errors import Array, InputError, check_number
 from limitlens.measures.base import Measure
-from limitlens.theory._inputs import check_level, check_nonnegative, one_tilt, score_matrix, value_matrix
-from limitlens.theory.clt import asymptotic_covariance, log_weight_cost
-from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status
-from limitlens.theory.spectrum import square_root
+from limitlens.theory.clt import LARGEST_COST, asymptotic_covariance, log_weight_cost, one_tilt
+from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status, check_nonnegative, value_matrix
+from limitlens.theory.spectrum import half_whitened, square_root
 
 _LARGEST_EXPONENT = 700.0  # of e in float64
-LARGEST_COST = 600.0  # largest log(1 + χ²) whose exponential can be multiplied in float64; beyond, bounds are infinite
 _count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1, below=np.inf)
 
 
@@ -72,7 +69,7 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     2.332
     """
     root = square_root(covariance)
-    half = root @ score_matrix(A, len(root))
+    half = half_whitened(root, A)
     value = value_matrix(V, len(root)) @ root
     shift = check_nonnegative("the radius", radius) * value @ half
     log_square = _largest_log_trace(radius**2 * half.T @ half, shift.T @ shift, float(np.sum(value**2)))
@@ -99,7 +96,7 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     gain = float(np.linalg.norm(value_matrix(V, dim) @ root, 2))
     if gain <= 0:
         raise InputError("the covariance is zero; expected tokens with some spread")
-    rho = check_nonnegative("the radius", radius) * float(np.linalg.norm(root @ score_matrix(A, dim), 2))
+    rho = check_nonnegative("the radius", radius) * float(np.linalg.norm(half_whitened(root, A), 2))
     # Terms peak at k of about ρ² and then fall like ρ^k/√k!; from ρ² = 3,000 on their sum is infinite to a float.
     k = np.arange(1.0, 50.0 + 4.0 * min(rho**2, 3000.0))
     length = np.sqrt(2.0) * np.exp(gammaln((dim + 1) / 2) - gammaln(dim / 2))  # E|g|
@@ -143,20 +140,15 @@ class TiltCost:
     (0.001, 0.006727)
     >>> round(cost.mean_square_useful_from(), 2), cost.deviation_useful_from(error=0.1)
     (2.85, 186.0)
-    >>> round(cost.deviation_bound(10_000, error=0.1), 4), round(cost.quadratic_error_quantile(1000), 6)
-    (0.0115, 0.005387)
+    >>> round(cost.deviation_bound(10_000, error=0.1), 4)
+    0.0115
     """
 
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
-    covariance: Array  # V S Vᵀ of the central limit theorem, (d_out, d_out)
+    trace: float  # tr V S Vᵀ of the central limit theorem: n times the asymptotic mean square error
     limit: float  # |Γ|
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
-
-    @property
-    def trace(self) -> float:
-        """tr V S Vᵀ: n times the asymptotic mean square error."""
-        return float(np.trace(self.covariance))
 
     def mean_square_asymptotic(self, n: float) -> float:
         """E|D|² ≈ tr S/n [P, as n → ∞]."""
@@ -180,25 +172,14 @@ class TiltCost:
         return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + self.chi_squared))))))
 
     def deviation_useful_from(self, error: float) -> float:
-        """Smallest n at which `deviation_bound` is below 1."""
-        low, high = 0.0, 1.0
-        while self.deviation_bound(np.exp(high), error) >= 1.0:
-            low, high = high, 2 * high
-            if high > 700:
-                return float("inf")
-        while high - low > 1e-6:
+        """Smallest n at which `deviation_bound` is below 1; infinite beyond the range of floating point."""
+        low, high = 0.0, _LARGEST_EXPONENT
+        if self.deviation_bound(np.exp(high), error) >= 1.0:
+            return float("inf")
+        while high - low > 1e-9:
             middle = (low + high) / 2
             low, high = (low, middle) if self.deviation_bound(np.exp(middle), error) < 1.0 else (middle, high)
         return float(np.ceil(np.exp(high)))
-
-    def quadratic_error_quantile(self, n: float, level: float = 0.95) -> float:
-        """(tr S + 2‖S‖_F √x + 2‖S‖₂ x)/n, x = -log(1 - level): above |D|² with probability `level` [P, as n → ∞]."""
-        x = -np.log1p(-check_level(level))
-        spread = self.covariance
-        if not np.isfinite(self.trace):
-            return float("inf")
-        beyond = 2 * np.linalg.norm(spread) * np.sqrt(x) + 2 * np.linalg.norm(spread, 2) * x
-        return float((self.trace + beyond) / _count(n))
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
@@ -210,13 +191,13 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
     """
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)
-    output = value @ measure.grad_K(t[None])[0]
-    cost = float(log_weight_cost(measure, t[None])[0])
+    limit = float(np.linalg.norm(value @ measure.grad_K(t)))
+    cost = float(log_weight_cost(measure, t))
     finite = cost <= LARGEST_COST
     return TiltCost(
         log_cost=cost,
         chi_squared=float(np.expm1(cost)) if finite else float("inf"),
-        covariance=asymptotic_covariance(measure, t[None], V)[0] if finite else np.full((len(output),) * 2, np.inf),
-        limit=float(np.linalg.norm(output)),
-        reach=float(np.linalg.norm(value, 2)) * measure.radius + float(np.linalg.norm(output)),
+        trace=float(np.trace(asymptotic_covariance(measure, t, V))) if finite else float("inf"),
+        limit=limit,
+        reach=float(np.linalg.norm(value, 2)) * measure.radius + limit,
     )

@@ -5,8 +5,8 @@ For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    [P],
 
 the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
-from one set of tokens. Uneven weights leave it few effective tokens, so confidence regions are those of Student and
-Hotelling with 2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` judges them.
+from one set of tokens. Uneven weights leave it few effective tokens, so confidence intervals are Student's, with
+2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust them.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from math import log
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import chdtri, fdtri, ndtri, stdtrit
+from scipy.special import stdtrit
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
-from limitlens.theory._inputs import check_level, one_tilt, value_matrix
+from limitlens.theory.prediction import check_level, value_matrix
 
 DIRECTIONS = 8  # largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
 SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
 FEW_DEGREES = 4.0  # observed degrees of freedom below which coverage fell below 0.9 (one-sided laws)
+LARGEST_COST = 600.0  # largest K(2t) - 2K(t) whose exponential can be multiplied in float64
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
@@ -63,102 +64,25 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Confidence intervals per coordinate, each of shape (..., d_out)."""
-
-    lower: Array
-    upper: Array
-    level: float
-
-    def contains(self, value: ArrayLike) -> Array:
-        """Whether each interval contains the value: booleans of shape (..., d_out)."""
-        point = as_array("value", value)
-        return np.asarray((self.lower <= point) & (point <= self.upper))
-
-
-def interval(output: ArrayLike, variance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None) -> Interval:
-    """Confidence intervals Γ_n ± q √variance per coordinate (..., d_out), variance from the diagonal of `plug_in`.
-
-    q is Student's quantile with `degrees` of freedom (..., d_out), the normal quantile when absent.
-
-    >>> both = theory.interval([0.4], [0.01])
-    >>> both.lower.round(3).tolist(), both.upper.round(3).tolist()
-    ([0.204], [0.596])
-    """
-    center = as_array("output", output)
-    spread = as_array("variance", variance)
-    if (spread < 0).any():
-        raise InputError(f"a variance is {spread.min():.3g}; expected zero or positive numbers")
-    upper = (1 + check_level(level)) / 2
-    half = (ndtri(upper) if degrees is None else stdtrit(as_array("degrees", degrees), upper)) * np.sqrt(spread)
-    return Interval(center - half, center + half, level)
-
-
-@dataclass(frozen=True)
-class Ellipsoid:
-    """Confidence regions {y : (y - center)ᵀ covariance⁺ (y - center) ≤ radius²}."""
-
-    center: Array  # (..., d_out)
-    covariance: Array  # (..., d_out, d_out)
-    radius: Array  # (...): root of the Hotelling or chi-squared quantile; infinite below d_out degrees of freedom
-    level: float
-
-    def contains(self, value: ArrayLike) -> Array:
-        """Whether each region contains the value: booleans of shape (...)."""
-        gap = as_array("value", value) - self.center
-        inverse = np.linalg.pinv(self.covariance, hermitian=True)
-        return np.asarray(np.einsum("...i,...ij,...j->...", gap, inverse, gap) <= self.radius**2)
-
-
-def ellipsoid(
-    output: ArrayLike, covariance: ArrayLike, level: float = 0.95, degrees: ArrayLike | None = None
-) -> Ellipsoid:
-    """Confidence ellipsoids of coverage `level` around outputs (..., d_out), covariance from `plug_in`.
-
-    For a covariance with m `degrees` of freedom (...) the squared radius is Hotelling's, d m/(m-d+1) times the quantile
-    of F(d, m-d+1). Without `degrees` the covariance counts as known and the quantile is that of χ² with d degrees.
-
-    >>> round(float(theory.ellipsoid([0.0, 0.0], np.eye(2)).radius), 3)
-    2.448
-    """
-    center = as_array("output", output)
-    spread = as_array("covariance", covariance)
-    dim = center.shape[-1] if center.ndim else 0
-    if spread.shape != (*center.shape, dim):
-        raise InputError(f"output has shape {center.shape}, covariance {spread.shape}; expected (..., d), (..., d, d)")
-    if degrees is None:
-        return Ellipsoid(center, spread, np.sqrt(chdtri(dim, 1 - check_level(level))), level)
-    m = as_array("degrees", degrees)
-    enough = m > dim - 1  # with fewer, some direction has no variance estimate
-    rest = np.where(enough, m - dim + 1, 1.0)
-    square = np.where(enough, dim * m / rest * fdtri(dim, rest, check_level(level)), np.inf)
-    return Ellipsoid(center, spread, np.sqrt(square), level)
-
-
-@dataclass(frozen=True)
 class PlugIn:
     """Error estimates of attention over one set of n tokens, from these tokens alone, at queries (...)."""
 
     output: Array  # Γ_n, (..., d_out)
     covariance: Array  # Σ u uᵀ, u = w (v - Γ_n), (..., d_out, d_out)
     degrees: Array  # degrees of freedom of each variance, (..., d_out); 0 if all tokens are equal
-    joint_degrees: Array  # degrees of freedom of the whole matrix, (...)
 
-    def interval(self, level: float = 0.95) -> Interval:
-        """Student's intervals per coordinate."""
-        variance = np.diagonal(self.covariance, axis1=-2, axis2=-1)
-        return interval(self.output, variance, level, np.maximum(self.degrees, 1.0))
-
-    def ellipsoid(self, level: float = 0.95) -> Ellipsoid:
-        """Hotelling's ellipsoids."""
-        return ellipsoid(self.output, self.covariance, level, self.joint_degrees)
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        """Lower and upper ends of Student's confidence interval for each coordinate, both (..., d_out)."""
+        quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + check_level(level)) / 2)
+        half = quantile * np.sqrt(np.diagonal(self.covariance, axis1=-2, axis2=-1))
+        return self.output - half, self.output + half
 
 
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     """Output, plug-in covariance and its degrees of freedom from weights (..., n) and values (n, d_out) [V].
 
-    Weights are normalised here. The degrees of freedom are 2/(κ - 1/n), at most n - 1, with κ = Σu⁴/(Σu²)² for a
-    coordinate and κ = 3 Σ|y|⁴/(d(d+2)) for the matrix, y the u whitened by it.
+    The weights are divided by their sum. A coordinate has 2/(κ - 1/n) degrees of freedom, at most n - 1, with
+    κ = Σu⁴/(Σu²)².
 
     >>> estimate = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
     >>> estimate.output.tolist(), estimate.degrees.round(3).tolist()
@@ -175,13 +99,17 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     u = w[..., None] * (v - output[..., None, :])
     covariance = np.asarray(np.swapaxes(u, -1, -2) @ u)
     square = np.diagonal(covariance, axis1=-2, axis2=-1)
-    lengths = np.einsum("...ni,...ij,...nj->...n", u, np.linalg.pinv(covariance, hermitian=True), u, optimize=True)
-    rank = lengths.sum(-1)  # d_out, or less where values lie in a subspace
-    single = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
-    joint = np.divide(3 * (lengths**2).sum(-1), rank * (rank + 2), out=np.full(rank.shape, np.inf), where=rank > 0.5)
-    n = u.shape[-2]
-    degrees, joint_degrees = (2 / np.maximum(kurtosis - 1 / n, 2 / max(n - 1, 1)) for kurtosis in (single, joint))
-    return PlugIn(output, covariance, degrees, joint_degrees)
+    kurtosis = np.divide((u**4).sum(-2), square**2, out=np.full(square.shape, np.inf), where=square > 0)
+    n = len(v)
+    return PlugIn(output, covariance, 2 / np.maximum(kurtosis - 1 / n, 2 / max(n - 1, 1)))
+
+
+def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
+    """A single tilt as an array of shape (d,)."""
+    t = measure.check_tilts(tilt)
+    if t.ndim != 1:
+        raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
+    return t
 
 
 def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
@@ -197,7 +125,7 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)
     cost = log_weight_cost(measure, np.stack((t, 2 * t)))
-    if not np.isfinite(cost).all() or cost.max() > 600:
+    if not np.isfinite(cost).all() or cost.max() > LARGEST_COST:
         return 0.0
     spread, axes = np.linalg.eigh(asymptotic_covariance(measure, t, value))
     kept = spread[-DIRECTIONS:] > 1e-12 * max(float(spread[-1]), 1e-300)
@@ -252,9 +180,9 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Validity of one interval from the degrees of freedom of its own tokens (`PlugIn.degrees`) [V].
+    """Validity of the interval of one sample, from the degrees of freedom of its own tokens (`PlugIn.degrees`) [V].
 
-    It misses parts of the law that the tokens do not show; use `interval_validity` if the law is known.
+    Parts of the law that the tokens do not show go unnoticed; use `interval_validity` if the law is known.
 
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, ndtri
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.theory._inputs import as_sizes, value_matrix
 from limitlens.theory.exact import pointwise_error
+from limitlens.theory.prediction import as_sizes, value_matrix
 from limitlens.theory.spectrum import square_root, whitened
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d, mean_error_covariance
 

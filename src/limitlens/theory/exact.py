@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.theory._inputs import as_sizes
+from limitlens.theory.prediction import as_sizes
 
 # Trapezoid steps: the integrands are analytic in a strip of half-width π/2 around log s, so a step h costs e^{-π²/h}.
 _STEP = 0.25

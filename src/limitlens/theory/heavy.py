@@ -32,20 +32,6 @@ class Existence(Outcome):
     NONE = "no limit", "finitely many tokens keep all the weight and the output follows the extremes of the sample"
 
 
-def laplace_K(tilts: ArrayLike, scale: float) -> Array:
-    """K(t) = -Σ_i log(1 - b² t_i²) for independent Laplace coordinates of scale b; +inf if some |t_i| ≥ 1/b.
-
-    Tilts (..., d) to values (...); a coordinate has variance 2 b².
-
-    >>> theory.laplace_K([[0.5], [2.0]], scale=1.0).round(4).tolist()
-    [0.2877, inf]
-    """
-    product = (_scale(scale) * as_array("tilts", tilts)) ** 2
-    inside = (product < 1).all(-1)
-    terms = -np.log1p(-np.where(product < 1, product, 0.0))
-    return np.where(inside, terms.sum(-1), np.inf)
-
-
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
     """Limit Γ = ∇K(t) of Laplace tokens, coordinates 2b² t_i / (1 - b² t_i²), for |t_i| < 1/b: (..., d) to (..., d).
 

@@ -1,12 +1,20 @@
-"""A predicted number and its status: proved, verified, heuristic or drawn."""
+"""Predicted numbers with their status (proved, verified, heuristic or drawn), and checks of common arguments."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.outcome import Outcome
 
 BOHBOT = "Bohbot, Letrouit, Peyré, Vialard, Token Sample Complexity of Attention (arXiv 2512.10656)"
 DERIVED = "derived here; docs/theory.md"
+
+check_nonnegative = partial(check_number, expected="a finite number that is zero or positive")
+check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
 
 
 class Status(Outcome):
@@ -22,11 +30,11 @@ class Status(Outcome):
 class Prediction:
     """One predicted number with its status, formula and source."""
 
-    name: str  # its key in documents, such as rate_sharp
+    name: str  # key of the number in JSON documents, such as rate_sharp
     value: float  # infinite where the quantity diverges
     status: Status
     formula: str  # in the notation of docs/theory.md
-    note: str = ""  # what the number is about, and its conditions
+    note: str = ""  # the error or quantity that the number describes, and the conditions under which it holds
     reference: str = DERIVED
 
     def as_dict(self) -> dict[str, Any]:
@@ -34,10 +42,22 @@ class Prediction:
         note = {"note": self.note} if self.note else {}
         return predicted(self.value, self.status, formula=self.formula, reference=self.reference, **note)
 
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value:.4g} ({self.status.value}: {self.formula})"
-
 
 def predicted(value: Any, status: Status, **more: Any) -> dict[str, Any]:
     """The JSON form of a predicted number or array: value, status, and where known formula, reference and note."""
     return {"predicted": value, "status": status.value, **more}
+
+
+def as_sizes(sizes: ArrayLike) -> Array:
+    """Numbers of tokens n as an array (sizes,), from one number or several."""
+    return np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
+
+
+def value_matrix(V: ArrayLike | None, dim: int) -> Array:
+    """The value matrix V as a (d_out, dim) array; the identity where V is None."""
+    if V is None:
+        return np.eye(dim)
+    matrix = as_array("V", V, ndim=2)
+    if matrix.shape[1] != dim:
+        raise InputError(f"V has shape {matrix.shape}; expected (d_out, {dim})")
+    return matrix

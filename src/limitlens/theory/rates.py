@@ -7,16 +7,22 @@ covariance over queries, `rate_sharp`) and the root mean square output error (`r
 from dataclasses import dataclass
 from math import log, sqrt
 
-from limitlens.errors import InputError, check_number
-from limitlens.theory._inputs import check_nonnegative
-from limitlens.theory.prediction import BOHBOT, Prediction, Status
-from limitlens.theory.spectrum import Reach
+import numpy as np
+from numpy.typing import ArrayLike
+
+from limitlens.errors import Array, InputError, check_number
+from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sphere
+from limitlens.theory.prediction import BOHBOT, Prediction, Status, check_nonnegative
+from limitlens.theory.spectrum import Reach, reach
 
 # Largest ‖B‖_F at which simulations in d > 1 confirm the law of the mean error: measured over predicted is 0.92 to 1.00
 # there for n from 300 on, and 0.45 to 0.61 at d = 16, H = 0.69, where ‖B‖_F is 2.8, for n = 300 to 10,000.
 VERIFIED_FROBENIUS = 1.0
 # Smallest n at which simulations confirm local slopes: at H = 1.5, n = 1e4 the slope is .334 and the law says .291.
 SLOPES_FROM = 1e6
+# Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} = Σ_k (r²/4)^k / (k! (d/2)_k) ≤ e^{r²/(2d)}, since
+# (d/2)_k ≥ (d/2)^k; balls and cubes follow from it.
+STRICTLY_SUBGAUSSIAN = (Gaussian, Sphere, Ball, Cube)
 
 
 def rate_proved(coupling: float) -> float:
@@ -123,37 +129,74 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     return SharpLaw(exponent, log_power + (0.5 if moment == "covariance" else 0.0))
 
 
-def moments_verified(reach: Reach) -> bool:
-    """Whether simulations confirm the laws of the moments of Gaussian tokens at this reach: d = 1, or a small ‖B‖_F."""
-    return reach.dim == 1 or reach.frobenius <= VERIFIED_FROBENIUS + 1e-9
+def moments_verified(of: Reach) -> bool:
+    """Whether simulations confirm the laws of the moments of Gaussian tokens at a reach: d = 1, or a small ‖B‖_F."""
+    return of.dim == 1 or of.frobenius <= VERIFIED_FROBENIUS + 1e-9
+
+
+def variance_proxy(law: Measure) -> Array | None:
+    """A variance proxy S (d, d) of a law, K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t, or None if none is known [P].
+
+    Theorems on sub-Gaussian tokens use S in place of the covariance, which can be far too small: .99 N(0, .5) +
+    .01 N(0, 50) has the variance 0.995 and the smallest proxy 50. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws;
+    for a Gaussian mixture an upper bound of its covariances plus D²/4, D the largest distance between two means; for
+    another bounded law the square of its radius R. A variable in an interval of length D, or 2R, has the proxy D²/4,
+    or R² (Hoeffding).
+
+    >>> theory.variance_proxy(ll.Sphere(2)).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    if isinstance(law, STRICTLY_SUBGAUSSIAN):
+        return law.covariance
+    if isinstance(law, GaussianMixture):
+        parts = [component.covariance for component in law.components]
+        same = all(np.array_equal(part, parts[0]) for part in parts)
+        widest = parts[0] if same else max(float(np.linalg.eigvalsh(part)[-1]) for part in parts) * np.eye(law.dim)
+        apart = max(float(np.sum((law.means - mean) ** 2, axis=1).max()) for mean in law.means)
+        return np.asarray(widest + apart / 4 * np.eye(law.dim))
+    return law.radius**2 * np.eye(law.dim) if np.isfinite(law.radius) else None
+
+
+def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
+    """The reach of a head computed from a variance proxy instead of the covariance; None if no proxy is known."""
+    proxy = variance_proxy(law)
+    return None if proxy is None else reach(proxy, A)
 
 
 def predictions(
-    reach: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
+    of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
 ) -> list[Prediction]:
     """Every exponent predicted for a head of the given reach, each with its status.
 
-    What is verified for `gaussian` tokens is only heuristic for other laws. `compact` (bounded) tokens have the
-    exponent 1/2 in the end. `proxy_coupling` is Ψ of a variance proxy of tokens that are not Gaussian; without one
+    Formulas that are verified for `gaussian` tokens are only heuristic for other laws. `compact` (bounded) tokens have
+    the exponent 1/2 in the end. `proxy_coupling` is Ψ of a variance proxy of tokens that are not Gaussian; without one
     nothing is proved about them.
 
     >>> found = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(rate.name, round(rate.value, 4), rate.status.value) for rate in found][:2]
     [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]
     """
-    H = reach.horizon
+    H, proxy = of.horizon, of.coupling if proxy_coupling is None and gaussian else proxy_coupling
     verified = Status.VERIFIED if gaussian else Status.HEURISTIC
-    sharp_status = verified if moments_verified(reach) else Status.HEURISTIC
-    moments = "error of the mean and covariance of the outputs, as E|·| over replicates"
-    limits = f"; verified in d = 1 and for ‖B‖_F ≤ {VERIFIED_FROBENIUS:g}, here ‖B‖_F = {reach.frobenius:.3g}"
-    sharp_note = moments + (limits if reach.dim > 1 else "")
+    sharp_status = verified if moments_verified(of) else Status.HEURISTIC
+    moments = proved_note = "error of the mean and covariance of the outputs, as E|·| over replicates"
+    if proxy is None:
+        proved_note += "; Ψ of the covariance, which need not be a variance proxy of these tokens"
+    elif proxy != of.coupling:
+        proved_note += f"; Ψ = {proxy:.4g} of a variance proxy of these tokens"
+    limits = f"; verified in d = 1 and for ‖B‖_F ≤ {VERIFIED_FROBENIUS:g}, here ‖B‖_F = {of.frobenius:.3g}"
     found = [
-        _proved(reach.coupling, reach.coupling if proxy_coupling is None and gaussian else proxy_coupling, moments),
         Prediction(
-            "rate_drawn_coupling", rate_drawn_coupling(reach.coupling), Status.DRAWN, "1/(2(1+Ψ))", moments, BOHBOT
+            "rate_proved", rate_proved(of.coupling if proxy is None else proxy),
+            Status.HEURISTIC if proxy is None else Status.PROVED, "1/(2(1+32Ψ))", proved_note, BOHBOT,
+        ),
+        Prediction(
+            "rate_drawn_coupling", rate_drawn_coupling(of.coupling), Status.DRAWN, "1/(2(1+Ψ))", moments, BOHBOT
         ),
         Prediction("rate_drawn", rate_drawn(H), Status.DRAWN, "1/(2(1+H²))", moments, BOHBOT),
-        Prediction("rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", sharp_note),
+        Prediction(
+            "rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", moments + (limits if of.dim > 1 else "")
+        ),
         Prediction(
             "rate_sharp_output", rate_sharp_output(H), Status.HEURISTIC, "min(1/2, 1/(1+2H²))",
             "output error, root mean square over the queries of one sample; not comparable with the moments",
@@ -171,15 +214,3 @@ def predictions(
         note = "bounded tokens: every error, once n is past the constant of the uniform bound"
         found.append(Prediction("rate_compact", 0.5, Status.PROVED, "1/2", note, BOHBOT))
     return found
-
-
-def _proved(coupling: float, proxy: float | None, note: str) -> Prediction:
-    """The proved rate from Ψ of a variance proxy; heuristic, with Ψ of the covariance, where no proxy is known."""
-    if proxy is None:
-        note += "; Ψ of the covariance, which need not be a variance proxy of these tokens"
-    elif proxy != coupling:
-        note += f"; Ψ = {proxy:.4g} of a variance proxy of these tokens"
-    status = Status.HEURISTIC if proxy is None else Status.PROVED
-    return Prediction(
-        "rate_proved", rate_proved(coupling if proxy is None else proxy), status, "1/(2(1+32Ψ))", note, BOHBOT
-    )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.theory._inputs import as_sizes, value_matrix
+from limitlens.theory.prediction import as_sizes, value_matrix
 from limitlens.theory.spectrum import square_root, whitened
 
 INFLUENCE_UP_TO = 2.0  # largest H; for larger ones the linearisation overpredicts the mean error by more than half

@@ -24,9 +24,8 @@ from scipy import special
 
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
 from limitlens.measures.radial import radial_mean
-from limitlens.theory.scaling.control import check_beta, check_keys
+from limitlens.theory.scaling.control import averaging, check_beta, check_keys
 from limitlens.theory.scaling.laws import check_dim, uniform
-from limitlens.theory.scaling.regimes import averaging
 
 
 def heat_growth(degree: int, dim: int) -> float:

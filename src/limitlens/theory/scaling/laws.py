@@ -8,7 +8,7 @@ At large β only the smallest gaps matter, where
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -18,12 +18,27 @@ from scipy.interpolate import CubicHermiteSpline
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.radial import radial_K
-from limitlens.theory.scaling._quadrature import tanh_sinh
 
 _NODES = 401
 _SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
 _LARGEST_EXPONENT = 1000  # of α: above it constants of the sphere overflow float64
-_NEGLIGIBLE = 1e-18
+
+
+@lru_cache(maxsize=8)
+def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
+    """Nodes v, complements 1 − v (both to full relative accuracy) and weights of a rule on (0, 1), each (nodes,).
+
+    The substitution v = 1 / (1 + exp(−π sinh t)) puts nodes close to both ends of (0, 1), so the trapezoidal rule in t
+    converges almost exponentially for analytic integrands times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101,
+    which integrates v^p to 1e-15 down to p = −0.85.
+    """
+    t = np.linspace(-5.0, 5.0, nodes)
+    exponent = np.pi * np.sinh(t)
+    node, complement = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
+    weight = np.pi * np.cosh(t) * node * complement * (t[1] - t[0])
+    for array in (node, complement, weight):
+        array.setflags(write=False)  # all callers share the cached arrays
+    return node, complement, weight
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,18 @@ class LocalPower:
     def log_laplace(self, beta: float) -> float:
         """log E e^{−βD} ~ log(c Γ(a+1) β^{−a}) as β grows."""
         return self.log_c + math.lgamma(self.a + 1) - self.a * math.log(beta)
+
+    def cdf(self, gap: Array) -> Array:
+        """c s^a."""
+        return np.asarray(np.exp(self.log_c + special.xlogy(self.a, gap)))
+
+    def quantile(self, probability: ArrayLike) -> Array:
+        """(u/c)^{1/a}."""
+        return np.asarray(np.exp((np.log(probability) - self.log_c) / self.a))
+
+    def log_density(self, gap: Array, to_antipode: Array) -> Array:
+        """log(c a s^{a−1}), without an end at the antipode."""
+        return np.asarray(self.log_c + math.log(self.a) + special.xlogy(self.a - 1, gap))
 
 
 class GapLaw(ABC):
@@ -68,11 +95,6 @@ class GapLaw(ABC):
     def exponent(self) -> float:
         """The local exponent α = 2a: P(|q − k| ≤ r) ~ C r^α."""
         return 2 * self.a
-
-    @property
-    def c(self) -> float:
-        """The constant of P(D ≤ s) ~ c s^a."""
-        return math.exp(self.log_c)
 
     def cdf(self, gap: ArrayLike) -> Array:
         """P(D ≤ s), relatively accurate for tiny s too: gaps (...) to probabilities (...)."""
@@ -135,7 +157,7 @@ Law: TypeAlias = GapLaw | LocalPower
 
 def negligible_beyond(a: float) -> float:
     """The x beyond which lies a fraction 1e-18 of the mass of x^{a−1} e^{−x}."""
-    return float(special.gammainccinv(a, _NEGLIGIBLE))
+    return float(special.gammainccinv(a, 1e-18))
 
 
 @dataclass(frozen=True)
@@ -223,22 +245,12 @@ def uniform(dim: int) -> PowerGap:
     return PowerGap(dim)
 
 
-def subsphere(dim: int, sub: int) -> PowerGap:
-    """Law of keys that are uniform on a subsphere S^{m−1} of S^{d−1} through the query: α = m − 1.
-
-    >>> theory.subsphere(9, sub=3).exponent
-    2.0
-    """
-    check_dim(dim)
-    if not 2 <= sub <= dim:
-        raise InputError(f"the subsphere has dimension {sub}; expected between 2 and the ambient dimension {dim}")
-    return PowerGap(sub)
-
-
 def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
-    """The gap law with a name of the command line: uniform, vmf, subsphere or power.
+    """The gap law with a name of the command line: uniform, vmf, subsphere (of dimension `sub`) or power.
+
+    Keys that are uniform on a subsphere S^{m−1} of S^{d−1} through the query have the uniform law of dimension m.
 
     >>> theory.named_law('vmf', 5, concentration=10.0).exponent
     4.0
@@ -246,7 +258,10 @@ def named_law(
     if name == "vmf":
         return VonMisesFisherGap(dim, concentration, cosine)
     if name == "subsphere":
-        return subsphere(dim, sub)
+        check_dim(dim)
+        if not 2 <= sub <= dim:
+            raise InputError(f"the subsphere has dimension {sub}; expected between 2 and the ambient dimension {dim}")
+        return PowerGap(sub)
     if name not in ("uniform", "power"):
         raise InputError(f"the law is {name!r}; expected uniform, vmf, subsphere or power")
     return PowerGap(dim, power if name == "power" else 0.0)

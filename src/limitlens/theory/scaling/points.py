@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from limitlens.errors import Array, check_number
-from limitlens.theory.scaling._quadrature import panels, tanh_sinh
 from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
-from limitlens.theory.scaling.laws import GapLaw, negligible_beyond
+from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower, negligible_beyond, tanh_sinh
 
 _NODES = 401
 _SATURATED = 4.0  # for z above it 1 − e^{−e^z} is 1 up to 2e-24
@@ -34,24 +33,27 @@ _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing i
 
 
 class Points(ABC):
-    """A point process of rescaled gaps x with mean measure Λ."""
+    """A point process of rescaled gaps x with mean measure Λ = (mean number of keys) × (law of βD)."""
 
+    law: Law  # of the gap D
+    mass: float  # factor of the law in Λ: the number of keys, or θ in the scaling limit
+    beta: float  # rescales gaps: x = βD
     a: float  # half the local exponent
     log_theta: float  # θ = ∫ e^{−x} dΛ(x)
     edge: float = math.inf  # the x beyond which there are no points
     total: float = math.inf  # the number of keys
 
-    @abstractmethod
     def reach(self, count: ArrayLike) -> Array:
         """The x with `count` keys in [0, x] on average, the inverse of `cumulative`: (...) to (...)."""
+        return self.beta * self.law.quantile(np.asarray(count, dtype=np.float64) / self.mass)
 
-    @abstractmethod
     def cumulative(self, x: Array) -> Array:
         """Λ([0, x]), the mean number of keys in [0, x]."""
+        return self.mass * self.law.cdf(x / self.beta)
 
-    @abstractmethod
     def density(self, x: Array, to_edge: Array) -> Array:
         """dΛ/dx; `to_edge` = edge − x, infinite without an edge, is passed separately to keep its accuracy."""
+        return self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
 
     @abstractmethod
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
@@ -73,9 +75,12 @@ class Points(ABC):
     @cached_property
     def _grid(self) -> tuple[Array, Array, Array, Array, Array]:
         """Weights (rows,) of the integral over y; x, z and masses (rows, nodes) for each y; and Φ(y) (rows,)."""
-        y, weight = panels(self._panel_edges())
+        edges = self._panel_edges()
+        node, weight = np.polynomial.legendre.leggauss(16)
+        half = np.diff(edges)[:, None] / 2
+        y = ((edges[1:] + edges[:-1])[:, None] / 2 + half * node).ravel()
         x, mass, expected = self._rows(y)
-        return weight, x, y[:, None] - x, mass, expected
+        return (half * weight).ravel(), x, y[:, None] - x, mass, expected
 
     def _rows(self, y: Array) -> tuple[Array, Array, Array]:
         """For each y (rows,): nodes x and their masses under Λ, both (rows, nodes), and Φ(y), (rows,)."""
@@ -127,19 +132,9 @@ class PoissonPoints(Points):
 
     def __post_init__(self) -> None:
         check_number("a", self.a, "half a local exponent, at least 0.15", low=0.15)
-        vars(self).update(log_theta=math.log(check_theta(self.theta)))  # follows from the frozen fields
-
-    def reach(self, count: ArrayLike) -> Array:
-        """(Γ(a+1) count/θ)^{1/a}."""
-        return np.asarray(np.exp((np.log(count) + math.lgamma(self.a + 1) - self.log_theta) / self.a))
-
-    def cumulative(self, x: Array) -> Array:
-        """θ x^a / Γ(a+1)."""
-        return np.asarray(self.theta * np.exp(special.xlogy(self.a, x) - math.lgamma(self.a + 1)))
-
-    def density(self, x: Array, to_edge: Array) -> Array:
-        """θ x^{a−1} / Γ(a)."""
-        return np.asarray(self.theta * np.exp(special.xlogy(self.a - 1, x) - math.lgamma(self.a)))
+        law = LocalPower(self.a, -math.lgamma(self.a + 1))
+        log_theta = math.log(check_theta(self.theta))
+        vars(self).update(law=law, mass=self.theta, beta=1.0, log_theta=log_theta)  # follow from the frozen fields
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
         """e^{−Φ}: the other keys of a Poisson process are independent of the chosen ones."""
@@ -166,19 +161,7 @@ class KeyPoints(Points):
     def __post_init__(self) -> None:
         log_theta = math.log(check_keys(self.n)) + float(self.law.log_laplace(check_beta(self.beta)))
         edge = 2 * self.beta  # the antipode of the query
-        vars(self).update(a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)  # follow from the frozen fields
-
-    def reach(self, count: ArrayLike) -> Array:
-        """β times the quantile of D at count/n."""
-        return self.beta * self.law.quantile(np.minimum(1, np.asarray(count, dtype=np.float64) / self.n))
-
-    def cumulative(self, x: Array) -> Array:
-        """n P(D ≤ x/β)."""
-        return self.n * self.law.cdf(x / self.beta)
-
-    def density(self, x: Array, to_edge: Array) -> Array:
-        """n/β times the density of D."""
-        return self.n / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
+        vars(self).update(mass=self.n, a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
         """(1 − Φ/n)^{n−1}, or (1 − 1/n)(1 − Φ/n)^{n−2} for a pair."""
