@@ -138,11 +138,6 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
         assert not modules & set(door.__all__)
 
 
-def test_the_documentation_lists_every_name_of_the_theory() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "theory.md").read_text(encoding="utf-8")
-    assert [name for name in ll.theory.__all__ if f"`{name}`" not in text] == []
-
-
 def test_unknown_names_are_told() -> None:
     for door in (ll, ll.theory):
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
