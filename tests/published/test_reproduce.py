@@ -15,7 +15,7 @@ import limitlens as ll
 from downstream_cases import data as documents
 from limitlens.cli import main
 from limitlens.experiments.reference import LawReference, sampled_moments
-from limitlens.measures.sphere_limit import limit_covariance
+from limitlens.measures.sphere import limit_covariance
 from limitlens.models import LoadedModel
 from limitlens.published.catalogue import Claim, Number, catalogue
 from limitlens.published.protocol import error_rows, moments, output, slopes

@@ -13,7 +13,7 @@ from limitlens.attention.head import Head, limit
 from limitlens.errors import Array, InputError
 from limitlens.measures import Discrete, Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure
-from limitlens.measures.sphere_limit import SMOOTH_FROM, limit_covariance
+from limitlens.measures.sphere import SMOOTH_FROM, limit_covariance
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 from limitlens.statistics.controls import GaussianControls
 from limitlens.statistics.estimators import TokenSums

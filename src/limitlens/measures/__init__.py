@@ -1,12 +1,10 @@
 """Probability laws of tokens: sampling, the cumulant generating function K and its derivatives."""
 
 from limitlens.measures.base import Measure
-from limitlens.measures.cube import Cube
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.discrete import Discrete, Sample
-from limitlens.measures.gaussian import Gaussian
-from limitlens.measures.mixture import GaussianMixture
-from limitlens.measures.sphere import Ball, Sphere, VonMisesFisher
+from limitlens.measures.gaussian import Gaussian, GaussianMixture
+from limitlens.measures.sphere import Ball, Cube, Sphere, VonMisesFisher
 
 __all__ = [
     "Ball", "Cube", "Discrete", "Gaussian", "GaussianMixture", "Measure", "Sample", "Sphere", "TokenLaw",

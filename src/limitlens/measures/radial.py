@@ -17,7 +17,6 @@ docs/measures.md lists the errors measured against 60 digits: at most 1e-15 for 
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -34,96 +33,59 @@ _BLOCK = 1 << 13  # values evaluated at a time, so that temporaries fit into the
 
 def radial_K(r: ArrayLike, dim: float) -> Array:
     """K(r) = log E exp(r X₁) for X uniform on S^{d-1}: r²/(2d) near zero, r − (d−1)/2 log r + … far away."""
-    return _blockwise(_K, r, dim)
+    return _evaluate(r, dim, 0)
 
 
 def radial_mean(r: ArrayLike, dim: float) -> Array:
     """A(r) = K'(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁)."""
-    return _blockwise(lambda radii, order: np.minimum(radii * _tangential(radii, order), 1), r, dim)
+    return np.minimum(np.asarray(r) * _evaluate(r, dim, 1), 1)
 
 
 def radial_tangential(r: ArrayLike, dim: float) -> Array:
     """A(r) / r, the variance of X₂ under the tilt exp(r x₁), 1/d at r = 0."""
-    return _blockwise(_tangential, r, dim)
+    return _evaluate(r, dim, 1)
 
 
 def radial_variance(r: ArrayLike, dim: float) -> Array:
     """A'(r) = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁), 1/d at r = 0."""
-    return _blockwise(_variance, r, dim)
+    return _evaluate(r, dim, 2)
 
 
-def radial_increment(r: float, change: ArrayLike, dim: float) -> Array:
-    """K(√(r² + change)) − K(r), without cancellation for small changes.
-
-    In w = r² the derivative of K is g/2, g = A/r, whose nearest poles are at −j², j the first zero of J_ν, and
-    j² > d(d+8)/4. A change of at most half of r² + d(d+8)/4 is therefore integrated by ten Gauss-Legendre nodes to an
-    error of 3 · 5.8^{−20}, below rounding. Changes, of any shape, are at least −r².
-    """
-    changes = as_array("change", change)
-    near = np.abs(changes) <= (r * r + dim * (dim + 8) / 4) / 2
-    increments = np.empty_like(changes)
-    increments[~near] = radial_K(np.sqrt((r * r + changes[~near]).clip(min=0)), dim) - radial_K(r, dim)
-    nodes, weights = np.polynomial.legendre.leggauss(10)
-    squares = (r * r + changes[near][..., None] * (1 + nodes) / 2).clip(min=0)
-    increments[near] = changes[near] / 4 * (radial_tangential(np.sqrt(squares), dim) @ weights)
-    return increments
-
-
-def _blockwise(function: Callable[[Array, float], Array], r: ArrayLike, dim: float) -> Array:
+def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
+    """K (derivative 0), A/r (1) or A' (2) at radii r of any shape, in blocks."""
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
     order = check_number("dim", dim, "a dimension of at least 1", low=1) / 2 - 1
-    return by_blocks(lambda rows: function(rows[:, 0], order), radii[..., None], _BLOCK)
+    return by_blocks(lambda rows: _recur(rows[:, 0], order, derivative), radii[..., None], _BLOCK)
 
 
-def _K(r: Array, order: float) -> Array:
-    square, rungs = r * r, _rungs(order)
-    top = order + len(rungs)
-    s = np.hypot(r, top)
-    gap = square / (s + top)  # s − top
-    correction = gap / s * _debye(top).increment(top / s)  # F(1) − F(p)
-    total: Array = gap - top * np.log1p(gap / (2 * top)) - 0.5 * np.log1p(gap / top) - correction
-    tangential = _debye_tangential(square, top)
-    for twice in rungs:
-        lift = square * tangential
-        total += np.log1p(lift / twice)
-        tangential = 1 / (twice + lift)
-    return total
-
-
-def _tangential(r: Array, order: float) -> Array:
-    square, rungs = r * r, _rungs(order)
-    tangential = _debye_tangential(square, order + len(rungs))
-    for twice in rungs:
-        tangential = 1 / (twice + square * tangential)
-    return tangential
-
-
-def _variance(r: Array, order: float) -> Array:
-    if order == -0.5:  # d = 1: A = tanh, and the difference below would lose the exponentially small A'
+def _recur(r: Array, order: float, derivative: int) -> Array:
+    """K, A/r or A' at radii (m,) and the order ν: the Debye expansion at a high order, then recurrence down to ν."""
+    if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)
-    square, rungs = r * r, _rungs(order)
-    top = order + len(rungs)
-    s = np.hypot(r, top)
+    steps = max(0, math.ceil(_LOWEST_DEBYE_ORDER - order))
+    top = order + steps
+    square, s = r * r, np.hypot(r, top)
     p, series = top / s, _debye(top)
-    variance: Array = p / (s + top) + ((1 - 2 * p * p) * series.phi(p) + (1 - p * p) * series.p_phi_prime(p)) / (s * s)
-    tangential = _debye_tangential(square, top)
-    for twice in rungs:
-        tangential = 1 / (twice + square * tangential)
-        variance = tangential * tangential * (twice - square * variance)
-    return variance
-
-
-def _rungs(order: float) -> list[float]:
-    """2(μ+1) for the orders μ of the recurrence, from just below the order of the Debye expansion down to `order`."""
-    return [2 * (order + step) for step in range(max(0, math.ceil(_LOWEST_DEBYE_ORDER - order)), 0, -1)]
-
-
-def _debye_tangential(square: Array, order: float) -> Array:
-    s = np.sqrt(square + order * order)
-    return np.asarray(1 / (s + order) - _debye(order).phi(order / s) / (s * s))
+    phi = series.phi(p)
+    tangential: Array = 1 / (s + top) - phi / (s * s)
+    if derivative == 0:
+        gap = square / (s + top)  # s − top
+        correction = gap / s * series.increment(p)  # F(1) − F(p)
+        found: Array = gap - top * np.log1p(gap / (2 * top)) - 0.5 * np.log1p(gap / top) - correction
+    elif derivative == 2:
+        found = p / (s + top) + ((1 - 2 * p * p) * phi + (1 - p * p) * series.p_phi_prime(p)) / (s * s)
+    for step in range(steps, 0, -1):
+        twice = 2 * (order + step)  # 2(μ+1) for the order μ below
+        lift = square * tangential
+        tangential = 1 / (twice + lift)
+        if derivative == 0:
+            found += np.log1p(lift / twice)
+        elif derivative == 2:
+            found = tangential * tangential * (twice - square * found)
+    return tangential if derivative == 1 else found
 
 
 class _Debye:

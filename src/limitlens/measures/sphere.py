@@ -1,4 +1,4 @@
-"""Rotationally symmetric laws: the uniform laws on sphere and ball, and the von Mises-Fisher law, a tilted sphere.
+"""Uniform laws on sphere, ball and cube, the von Mises-Fisher law, and limit outputs over the sphere.
 
 Their K is the function Λ(r) = log E exp(r X₁) of a length, X uniform on a unit sphere (`radial.py`). The first d
 coordinates of the uniform law on the sphere of R^{d+2} are uniform on the ball of R^d. Tilting a sphere shifts t.
@@ -7,6 +7,7 @@ coordinates of the uniform law on the sphere of R^{d+2} are uniform on the ball 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import ClassVar, Self
 
 import numpy as np
@@ -16,7 +17,10 @@ from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
 from limitlens.measures._shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform
 from limitlens.measures.base import Measure
-from limitlens.measures.radial import radial_increment, radial_K, radial_tangential, radial_variance
+from limitlens.measures.radial import radial_K, radial_tangential, radial_variance
+
+SMOOTH_FROM = 8  # dimension from which on `limit_covariance` is accurate: the density of Q is smooth
+_RATIOS, _FREQUENCIES = 400, 300  # quadrature nodes of `limit_covariance` in q and in u
 
 
 class _Spherical(Measure):
@@ -113,10 +117,8 @@ class VonMisesFisher(_Spherical):
         return super()._arguments(tilts) + self.concentration * self.direction
 
     def K(self, tilts: Array) -> Array:
-        """Λ(|κμ + Rt|) − Λ(κ), without cancellation for small tilts."""
-        scaled = super()._arguments(tilts)
-        change = _square(scaled) + 2 * self.concentration * (scaled @ self.direction)  # |κμ + Rt|² − κ²
-        return radial_increment(self.concentration, change, self.dim)
+        """Λ(|κμ + Rt|) − Λ(κ)."""
+        return np.asarray(super().K(tilts) - super().K(np.zeros(self.dim)))
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample by Wood's rejection (1994), with beta variable and tangent from one normal vector per proposal."""
@@ -160,9 +162,98 @@ class VonMisesFisher(_Spherical):
         return f"VonMisesFisher({shown}, radius={self.radius:g})"
 
 
-def _square(vectors: Array) -> Array:
-    return np.asarray(np.einsum("...i,...i->...", vectors, vectors))
+class Cube(Measure):
+    """The uniform law on [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
+
+    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is the radial function of
+    d = 3, which avoids the cancellation in coth x − 1/x near zero.
+
+    >>> ll.Cube(2).grad_K(np.array([1.0, 0.0])).round(4).tolist()
+    [0.313, 0.0]
+    """
+
+    def __init__(self, dim: int, half_width: float = 1.0) -> None:
+        self.dim = check_dim(dim)
+        self.half_width = check_scalar("half_width", half_width, above=0)
+        self.radius = self.half_width * self.dim**0.5
+
+    def K(self, tilts: Array) -> Array:
+        """Σ_i Λ_3(w|t_i|)."""
+        return np.asarray(radial_K(self._arguments(tilts), 3).sum(axis=-1))
+
+    def grad_K(self, tilts: Array) -> Array:
+        """w² t_i g_3(w|t_i|) in each coordinate."""
+        return self.half_width**2 * self.check_tilts(tilts) * radial_tangential(self._arguments(tilts), 3)
+
+    def hess_K(self, tilts: Array) -> Array:
+        """Diagonal matrix with entries w² Λ_3''(w|t_i|)."""
+        arguments = self._arguments(tilts)
+        hessian = np.zeros((*arguments.shape, self.dim))
+        hessian[..., range(self.dim), range(self.dim)] = self.half_width**2 * radial_variance(arguments, 3)
+        return hessian
+
+    def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Sample every coordinate uniformly on [−w, w)."""
+        return self.half_width * (2 * uniform(token_shape(shape, self.dim), generator) - 1)
+
+    def scaled(self, factor: float) -> Cube:
+        """The cube of half width |factor| w."""
+        return Cube(self.dim, abs(factor) * self.half_width)
+
+    def _arguments(self, tilts: Array) -> Array:
+        return self.half_width * np.abs(self.check_tilts(tilts))
+
+    def __repr__(self) -> str:
+        return f"Cube(dim={self.dim}, half_width={self.half_width:g})"
+
+
+def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
+    """Covariance (d, d) of ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 dimensions [P; by quadrature].
+
+    With X = R z, A = U diag(s) Wᵀ and τ(r) = A_d(r)/r (`measures.radial`),
+
+        Γ(X) = R² τ(R |A X|) A X,    Cov Γ(X) = U diag(λ) Uᵀ,    λ_i = R⁶ s_i² E[τ(R² √Q)² z_i²],    Q = Σ_j s_j² z_j².
+
+    Weighting by d z_i² gives z_i² in z_j² = χ²_j/Σχ² three degrees of freedom instead of one, so only the density of
+    the ratio Q remains. From P(Q ≤ q) = P(Σ_j (s_j² − q) χ²_j ≤ 0) and the inversion of characteristic functions,
+
+        p_i(q) = 1/π ∫ Re[φ r_i (Σ_j r_j + 2 r_i)] du,    r_j = 1/(1 − 2iu (s_j² − q)),    φ = Π_j r_j^{1/2}.
+    """
+    U, s, _ = np.linalg.svd(as_array("A", A, ndim=2))
+    largest = float(s[0])
+    if largest == 0:
+        return np.zeros((len(s), len(s)))
+    squares = np.square(s / largest)
+    x, weights = _rule(_RATIOS)
+    low, high = float(squares[-1]), 1.0
+    if high - low < 1e-9:  # all singular values are equal, so Q is constant
+        ratios, densities = np.ones(1), np.ones((1, len(s)))
+    else:
+        ratios = low + (high - low) * (x + 1) / 2
+        densities = np.stack([_densities(squares, q) for q in ratios]) * weights[:, None]
+        densities /= densities.sum(axis=0)
+    tangential = radial_tangential(radius**2 * largest * np.sqrt(ratios), len(s))
+    values = radius**6 * np.square(s) * (np.square(tangential) @ densities) / len(s)
+    return np.asarray((U * values) @ U.T)
+
+
+def _densities(squares: Array, q: float) -> Array:
+    """The densities p_i of Q at q, up to a common factor: (d,)."""
+    x, weights = _rule(_FREQUENCIES)
+    angle = np.pi * (x + 1) / 4
+    gaps = squares - q
+    scale = float(np.sqrt(2 * np.square(gaps).sum()))
+    u = np.tan(angle)[:, None] / scale
+    r = 1 / (1 - 2j * u * gaps)
+    phi = np.exp(np.log(r).sum(axis=1, keepdims=True) / 2)
+    inside = np.real(phi * r * (r.sum(axis=1, keepdims=True) + 2 * r))
+    return np.asarray((weights / np.cos(angle) ** 2 / scale) @ inside)
+
+
+@cache
+def _rule(nodes: int) -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(nodes)
 
 
 def _length(vectors: Array) -> Array:
-    return np.sqrt(_square(vectors))
+    return np.asarray(np.sqrt(np.einsum("...i,...i->...", vectors, vectors)))
