@@ -30,7 +30,7 @@ import limitlens as ll
 from limitlens.arrays import to_device
 from limitlens.attention.kernels import split
 from limitlens.models import LoadedModel, Windows, load
-from limitlens.models.opening import open_windows
+from limitlens.models.windows import open_windows
 from limitlens.probing.probe import _Work
 from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes

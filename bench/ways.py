@@ -35,7 +35,7 @@ from bench.timing import taken
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.record import save_figure
-from limitlens.report.style import BLUE, GREY, figure_style
+from limitlens.report.paper import BLUE, GREY, figure_style
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 CASE = {"cpu": (1024, 16_384), "cuda": (16_384, 65_536)}  # queries and tokens

@@ -15,7 +15,7 @@ from limitlens.errors import InputError
 from limitlens.interventions.designs import DESIGNS, Designs
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
-from limitlens.models.opening import open_some
+from limitlens.models.windows import open_some
 from tiny_models import TINY, tiny_tokenizer
 
 CONTEXT = 32

@@ -12,7 +12,7 @@ import transformers
 
 from capture_cases import LENGTH, WINDOWS, assert_untouched, captures, run, token_ids, watch_outputs
 from limitlens.errors import InputError
-from limitlens.models import Captured, capture, projections
+from limitlens.models import Captured, capture, projector
 from tiny_models import LAYERS, SIZES, TINY, VOCABULARY, dense_outputs
 
 
@@ -267,7 +267,7 @@ def test_projections_make_the_captured_queries_and_keys(name: str) -> None:
     model = tiny.model()
     found, _ = captures(model, token_ids(), hidden=True)
     for captured in found:
-        made, reason = projections(model, captured.layer)
+        made, reason = projector(model)(captured.layer)
         assert (made is not None) == (captured.layer in tiny.projected)
         if made is None:
             assert f"layer {captured.layer} of {type(model).__name__} has no" in reason

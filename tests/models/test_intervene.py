@@ -158,19 +158,6 @@ def test_a_cut_leaves_the_context_alone_and_all_tokens_behind_it(keys: str) -> N
         torch.testing.assert_close(run(model, token_ids()), before, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_and_heads_can_be_picked() -> None:
-    ids = token_ids()
-    plain, _ = heads_out("llama", ids)
-    for options in ({"score_scale": 2.0}, {"keys": "recent", "count": 2}):
-        acted, _ = heads_out("llama", ids, layers=[0], heads=[1, 3], **options)
-        one, other = (part[0].unflatten(-1, (4, 8)) for part in (acted, plain))
-        changed = [not torch.allclose(one[:, :, head], other[:, :, head], atol=1e-4) for head in range(4)]
-        assert changed == [False, True, False, True]
-        later, _ = heads_out("llama", ids, layers=[2], **options)
-        assert torch.equal(later[1], plain[1])
-        assert not torch.allclose(later[2], plain[2], atol=1e-4)
-
-
 def test_keys_and_values_can_be_replaced() -> None:
     """A projection: pairs of neighbouring keys and values stand for their means, in an encoder."""
 
@@ -259,8 +246,6 @@ def test_the_model_is_put_back_after_an_error() -> None:
         ({"score_scale": [1.0, 2.0]}, r"score_scale has shape \(2,\)"),
         ({"score_scale": float("nan")}, "score_scale holds nan"),
         ({"score_scale": lambda layer, position: torch.ones(7, 3)}, r"layer 0 has shape \(7, 3\)"),
-        ({"layers": [3], "score_scale": 2.0}, r"layers are \[3\]; expected at least one of 0 to 2"),
-        ({"heads": [], "score_scale": 2.0}, r"heads are \[\]"),
         ({"keys": "expected", "count": 4}, "expected a cut"),
         ({"keys": [["recent"]], "count": 4}, "a name other than an oracle's for each of 3 layers and 2 key/value"),
         ({"keys": [["recent", "oracle_topk"]] * 3, "count": 4}, "other than an oracle's"),

@@ -15,7 +15,7 @@ import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from limitlens.errors import InputError
-from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projections
+from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projector
 from limitlens.models.catalog import Alias
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 from tiny_models import GROUPED, TINY, dense_outputs, tiny_tokenizer
@@ -324,7 +324,7 @@ def test_minilm_is_read_as_data() -> None:
     for captured in found:
         assert captured.query.shape == captured.key.shape == (2, 12, 128, 32)
         assert (captured.causal, captured.mask, captured.scale) == (False, None, 32**-0.5)
-        made, reason = projections(loaded.model, captured.layer)
+        made, reason = projector(loaded.model)(captured.layer)
         assert made is not None
         assert reason == ""
         assert made.factor(made.ratios(captured)) == pytest.approx(1, rel=1e-5)

@@ -429,7 +429,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str, text: 
 def test_arguments_are_checked_before_the_model_loads(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limitlens.models.opening.load", lambda *given, **known: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("limitlens.models.windows.load", lambda *given, **known: pytest.fail("the model was loaded"))
     with pytest.raises(InputError, match=message):
         probe("minilm", **options)
 

@@ -23,8 +23,7 @@ from limitlens.estimate import Estimate
 from limitlens.record import write_page
 from limitlens.report.notebook import as_html
 from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets
-from limitlens.report.paper import draw
-from limitlens.report.style import PALETTE, viridis
+from limitlens.report.paper import PALETTE, draw
 from limitlens.report.terminal import as_text, show
 from limitlens.report.text import cell, falling, join, numeric, plural, sentence, short
 from limitlens.report.view import (
@@ -81,7 +80,7 @@ ERRORS_TABLE = Table("errors", ("n", "error", "law"), ROWS, marked=frozenset({1}
 NASTY_TABLE = Table(NASTY, (NASTY, "value"), [(NASTY, 1.5), (None, None), ("far", math.inf)])
 MADE = {
     "command": "study",
-    "arguments": {"measure": NASTY, "length": 2048, "seed": 0, "radius": 0.5, "mask_self": True, "out": None},
+    "arguments": {"measure": NASTY, "context": 2048, "seed": 0, "radius": 0.5, "mask_self": True, "out": None},
     "versions": {"limitlens": "7.8.9", "python": "3"},
     "host": {"cores": 2},
     "started": "2031-01-01T00:00:00+00:00",
@@ -286,8 +285,8 @@ def test_a_notebook_gets_tables_and_maps_without_scripts() -> None:
     assert visible(f"Title {NASTY}") in read.text
     assert "notebooks alone" in read.text
     assert "terminals alone" not in read.text
-    assert f"background:{viridis(0.0)[0]}" in html  # the smallest rate of the map
-    assert f"background:{viridis(1.0)[0]}" in html
+    assert "background:#440154;color:#ffffff" in html  # the smallest rate of the map
+    assert "background:#fde725;color:#101010" in html
     assert f'background:{PALETTE["green"]};color:#fff;text-align:center" title="selective"' in html
     assert "… and 28 more rows." in read.text  # 12 of 40
     assert "… and 1 more rows." in read.text  # 3 of 4, as the table says

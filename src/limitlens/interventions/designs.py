@@ -39,7 +39,7 @@ from limitlens.errors import Array, InputError, Progress, check_number, check_se
 from limitlens.interventions.harness import shown_table
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
-from limitlens.models.opening import open_some
+from limitlens.models.windows import open_some
 from limitlens.record import to_json
 from limitlens.report.text import short
 from limitlens.report.view import Axis, Block, Figure, Section, Series, View, line, look, points

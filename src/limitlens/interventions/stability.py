@@ -30,7 +30,7 @@ from limitlens.interventions.harness import estimate_table, shown_table
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.intervene import attend
-from limitlens.models.opening import open_some
+from limitlens.models.windows import open_some
 from limitlens.report.view import Section, View, head_map
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint

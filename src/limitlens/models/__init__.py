@@ -4,29 +4,14 @@
 `capture` to read the queries, keys and values of its heads, or within `intervene` to change its keys or scores.
 """
 
-from limitlens.models.capture import capture
 from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 from limitlens.models.intervene import intervene
-from limitlens.models.projections import Projections, projections, projector
-from limitlens.models.relay import Captured
-from limitlens.models.source import resolve_source
-from limitlens.models.windows import Windows, choose
+from limitlens.models.projections import Projections, projector
+from limitlens.models.relay import Captured, capture
+from limitlens.models.windows import Windows, choose, resolve_source
 
 __all__ = [
-    "ALIASES",
-    "BUILT_IN",
-    "Captured",
-    "Corpus",
-    "LoadedModel",
-    "Projections",
-    "Windows",
-    "capture",
-    "choose",
-    "intervene",
-    "load",
-    "open_corpus",
-    "projections",
-    "projector",
-    "resolve_source",
+    "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "capture", "choose",
+    "intervene", "load", "open_corpus", "projector", "resolve_source",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any
 from limitlens.arrays import PreTrainedModel, torch
 from limitlens.cost import check_cost
 from limitlens.errors import InputError
-from limitlens.models._quiet import quiet
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
@@ -230,6 +229,23 @@ def _read(
         given = f"the model {name} is a decoder without its language-model head ({type(model).__name__})"
         raise InputError(f"{given}; expected one that was saved with it")
     return loaded
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings and progress bars of transformers within the block, then restore its settings."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:

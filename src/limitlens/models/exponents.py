@@ -76,8 +76,8 @@ def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
         raise InputError(f"{str(path)!r} is damaged; expected finite exponents for {shape} layers and heads")
     own = identity(model)
     if dict(found.identity) != own:
-        other = {name: (found.identity.get(name), own[name]) for name in own if found.identity.get(name) != own[name]}
-        listed = ", ".join(f"{name} {theirs} and here {here}" for name, (theirs, here) in other.items())
-        given = f"the exponents in {str(path)!r} belong to another model ({listed})"
+        fitted = found.identity
+        other = [f"{name} {fitted.get(name)} and here {own[name]}" for name in own if fitted.get(name) != own[name]]
+        given = f"the exponents in {str(path)!r} belong to another model ({', '.join(other)})"
         raise InputError(f"{given}; expected those of this one, which limitlens temper fits")
     return found

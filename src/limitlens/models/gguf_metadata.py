@@ -17,7 +17,6 @@ _SCALARS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _LONGEST = 1 << 28  # bytes of a string; a longer one means a damaged file
-_VERSIONS = (2, 3)  # version 1 has 32-bit counts
 # If the file does not say whether to add a first token, llama.cpp adds one for SentencePiece and Llama 3 tokenizers.
 _ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-bpe"}
 
@@ -26,12 +25,13 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """The entries of a GGUF file that are no arrays, by key; empty for an unknown version."""
     try:
         with path.open("rb") as file:
-            if file.read(4) != b"GGUF" or _number(file, "<I") not in _VERSIONS:
+            if file.read(4) != b"GGUF" or _number(file, "<I") not in (2, 3):  # version 1 has 32-bit counts
                 return {}
             _, entries = _number(file, "<Q"), _number(file, "<Q")
             found = {_string(file): _value(file, _number(file, "<I")) for _ in range(entries)}
-    except (OSError, ValueError, OverflowError, RecursionError) as error:  # offsets outside the file
-        raise error if isinstance(error, InputError) else _broken(str(path)) from None
+    except (OSError, ValueError, OverflowError, RecursionError):  # offsets outside the file, or too few bytes
+        problem = f"the file {path} is damaged or ends within its metadata"
+        raise InputError(f"{problem}; expected a complete GGUF file") from None
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -53,7 +53,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind in _SCALARS:
         return _number(file, _SCALARS[kind])
     if kind != _ARRAY:
-        raise InputError(f"the file {file.name} holds a value of the type {kind}; expected a GGUF file")
+        raise ValueError(f"unknown type {kind}")
     inner, count = _number(file, "<I"), _number(file, "<Q")
     if inner in _SCALARS:
         file.seek(count * struct.calcsize(_SCALARS[inner]), 1)
@@ -72,11 +72,6 @@ def _number(file: BinaryIO, layout: str) -> Any:
 
 
 def _bytes(file: BinaryIO, count: int) -> bytes:
-    found = file.read(count) if count < _LONGEST else b""
-    if len(found) < count:
-        raise _broken(file.name)
+    if count >= _LONGEST or len(found := file.read(count)) < count:
+        raise ValueError("too few bytes")
     return found
-
-
-def _broken(name: str) -> InputError:
-    return InputError(f"the file {name} ends within its metadata; expected a complete GGUF file")

@@ -5,7 +5,7 @@ unchanged, bit for bit. If it changes the queries only, as a factor on the score
 and nothing of size n × n is held. Otherwise `attend` computes the formula of `Captured` in blocks of queries.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def intervene(
     model: PreTrainedModel | LoadedModel, *, keys: str | Sequence[Sequence[str]] | Change = "all",
     count: int | Sequence[Sequence[int]] | None = None, cut: int | None = None,
     score_scale: float | Sequence[Sequence[float]] | Callable[[int, Tensor], Tensor] | Any = 1.0,
-    layers: Iterable[int] | None = None, heads: Iterable[int] | None = None, seed: int = 0,
+    seed: int = 0,
 ) -> Iterator[None]:  # fmt: skip
     """Within the block every forward of `model` attends to selected keys, with rescaled scores.
 
@@ -50,7 +50,6 @@ def intervene(
         broadcastable to (heads, queries), or the file of exponents that `limitlens temper` wrote, which also sets the
         scaling of the rotary positions. Gradients flow through it, also under `torch.utils.checkpoint`; then call
         `backward` within the block, since it runs the layers again.
-    layers, heads : layers and query heads to change; all if None.
     seed : of random policies; their draws depend on it, on the layer and on the number of keys only.
 
     >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
@@ -61,9 +60,7 @@ def intervene(
     """
     stack = model.model if isinstance(model, LoadedModel) else model
     config = stack.config.get_text_config()
-    width = config.num_attention_heads
-    own_layers = None if layers is None else _within("layers", layers, config.num_hidden_layers)
-    own_heads = None if heads is None else _within("heads", heads, width)
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
     changes: list[Change] = []
     positions: Any = nullcontext()
     if isinstance(score_scale, str | Path):
@@ -71,30 +68,23 @@ def intervene(
         score_scale = found.factor()
         positions = rope_scaled(stack, found.rope_scaling, found.to / found.trained, found.trained)
     if callable(score_scale) or np.ndim(score_scale) or score_scale != 1:
-        changes.append(_scaling(score_scale, config.num_hidden_layers, width))
+        changes.append(_scaling(score_scale, layers, heads))
     if callable(keys):
         changes.append(keys)
     elif keys != "all":
         from limitlens.models.policy_hook import PolicyHook
 
-        shape = config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or width
-        changes.append(PolicyHook(keys, count, cut, seed, shape))
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        changes.append(PolicyHook(keys, count, cut, seed, (layers, kv_heads)))
     elif count is not None or cut is not None:
         raise InputError("a count or a cut was given without a key policy; expected one, such as keys='recent'")
 
     def act(call: Captured, go_on: Callable[[Tensor], Output]) -> Output:
-        if own_layers is not None and call.layer not in own_layers:
-            return go_on(call.query)
         changed = call
         for change in changes:
             changed = change(changed)
         same = all(getattr(changed, name) is getattr(call, name) for name in ("key", "value", "mask", "bias"))
-        output = go_on(changed.query) if same else (attend(changed).transpose(1, 2).contiguous(), None)
-        if own_heads is None or changed is call:
-            return output
-        untouched, weights = go_on(call.query)
-        mine = untouched.new_zeros(width, 1).bool().index_fill(0, untouched.new_tensor(own_heads).long(), True)
-        return output[0].where(mine, untouched), weights
+        return go_on(changed.query) if same else (attend(changed).transpose(1, 2).contiguous(), None)
 
     with positions, hook_attention(stack, act):
         yield
@@ -160,11 +150,3 @@ def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
         return replace(call, query=call.query * full[None, :, :, None])
 
     return change
-
-
-def _within(what: str, given: Iterable[int], stop: int) -> list[int]:
-    """Sorted indices of layers or heads, all within range."""
-    indices = sorted(set(given))
-    if not indices or indices[0] < 0 or indices[-1] >= stop:
-        raise InputError(f"{what} are {indices}; expected at least one of 0 to {stop - 1}")
-    return indices

@@ -30,12 +30,11 @@ class Projections:
     rotary: bool  # queries and keys are rotated after the projection, so the weights give the geometry before it
 
     def factor(self, ratios: Tensor | None) -> float | None:
-        """The c with scores scale · c · <Wk x', Wq x> up to rotations, from `ratios`; None if there is none."""
+        """The number c with scores scale · c · <Wk x', Wq x> up to rotations, from `ratios`; None if there is none."""
         if ratios is None:
             return None
-        (query, query_spread), (key, key_spread) = ratios.tolist()
-        tolerance = 100 * torch.finfo(self.key.dtype).eps
-        return float(query * key) if max(query_spread, key_spread) < tolerance else None
+        medians, spreads = ratios.T.tolist()
+        return float(medians[0] * medians[1]) if max(spreads) < 100 * torch.finfo(self.key.dtype).eps else None
 
     def ratios(self, captured: Captured) -> Tensor | None:
         """Norm ratios of captured and projected queries and keys, (2, 2); None if the weights do not fit the layer.
@@ -46,10 +45,8 @@ class Projections:
         median of these ratios and the largest relative deviation from it.
         """
         found = []
-        for weight, bias, made in (
-            (self.query, self.query_bias, captured.query[0]),
-            (self.key, self.key_bias, captured.key[0]),
-        ):
+        pairs = ((self.query, self.query_bias, captured.query[0]), (self.key, self.key_bias, captured.key[0]))
+        for weight, bias, made in pairs:
             heads, length, dim = made.shape
             if captured.hidden is None or weight.shape[0] != heads * dim:
                 return None
@@ -60,13 +57,11 @@ class Projections:
         return torch.stack(found)
 
 
-def projections(model: torch.nn.Module, layer: int) -> tuple[Projections | None, str]:
-    """Query and key projections of a layer, or None if unknown, with a sentence about the reason or a limitation."""
-    return projector(model)(layer)
-
-
 def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
-    """The function `projections` of a model, which searches its modules only once."""
+    """Function from the index of a layer to its query and key projections, or None if their layout is not known.
+
+    With them comes a sentence about the reason or a limitation. The modules of the model are searched only once.
+    """
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
     if not all(isinstance(number, int) for number in numbers):

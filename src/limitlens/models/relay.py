@@ -9,25 +9,21 @@ that proceeds as the model would have done. So no code here depends on an archit
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import InputError
-from limitlens.models._quiet import quiet
+from limitlens.models.catalog import quiet
 from limitlens.models.projections import query_projection
 
 Output = tuple[Tensor, Tensor | None]  # of a layer (B, L, Hq, v), and its attention weights if returned
 Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # (call, function that proceeds) -> output
 Runner = Callable[..., None]  # runs the model on its arguments up to its last attention layer
 
-_PREFIX = "limitlens_"
-_serial = count()
-_relays: dict[str, _Relay] = {}  # relays of open blocks by their registered names
 # Layer types without softmax attention: nothing can be captured there.
 _WITHOUT_SOFTMAX = frozenset({"linear_attention", "mamba", "recurrent", "conv", "moe"})
 
@@ -73,6 +69,26 @@ class Captured:
 
 
 @contextmanager
+def capture(
+    model: PreTrainedModel, on_attention: Callable[[Captured], None], *, hidden: bool = False
+) -> Iterator[Runner]:
+    """Call `on_attention` with the `Captured` of every attention layer in every forward of `model` within the block.
+
+    `with capture(model, take) as run_until_last_attention:` gives a function that runs the model without its outputs:
+    `run_until_last_attention(input_ids=ids)` stops at the attention of the last layer. A whole forward within the
+    block returns the same outputs as outside it, and the model is restored on leaving, also after an error. A capture
+    may be opened inside an intervention, and then sees the changed queries. `hook_attention` has the details.
+    """
+
+    def handle(call: Captured, proceed: Callable[[Tensor], Output]) -> Output:
+        on_attention(call)
+        return proceed(call.query)
+
+    with hook_attention(model, handle, inside=True, hidden=hidden) as run_until_last_attention:
+        yield run_until_last_attention
+
+
+@contextmanager
 def hook_attention(
     model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
@@ -97,7 +113,9 @@ def hook_attention(
         )
     configs = _configs(model)
     found = {id(config): config._attn_implementation for config in configs}
-    around = next((_relays[name] for name in map(str, found.values()) if name in _relays), None)
+    functions, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    owners = (getattr(functions.get(str(name)), "__self__", None) for name in found.values())
+    around = next((owner for owner in owners if isinstance(owner, _Relay)), None)  # the block around this one
     if around is not None and (around.inner or not inside):
         raise InputError(
             f"{type(model).__name__} is being captured already, or intervened in; leave that block before opening "
@@ -110,25 +128,25 @@ def hook_attention(
         # Eager attention knows causality only from the mask, so a causal mask must not be left out.
         return sdpa_mask(*args, **kwargs | ({"allow_is_causal_skip": False} if eager else {}))
 
-    name = f"{_PREFIX}{next(_serial)}"
     relay = _Relay(model, handle, chosen, around, inside)
+    name = f"limitlens_{id(relay)}"
     with ExitStack() as undo:
-        _relays[name] = relay
-        undo.callback(_relays.pop, name)
         AttentionInterface.register(name, relay.attention)
-        undo.callback(AttentionInterface._global_mapping.pop, name)  # the library has no function to unregister
+        undo.callback(functions.pop, name)  # the library has no function to unregister
         AttentionMaskInterface.register(name, make_mask)
-        undo.callback(AttentionMaskInterface._global_mapping.pop, name)
-        undo.callback(_restore, configs, found)
+        undo.callback(masks.pop, name)
+        for config in configs:
+            # The public setter would also write the nested configurations, which have values of their own.
+            undo.callback(setattr, config, "_attn_implementation_internal", found[id(config)])
         with quiet():
             model.set_attn_implementation(name)
         if model.config.get_text_config()._attn_implementation != name:
             raise InputError(_refusal(model, "its layers"))
         undo.callback(model.register_forward_pre_hook(relay.begin).remove)
         undo.callback(model.register_forward_hook(relay.end).remove)
-        if hidden:
-            for hook in relay.watch_inputs():
-                undo.callback(hook.remove)
+        for module in model.modules() if hidden else ():
+            if (projection := query_projection(module)) is not None:
+                undo.callback(projection.register_forward_pre_hook(relay.keep_input(id(module))).remove)
         yield relay.run_until_last_attention
 
 
@@ -136,77 +154,67 @@ class _LastAttentionReached(Exception):
     """The attention of the last layer was handled, and no output is needed."""
 
 
-class _Forward(threading.local):
-    """State of one forward, one per thread, since several threads may run forwards at the same time."""
+@dataclass(eq=False)
+class _Forward:
+    """State of one forward pass of the model."""
 
-    def __init__(self) -> None:
-        self.running = False  # whether a forward runs; attention outside of one is a recomputed layer
-        self.seen: set[int] = set()
-        self.inputs: dict[int, Tensor] = {}
-        self.name: Any = None  # what the caller passed to name it
-        self.only = False  # whether the forward may stop at the last attention
+    name: Any = None  # the caller's name of the forward
+    only: bool = False  # whether the forward may stop at the last attention
+    seen: set[int] = field(default_factory=set)  # layers whose attention was handled
+    inputs: dict[int, Tensor] = field(default_factory=dict)  # inputs of query projections by the id of their module
 
 
+@dataclass(eq=False)
 class _Relay:
     """The registered attention function and the state of its block."""
 
-    def __init__(
-        self, model: PreTrainedModel, handle: Handler, chosen: dict[int, str | None], around: _Relay | None, inner: bool
-    ) -> None:
-        self.model = model
-        self.handle = handle
-        self.chosen = chosen  # attention implementations of the model by the id of their configuration
-        self.around = around  # the intervention around this block
-        self.inner = inner
-        self.now = _Forward()
-        config = model.config.get_text_config()
+    model: PreTrainedModel
+    handle: Handler
+    chosen: dict[int, str | None]  # attention implementations of the model by the id of their configuration
+    around: _Relay | None  # the intervention around this block
+    inner: bool  # whether the block may be inside an intervention
+    forwards: dict[int, _Forward] = field(default_factory=dict)  # running forwards by the identifier of their thread
+
+    def __post_init__(self) -> None:
+        config = self.model.config.get_text_config()
         types = enumerate(getattr(config, "layer_types", None) or ())
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
     def run_until_last_attention(self, *args: Any, forward: Any = None, **kwargs: Any) -> None:
         """Run the model up to its last attention."""
-        self.now.only, self.now.name = True, forward
+        self.forwards[get_ident()] = _Forward(forward, only=True)
         try:
             self.model(*args, **kwargs)
         except _LastAttentionReached:
-            self.now.running = False
+            pass
         finally:
-            self.now.only, self.now.name = False, None
+            self.forwards.pop(get_ident(), None)
 
     def begin(self, *_: Any) -> None:
-        """Before the model's forward."""
-        self.now.running = True
-        self.now.seen.clear()
+        """Before the model's forward: forget an earlier forward of this thread that ended with an error."""
+        running = self.forwards.get(get_ident())
+        if running is None or not running.only:
+            self.forwards[get_ident()] = _Forward()
 
     def end(self, *_: Any) -> None:
         """After the model's forward: raise an error for a layer that was not captured."""
-        self.now.running = False
-        missing = self.softmax - self.now.seen
-        if missing or not self.now.seen:
+        seen = self.forwards.pop(get_ident()).seen
+        missing = self.softmax - seen
+        if missing or not seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
-    def watch_inputs(self) -> Iterator[Any]:
-        """Hooks that keep the input of each query projection until its layer is captured."""
-
-        def keep(key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
-            return lambda _, args: self.now.inputs.__setitem__(key, args[0])
-
-        for module in self.model.modules():
-            projection = query_projection(module)
-            if projection is not None:
-                yield projection.register_forward_pre_hook(keep(id(module)))
+    def keep_input(self, key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
+        """Hook that keeps the input of the query projection of the module with this id until its layer is captured."""
+        return lambda _, args: self.forwards.get(get_ident(), _Forward()).inputs.__setitem__(key, args[0])
 
     def attention(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        attention_mask: Tensor | None = None, **kwargs: Any,
+    ) -> Output:  # fmt: skip
         """Pass the call to the handler, together with the function that proceeds as the model would."""
-        layer = self._layer(module, query, key)
+        running = self.forwards.get(get_ident())  # None while `backward` computes a layer again
+        forward = running or _Forward()
+        layer = self._layer(module, query, key, running)
         sinks, softcap, scale = kwargs.get("s_aux"), kwargs.get("softcap"), kwargs.get("scaling")
         chosen = self.chosen[id(module.config)]
         flag = kwargs.get("is_causal")
@@ -222,12 +230,12 @@ class _Relay:
         factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
         call = Captured(
             layer, query, key, value, factor, causal, kwargs.get("sliding_window"), softcap, sinks, mask, bias,
-            hidden=self.now.inputs.pop(id(module), None), position=_position(query, key, kwargs.get("position_ids")),
-            forward=self.now.name,
+            hidden=forward.inputs.pop(id(module), None), position=_position(query, key, kwargs.get("position_ids")),
+            forward=forward.name,
         )  # fmt: skip
 
         def proceed(query: Tensor) -> Output:
-            if self.now.only and self.now.seen >= self.softmax:
+            if forward.only and forward.seen >= self.softmax:
                 raise _LastAttentionReached
             if self.around is not None:
                 return self.around.attention(module, query, key, value, attention_mask, **kwargs)
@@ -242,7 +250,7 @@ class _Relay:
 
         return self.handle(call, proceed)
 
-    def _layer(self, module: torch.nn.Module, query: Tensor, key: Tensor) -> int:
+    def _layer(self, module: torch.nn.Module, query: Tensor, key: Tensor, forward: _Forward | None) -> int:
         """Index of the layer: the module's own, or the number of calls so far if the module has none."""
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
@@ -252,37 +260,30 @@ class _Relay:
             )
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
-            if not self.now.running:
+            if forward is None:
                 raise InputError(f"{name} does not number its layers; expected whole forwards without checkpointing")
-            layer = len(self.now.seen)
-        if self.now.running and layer in self.now.seen:
-            raise InputError(
-                f"{name} attends more than once in layer {layer} of one forward; one self-attention a layer is "
-                "expected, so choose a model without cross-attention or loops"
-            )
-        self.now.seen.add(layer)
+            layer = len(forward.seen)
+        if forward is not None:
+            if layer in forward.seen:
+                raise InputError(
+                    f"{name} attends more than once in layer {layer} of one forward; one self-attention a layer is "
+                    "expected, so choose a model without cross-attention or loops"
+                )
+            forward.seen.add(layer)
         return layer
 
 
 def _configs(model: torch.nn.Module) -> list[Any]:
     """All configurations that may name an attention implementation: those of the modules and nested ones."""
     found: dict[int, Any] = {}
-    pending: list[Any] = [
-        module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")
-    ]
+    configs = (getattr(module, "config", None) for module in model.modules())
+    pending: list[Any] = [config for config in configs if hasattr(config, "sub_configs")]
     while pending:
         config = pending.pop()
         if config is not None and id(config) not in found:
             found[id(config)] = config
             pending += [getattr(config, name, None) for name in config.sub_configs]
     return list(found.values())
-
-
-def _restore(configs: list[Any], chosen: dict[int, str | None]) -> None:
-    """Put back the attention implementation of every configuration."""
-    for config in configs:
-        # The public setter would also write the nested configurations, which have values of their own.
-        config._attn_implementation_internal = chosen[id(config)]
 
 
 def _refusal(model: torch.nn.Module, what: str) -> str:

@@ -7,18 +7,23 @@ first forward, windows can be read in any order, and memory does not grow with t
 import hashlib
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.arrays import Tensor, torch
+from limitlens.attention.kernels import choose_device
 from limitlens.errors import InputError
-from limitlens.models.catalog import LoadedModel
-from limitlens.models.corpora import Corpus
+from limitlens.models.catalog import ALIASES, LoadedModel, load
+from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 
 SPECIAL = ("auto", "none", "bos")  # special tokens of a window: as in training, none, or only the first token
+FORWARD = 1 << 12  # tokens a forward: more activations would leave the caches
+TIMES = 8  # windows read for each that is taken at random
+WINDOW = 256  # tokens a window, unless the model has fewer positions
 _ID = np.dtype(np.int32)
 
 
@@ -53,11 +58,7 @@ class Windows:
             )
         self.length = length
         self.count = -(-tokens // length)
-        self.warnings = _check_positions(loaded, length) + _check_first(loaded, special, self.prefix)
-        if loaded.unused:
-            more = len(loaded.unused) - 1
-            named = loaded.unused[0] + (f" and {more:,} more" if more else "")
-            self.warnings.append(f"the file of {loaded.name} has weights of layers that the model lacks: {named}")
+        self.warnings = _warnings(loaded, length, special, self.prefix)
         table: Any = loaded.model.get_input_embeddings()
         rows = table.weight.shape[0]
         self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
@@ -113,8 +114,7 @@ class Windows:
         """The token ids of one window, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
-        row: NDArray[np.int32] = self.read([index])[0]
-        return row
+        return self.read([index])[0]  # type: ignore[no-any-return]
 
     def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
         """The token ids of windows, (indices, length)."""
@@ -125,6 +125,40 @@ class Windows:
             self._file.seek(index * (end - begin) * _ID.itemsize)
             self._file.readinto(row[begin:end])  # type: ignore[attr-defined]
         return rows
+
+
+def open_windows(
+    model: str | LoadedModel, corpus: str, tokens: int,
+    *, window: int | None, special: str, device: str, fewer: bool = False,
+) -> tuple[LoadedModel, Windows]:  # fmt: skip
+    """Load a model given by name, and cut the corpus into windows; `fewer` accepts a text of fewer tokens."""
+    if special not in SPECIAL:
+        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
+    text, where = open_corpus(corpus), choose_device(device)
+    loaded = load(model, device=where) if isinstance(model, str) else model
+    length = loaded.window(WINDOW) if window is None else window
+    return loaded, Windows(loaded, text, length=length, tokens=tokens, special=special, fewer=fewer)
+
+
+def open_some(
+    model: str | LoadedModel, corpus: str, count: int, length: int, *, special: str, seed: int, device: str
+) -> tuple[LoadedModel, Windows, Tensor]:
+    """Open a model and its windows, and draw `count` windows (count, length) from the first `TIMES` as many."""
+    known = {"window": length, "special": special, "device": device, "fewer": True}
+    loaded, windows = open_windows(model, corpus, TIMES * count * length, **known)  # type: ignore[arg-type]
+    if windows.count < count:
+        given = f"the corpus {corpus!r} holds {windows.count:,} documents of {length:,} tokens"
+        raise InputError(f"{given}; {count:,} were asked for, so ask for fewer or give more text")
+    order = np.random.default_rng(np.random.SeedSequence([seed, 0x0BE9])).permutation(windows.count)
+    return loaded, windows, next(windows.batches(count, order[:count]))
+
+
+def resolve_source(name: str, made: Mapping[str, Any]) -> str:
+    """The name of a model or text as a path that exists, relative to the folder where the result was `made`."""
+    if name in ALIASES or name in BUILT_IN or "folder" not in made:
+        return name
+    there = Path(made["folder"], name)
+    return str(there) if there.exists() else name
 
 
 def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[np.intp], ...]:
@@ -184,29 +218,31 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
         raise InputError(f"the tokenizer cannot read the text ({error}); expected a complete tokenizer.json") from None
 
 
-def _check_positions(loaded: LoadedModel, length: int) -> list[str]:
-    """Refuse windows that the model cannot run, and warn about windows beyond its trained positions."""
-    rows = loaded.position_rows
-    positions = loaded.positions
+def _warnings(loaded: LoadedModel, length: int, special: str, prefix: tuple[int, ...]) -> list[str]:
+    """Refuse windows that the model cannot run, and warn about doubtful ones.
+
+    These are windows beyond the trained positions, windows of a causal model without its first token, which may be the
+    attention sink of its heads, and a file with weights that the model lacks.
+    """
+    rows, positions, first = loaded.position_rows, loaded.positions, first_token(loaded)
+    found = []
     if rows is not None and length > rows:
         given = f"a window of {length} tokens was asked for, but {loaded.name} has learned {rows} positions"
         raise InputError(f"{given}; use windows of at most {rows}")
     if positions is not None and length > positions:
-        return [
+        found.append(
             f"windows of {length} tokens exceed the {positions} positions of {loaded.name}: "
             "its heads are measured outside the lengths that it was trained for"
-        ]
-    return []
-
-
-def _check_first(loaded: LoadedModel, special: str, prefix: tuple[int, ...]) -> list[str]:
-    """Warn if the windows of a causal model lack its first token, which may be the attention sink of its heads."""
-    first = first_token(loaded)
-    if special != "auto" or not loaded.causal or first is None or first in prefix:
-        return []
-    why = "its tokenizer does not add it" if loaded.opening is None else "its file says that it is not added"
-    token = loaded.tokenizer.convert_ids_to_tokens(first)
-    return [
-        f"{loaded.name} has a first token, {token}, but {why}: windows begin without it, and heads that use it as "
-        "an attention sink show another sink or none; pass special='bos' if texts begin with it in practice"
-    ]
+        )
+    if special == "auto" and loaded.causal and first is not None and first not in prefix:
+        why = "its tokenizer does not add it" if loaded.opening is None else "its file says that it is not added"
+        token = loaded.tokenizer.convert_ids_to_tokens(first)
+        found.append(
+            f"{loaded.name} has a first token, {token}, but {why}: windows begin without it, and heads that use it as "
+            "an attention sink show another sink or none; pass special='bos' if texts begin with it in practice"
+        )
+    if loaded.unused:
+        more = f" and {len(loaded.unused) - 1:,} more" if loaded.unused[1:] else ""
+        named = loaded.unused[0] + more
+        found.append(f"the file of {loaded.name} has weights of layers that the model lacks: {named}")
+    return found

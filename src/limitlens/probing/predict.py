@@ -20,7 +20,7 @@ from limitlens.attention.kernels.split import missing
 from limitlens.attention.subset import scores_of
 from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture
-from limitlens.models.opening import FORWARD, open_windows
+from limitlens.models.windows import FORWARD, open_windows
 from limitlens.probing.binned_law_cuda import layer_errors
 from limitlens.probing.collect import Collector, tokens_of
 from limitlens.probing.pilot import Layer, Pilot, run_pilot

@@ -25,7 +25,7 @@ from limitlens.cost import check_cost
 from limitlens.errors import InputError, Progress, check_number, check_seed
 from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
-from limitlens.models.opening import FORWARD, WINDOW, open_windows
+from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector, groups

@@ -10,8 +10,8 @@ from scipy import stats
 from limitlens.errors import Array, InputError
 from limitlens.experiments.hardmax import softmax_line
 from limitlens.interventions.downstream import downstream as classify
-from limitlens.models import Captured, LoadedModel, Windows, capture, projections
-from limitlens.models.opening import open_windows
+from limitlens.models import Captured, LoadedModel, Windows, capture, projector
+from limitlens.models.windows import open_windows
 from limitlens.probing.probe import probe
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import Projected, error_rows, moments, slopes
@@ -218,7 +218,7 @@ def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str,
     counts = parse_sizes(sizes)
     rows = []
     for layer, call in enumerate(_captured(loaded, windows, 0)):
-        weights = projections(loaded.model, layer)[0]
+        weights = projector(loaded.model)(layer)[0]
         parts = _projected(call)
         assert weights is not None
         assert call.hidden is not None

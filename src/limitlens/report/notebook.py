@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterable
 from html import escape
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import to_hex
 
-from limitlens.report.style import viridis, word_colours
+from limitlens.report.paper import WORD_COLOURS
 from limitlens.report.text import cell, numeric, short
 from limitlens.report.view import Figure, Series, Table, View
 
@@ -55,7 +57,7 @@ def _map(figure: Figure, series: Series) -> str:
     """A map as a table of coloured cells, with a legend of its categories."""
     values = np.asarray(series.values, dtype=float)
     known = values[np.isfinite(values)]
-    colours = word_colours(len(series.words))
+    colours = [WORD_COLOURS[k % len(WORD_COLOURS)] for k in range(len(series.words))]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
 
     def shown(value: float) -> str:
@@ -65,8 +67,10 @@ def _map(figure: Figure, series: Series) -> str:
             word = escape(series.words[int(value)])
             style = f"background:{colours[int(value)]};color:#fff;text-align:center"
             return f'<td style="{style}" title="{word}">{escape(series.words[int(value)][:1])}</td>'
-        fill, ink = viridis(0.5 if high == low else (value - low) / (high - low))
-        return f'<td style="background:{fill};color:{ink};text-align:center">{escape(short(value, 2))}</td>'
+        fill = mpl.colormaps["viridis"](0.5 if high == low else (value - low) / (high - low))
+        bright = np.dot(fill[:3], (0.299, 0.587, 0.114)) > 0.52
+        ink = "#101010" if bright else "#ffffff"
+        return f'<td style="background:{to_hex(fill)};color:{ink};text-align:center">{escape(short(value, 2))}</td>'
 
     head = ["<th></th>", *(f"<th>{escape(str(label))}</th>" for label in series.x)]
     labelled = zip(series.y, values.tolist(), strict=True)

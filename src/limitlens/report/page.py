@@ -25,7 +25,7 @@ from limitlens.report.view import Axis, Block, Cell, Figure, Row, Section, Table
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
 DIGITS = 5  # significant digits of the numbers in a page's data, so that its file stays small
-RENAMED = {"length": "context", "designs": "only"}  # parameters of a command whose option has another name
+RENAMED = {"designs": "only"}  # parameters of a command whose option has another name
 VISIBLE_ROWS = 12  # a longer table is shown in a box that scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 

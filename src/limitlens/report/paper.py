@@ -1,17 +1,26 @@
-"""Renderer for print: draws the figures of a view with matplotlib."""
+"""Renderer for print: draws the figures of a view with matplotlib, safe for colour-blind readers, one column wide."""
 
 import io
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import ceil
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from limitlens.report.style import GREY, PALETTE, figure_style, set_log_ticks, word_colours
 from limitlens.report.view import Axis, Figure, Guide, Series
+
+# Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
+BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
+PALETTE = {
+    "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
+}  # fmt: skip
+WORD_COLOURS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # of the categories of a map, in their order
 
 SIZE = (5.2, 3.6)  # inches, of a single figure
 PANEL = (3.6, 3.2)  # inches, of one figure among several
@@ -22,6 +31,16 @@ LEGEND = 0.17  # inches, height of a row of a legend
 LEGEND_INSIDE = 5  # most names of a legend inside a panel
 _STROKES = {"": "-", "dashed": "--", "dotted": ":"}
 _MARKS = {"": ("o", "full"), "dashed": ("o", "none"), "dotted": ("s", "full")}
+_SETTINGS: dict[str, Any] = {
+    "figure.figsize": SIZE, "figure.dpi": 150, "savefig.bbox": "tight", "pdf.fonttype": 42, "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10, "axes.titlelocation": "left",
+    "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5, "lines.markersize": 4,
+}  # fmt: skip
+
+
+def figure_style() -> AbstractContextManager[None]:
+    """Context in which matplotlib draws with the settings of limitlens; the user's settings return after it."""
+    return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]  # the stubs want literal keys
 
 
 class Picture(Drawing):
@@ -76,10 +95,9 @@ def _curve(axes: Axes, series: Series) -> None:
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0, label=label)
     elif series.kind == "line":
         axes.plot(x, y, _STROKES[series.dash], color=colour, label=label)
+    elif series.sizes is not None:
+        axes.scatter(x, y, np.pi * np.square(series.sizes) / 2, colour, alpha=0.6, linewidths=0, label=label)
     else:
-        if series.sizes is not None:
-            axes.scatter(x, y, np.pi * np.square(series.sizes) / 2, colour, alpha=0.6, linewidths=0, label=label)
-            return
         bars = None if low is None or high is None else np.maximum([y - low, high - y], 0)
         mark, fill = _MARKS[series.dash]
         stroke = _STROKES[series.dash] if series.joined else "none"
@@ -94,7 +112,7 @@ def _map(axes: Axes, series: Series) -> None:
     values = np.asarray(series.values, dtype=float)
     if series.words:
         count = len(series.words)
-        colours = ListedColormap(word_colours(count))
+        colours = ListedColormap([WORD_COLOURS[k % len(WORD_COLOURS)] for k in range(count)])
         image = axes.imshow(values, cmap=colours, vmin=-0.5, vmax=count - 0.5, aspect="auto", interpolation="nearest")
         bar = axes.figure.colorbar(image, ax=axes, ticks=range(count))
         bar.ax.set_yticklabels(list(series.words))
@@ -108,30 +126,35 @@ def _map(axes: Axes, series: Series) -> None:
 
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
-    """Set the limits, the logarithm and whole-number ticks of one axis."""
+    """Set the limits, the logarithm and the ticks of one axis."""
+    drawn = getattr(axes, f"{name}axis")
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
     if (axis.low, axis.high) != (None, None):
         getattr(axes, f"set_{name}lim")(axis.low, axis.high)
-    if axis.log:
-        set_log_ticks(getattr(axes, f"{name}axis"))
-    elif axis.whole:
-        getattr(axes, f"{name}axis").get_major_locator().set_params(integer=True)
+    low, high = drawn.get_view_interval()
+    if axis.log and 0 < low < high < 100 * low:  # below two decades powers of ten would leave one tick or two
+        fronts = (1.0, 2.0, 5.0) if high < 30 * low else (1.0, 3.0)
+        drawn.set_major_locator(MaxNLocator(5) if high < 5 * low else LogLocator(subs=fronts))
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        drawn.set_minor_formatter(NullFormatter())
+    elif axis.whole and not axis.log:
+        drawn.get_major_locator().set_params(integer=True)
 
 
 def _guide(axes: Axes, guide: Guide) -> None:
     """Draw a thin labelled line if it lies within the axes."""
     at = guide.y if guide.x is None else guide.x
-    low, high = axes.get_ylim() if guide.x is None else axes.get_xlim()
-    if at is None or not min(low, high) <= at <= max(low, high):
+    low, high = sorted(axes.get_ylim() if guide.x is None else axes.get_xlim())
+    if at is None or not low <= at <= high:
         return
+    stroke: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": ":"}
     style: dict[str, Any] = {"fontsize": 7, "color": GREY, "ha": "right"}
     if guide.x is not None:
-        axes.axvline(at, color=GREY, linewidth=0.6, linestyle=":")
-        style |= {"rotation": 90, "va": "top", "transform": axes.get_xaxis_transform()}
-        axes.text(at, 0.98, guide.label, **style)
+        axes.axvline(at, **stroke)
+        axes.text(at, 0.98, guide.label, rotation=90, va="top", transform=axes.get_xaxis_transform(), **style)
     else:
-        axes.axhline(at, color=GREY, linewidth=0.6, linestyle=":")
+        axes.axhline(at, **stroke)
         axes.text(0.99, at, guide.label, va="bottom", transform=axes.get_yaxis_transform(), **style)
 
 

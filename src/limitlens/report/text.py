@@ -47,15 +47,13 @@ def is_number(value: Cell) -> bool:
 
 def numeric(table: Table) -> list[bool]:
     """Which columns are right-aligned: those with a number, or with text such as 12*, >400, 1 to 2 and no words."""
-
-    def looks(values: list[Cell]) -> bool:
+    found = []
+    for index in range(len(table.columns)):
+        values = [row[index] for row in table.rows]
         words = [value for value in values if isinstance(value, str)]
-        return any(any(letter.isdigit() for letter in word) for word in words) and not any(
-            word[:1].isalpha() for word in words
-        )
-
-    columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
-    return [any(map(is_number, values)) or looks(values) for values in columns]
+        counts = any(map(str.isdigit, "".join(words))) and not any(word[:1].isalpha() for word in words)
+        found.append(counts or any(map(is_number, values)))
+    return found
 
 
 def falling(rate: float) -> str:
