@@ -95,7 +95,7 @@ def test_holm_is_never_less_sure_than_bonferroni() -> None:
     assert all(a <= min(1, 20 * p) for a, p in zip(holm(chances), chances, strict=True))
 
 
-def test_a_text_that_moves_every_head_a_little_is_told_though_no_head_is_sure(probe: ProbeRun) -> None:
+def test_small_differences_of_all_heads_are_significant_together(probe: ProbeRun) -> None:
     """Horizons have no error of their own; their mean over heads has one, head by head."""
     rng = np.random.default_rng(3)
     moved = [replace(head, horizon=head.horizon + 0.05 + 0.01 * rng.standard_normal()) for head in probe.records]
@@ -223,7 +223,7 @@ def test_what_cannot_be_compared(probe: ProbeRun, tmp_path: Path) -> None:
         compare(probe, elsewhere)
 
 
-def test_the_page_says_what_differs(probe: ProbeRun) -> None:
+def test_the_page_shows_the_differences(probe: ProbeRun) -> None:
     moved = synthetic(shift=0.1, corpus=NASTY)
     found = compare(probe, moved)
     html = page(found.view(), found.made)
@@ -274,7 +274,7 @@ def test_the_command(probe: ProbeRun, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_runs_of_one_name_are_told_apart(probe: ProbeRun, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished(probe: ProbeRun, tmp_path: Path) -> None:
     folders = [probe.save(tmp_path / parent / "run") for parent in ("x", "y")]
     assert len(set(compare(*folders).names)) == 2
     assert compare(folders[0], folders[0]).names[1].endswith("(2)")

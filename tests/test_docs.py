@@ -73,7 +73,7 @@ def given(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_of_docstrings_say_what_happens(
+def test_examples_of_docstrings_give_their_output(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -203,7 +203,7 @@ def test_notebooks_run(
     assert shown >= 4
 
 
-def test_the_gallery_shows_what_its_commands_made() -> None:
+def test_the_gallery_shows_the_figures_of_its_commands() -> None:
     text = (DOCS / "gallery.md").read_text(encoding="utf-8")
     made = re.findall(r"```bash\n(limitlens .*--out runs/(\S+))\n```\n\n!\[.+\]\(figures/(\S+)\.png\)", text)
     assert len(made) == text.count("![") == text.count("\n## ") >= 10
@@ -212,7 +212,7 @@ def test_the_gallery_shows_what_its_commands_made() -> None:
         assert (DOCS / "figures" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_the_theory_printed_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_theory_in_the_docs_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     shown = [line for _, block in blocks(DOCS / "quickstart.md") for line in block.splitlines() if "rate_" in line]
     with pytest.raises(SystemExit):
         main(["theory", "--horizon", "1.5", "--n", "30000"])

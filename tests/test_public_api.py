@@ -138,7 +138,7 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
         assert not modules & set(door.__all__)
 
 
-def test_unknown_names_are_told() -> None:
+def test_unknown_names_are_refused() -> None:
     for door in (ll, ll.theory):
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             _ = door.nothing
@@ -192,7 +192,7 @@ def test_two_studies_are_compared() -> None:
     assert len(ll.compare(made("study"), other).table) > 0
 
 
-def test_a_folder_that_is_no_result_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ll.InputError, match="no run folder"):
         ll.load(tmp_path / "nowhere")
     folder = made("theory").save(tmp_path / "run")
@@ -203,7 +203,7 @@ def test_a_folder_that_is_no_result_is_told(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_a_damaged_document_is_told_in_one_sentence(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_document_is_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
     folder = made(kind).save(tmp_path / "run")
     run = json.loads((folder / "run.json").read_text())
     for result in ({}, dict.fromkeys(run["result"], 7), dict.fromkeys(run["result"])):
@@ -256,7 +256,7 @@ def test_a_law_of_ones_own_from_the_documentation() -> None:
     assert "Coins" in repr(curve) + str(curve)
 
 
-def test_an_object_that_is_no_law_is_told() -> None:
+def test_an_object_that_is_no_law_is_refused() -> None:
     with pytest.raises(ll.InputError, match="a float without dim; expected"):
         ll.limit(1.0, ll.Head(1.0), [[1.0]])  # type: ignore[arg-type]
     with pytest.raises(ll.InputError, match="the class Gaussian; expected"):

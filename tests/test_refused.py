@@ -93,14 +93,16 @@ def changed(saved: Path, tmp_path: Path) -> Callable[..., str]:
         ("llama", "-", {"hidden_act": "nothing"}, "KeyError: 'nothing'"),
     ],
 )
-def test_a_model_that_lies_is_refused(
+def test_a_model_with_inconsistent_files_is_refused(
     changed: Callable[..., str], name: str, part: str, config: dict[str, Any], words: str
 ) -> None:
     folder = changed(name, lambda key: part not in key, **config)
     told(lambda: load(folder), words)
 
 
-def test_a_pooler_may_be_missing_and_layers_too_many_are_told(changed: Callable[..., str], tmp_path: Path) -> None:
+def test_a_missing_pooler_is_accepted_and_extra_layers_give_a_warning(
+    changed: Callable[..., str], tmp_path: Path
+) -> None:
     assert load(changed("bert", lambda key: "pooler" not in key)).unused == ()
     shutil.rmtree(tmp_path / "model")
     loaded = load(changed("llama", num_hidden_layers=2, layer_types=None))
@@ -123,7 +125,7 @@ def test_weights_that_are_pickled_or_a_pipe_are_never_opened(changed: Callable[.
     told(lambda: load(str(folder)), "model.safetensors in the folder")
 
 
-def test_a_tokenizer_of_another_model_is_told(changed: Callable[..., str], tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(changed: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(changed("llama"))
     words = json.loads((folder / "tokenizer.json").read_text())
     words["model"]["vocab"] = {word: number + 1000 for word, number in words["model"]["vocab"].items()}
@@ -135,7 +137,7 @@ def test_a_tokenizer_of_another_model_is_told(changed: Callable[..., str], tmp_p
     told(lambda: load(str(folder)), "could not be loaded (KeyError")
 
 
-def test_numbers_that_are_not_finite_are_told_with_their_layer(saved: Path, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_refused_with_their_layer(saved: Path, tmp_path: Path) -> None:
     loaded = load(str(saved / "llama"))
     loaded.model.get_parameter("layers.1.self_attn.k_proj.weight").mul_(1e30)
     (tmp_path / "text.txt").write_text("abcdefgh" * 2000)
@@ -151,7 +153,7 @@ def test_numbers_that_are_not_finite_are_told_with_their_layer(saved: Path, tmp_
         struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000,  # arrays in arrays
     ],
 )
-def test_a_gguf_header_that_lies_is_refused(tmp_path: Path, entry: bytes) -> None:
+def test_an_inconsistent_gguf_header_is_refused(tmp_path: Path, entry: bytes) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + entry)
     told(lambda: read_metadata(tmp_path / "model.gguf"), "ends within its metadata")
 
@@ -207,7 +209,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-def test_output_that_cannot_be_written_is_told() -> None:
+def test_output_that_cannot_be_written_is_refused() -> None:
     code = "from limitlens.cli import main; main(['doctor', '--json'])"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -217,7 +219,7 @@ def test_output_that_cannot_be_written_is_told() -> None:
     )
 
 
-def test_a_report_never_replaces_what_is_no_page(tmp_path: Path) -> None:
+def test_a_report_never_replaces_a_file_that_is_no_page(tmp_path: Path) -> None:
     result = ll.tails(sizes=[50, 100], replicates=3)
     folder = result.save(tmp_path / "run")
     told(lambda: result.report(folder / "run.json"), "exists and is not an HTML page")
@@ -249,7 +251,7 @@ def curve() -> Any:
         (("arguments",), []),
     ],
 )
-def test_an_edited_run_is_told(tmp_path: Path, place: Sequence[str], value: Any) -> None:
+def test_an_edited_run_is_refused(tmp_path: Path, place: Sequence[str], value: Any) -> None:
     folder = curve().save(tmp_path / "run")
     whole = json.loads((folder / "run.json").read_text())
     inner = whole
@@ -261,12 +263,12 @@ def test_an_edited_run_is_told(tmp_path: Path, place: Sequence[str], value: Any)
 
 
 @pytest.mark.parametrize("text", ['{"format": NaN}', "[" * 100_000, "[]", "null", '{"format": 3}', ""])
-def test_a_document_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_document_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     told(lambda: ll.load(tmp_path), "run.json")
 
 
-def test_an_unknown_regime_is_told(tmp_path: Path) -> None:
+def test_edited_heads_of_a_probe_are_refused(tmp_path: Path) -> None:
     from report_cases import probe_case
 
     folder = probe_case(1, 2).save(tmp_path / "run")
@@ -347,7 +349,7 @@ def test_tokens_beyond_float32_are_refused() -> None:
 # Costs
 
 
-def test_costs_are_told_before_the_work() -> None:
+def test_costs_are_announced_before_the_work() -> None:
     told(lambda: ll.study(LINE, HEAD, [100, 10**15]), "years, and more than a day needs your consent")
     told(lambda: ll.study(LINE, HEAD, [100, 1000], replicates=10**11), "this machine has")
     told(lambda: ll.sweep(LINE, horizons=[1.0] * 50, sizes=[10**8], replicates=100), "the sweep would take about")
@@ -370,7 +372,7 @@ def test_yes_goes_on_and_long_work_is_said(caplog: pytest.LogCaptureFixture) -> 
     told(lambda: check_cost("that", seconds=2 * MAX_SECONDS), "that would take about 2 days")
 
 
-def test_the_command_line_says_yes_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_names_its_option_yes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "study", "--sizes", "1e15", "--replicates", 10)
     assert (code, out) == (2, "")
     assert err.endswith("or pass --yes\n")

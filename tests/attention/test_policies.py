@@ -54,7 +54,7 @@ def test_every_choice_has_a_case() -> None:
 
 
 @every
-def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
+def test_policies_that_a_pooled_law_lacks_are_refused(name: str) -> None:
     """Pooled tokens have keys and values alone: no order, no scores, no earlier queries."""
     choice, whole = POLICIES[name], sight()
     pooled = PolicyInput(whole.key, whole.value)
@@ -65,7 +65,7 @@ def test_what_a_pooled_law_does_not_have_is_told(name: str) -> None:
 
 
 @every
-def test_a_choice_is_what_its_case_says(name: str) -> None:
+def test_a_policy_keeps_the_keys_of_its_case(name: str) -> None:
     choice, case = POLICIES[name], KEY_CASES[name]
     assert choice.name == name
     assert choice.label
@@ -74,7 +74,7 @@ def test_a_choice_is_what_its_case_says(name: str) -> None:
 
 
 @every
-def test_a_choice_keeps_as_many_keys_as_asked_for_and_only_those_seen(name: str) -> None:
+def test_a_policy_keeps_the_requested_number_of_visible_keys(name: str) -> None:
     given, choice = sight(), POLICIES[name]
     assert given.seen is not None
     counts = torch.tensor([[1, 4, 9], [2, 30, 16]]).view(2, 3, 1, 1)
@@ -119,7 +119,7 @@ def test_only_what_looks_at_queries_changes_with_them(name: str) -> None:
 
 
 @every
-def test_what_is_not_there_is_asked_for_in_one_sentence(name: str) -> None:
+def test_missing_inputs_of_a_policy_are_refused(name: str) -> None:
     given, choice = sight(), POLICIES[name]
     missing = []
     for without, what in (

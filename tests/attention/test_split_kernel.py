@@ -100,7 +100,7 @@ def test_cells_of_different_lengths_in_one_launch_with_their_peaks(monkeypatch: 
     assert plain.peak is plain.where is None
 
 
-def test_fast_is_less_exact_and_says_so() -> None:
+def test_the_fast_precision_is_less_exact() -> None:
     query, key, value = drawn(64, 64, scale=0.5), drawn(500, 64), drawn(500, 64)
     exact = attend_plain(query.double(), key.double(), value.double())[1]
     gaps = [float((split.attend(query, key, value, precision=name)[1] - exact).norm() / exact.norm())
@@ -120,7 +120,7 @@ def test_outputs_that_were_poisoned_are_written_whole(monkeypatch: pytest.Monkey
     check(drawn(2, 70, 24), drawn(2, 131, 24), drawn(2, 131, 40))
 
 
-def test_what_it_cannot_take_is_known() -> None:
+def test_unsupported_inputs_are_named() -> None:
     assert split.unable(drawn(2, 3, 512), drawn(2, 3, 16)) == "heads are wider than 256 numbers"
     assert split.unable(drawn(2, 3).double(), drawn(2, 3)) == "numbers are float64"
     assert split.unable(drawn(2, 3), drawn(2, 3)) is None

@@ -151,7 +151,7 @@ def test_scores_that_were_formed_give_the_same_peak(problem: tuple[torch.Tensor,
     assert_close(peak.value, value[scores.argmax(-1)], **EXACT)  # of those that tie the first
 
 
-def test_a_thinned_set_weighs_less_and_says_the_same() -> None:
+def test_a_thinned_set_has_less_mass_and_the_same_output() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value, other = (torch.randn(n, 3, generator=generator).double() for n in (4, 50, 50, 20))
     state, rest = state_of(query, key, value), state_of(query, other, other)

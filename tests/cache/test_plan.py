@@ -223,7 +223,7 @@ def test_a_total_has_a_unit_or_is_a_share(given: str | None, expected: float | N
 
 
 @pytest.mark.parametrize("given", ["64XB", "-1", "", "a quarter", "25%"])
-def test_a_total_that_is_neither_is_told(given: str) -> None:
+def test_a_total_that_is_neither_share_nor_bytes_is_refused(given: str) -> None:
     with pytest.raises(InputError, match=r"expected a share such as 0\.25, or a size such as 16MB"):
         share_or_size(given)
 
@@ -364,7 +364,7 @@ def test_a_trial_of_a_full_cache_finds_nothing() -> None:
             assert row.agreement == 1
 
 
-def test_a_context_beyond_the_positions_of_a_model_is_told() -> None:
+def test_a_context_beyond_the_positions_of_a_model_gives_a_warning() -> None:
     made = ll.plan(language_model(), text(), context=130, total=0.5, windows=(2, 2))
     (warning,) = made.warnings
     assert "258 tokens" in warning
@@ -389,7 +389,7 @@ def test_bad_arguments_are_refused_before_a_model_is_loaded() -> None:
         ll.trial("nowhere", documents=1)
 
 
-def test_what_cannot_be_planned_is_told() -> None:
+def test_totals_contexts_and_encoders_without_a_plan_are_refused() -> None:
     loaded = language_model()
     for total, message in (
         (1, "total is 1 bytes; expected between 64, one entry, and 24,576, the whole cache"),

@@ -42,7 +42,7 @@ def test_study_prints_the_document_of_the_contract(capsys):
     assert {"seconds", "warnings"} <= set(document)
 
 
-def test_study_leaves_a_folder_that_says_what_made_it(capsys, tmp_path):
+def test_a_study_folder_records_its_command(capsys, tmp_path):
     code, out, _ = run(capsys, "study", *SMALL, "--seed", 5, "--out", tmp_path / "run", "--plot")
     assert code == 0
     assert "Rates" in out
@@ -200,7 +200,7 @@ def test_interrupt_ends_with_130(capsys, monkeypatch):
     assert err == "limitlens: interrupted\n"
 
 
-def test_doctor_says_what_is_at_hand(capsys):
+def test_doctor_lists_the_installed_parts(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
     assert code == 0
     document = json.loads(out)

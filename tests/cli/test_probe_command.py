@@ -96,7 +96,7 @@ def test_json_is_one_document_and_nothing_else(files: tuple[str, str], capsys: p
     assert len(document["heads"]) == 12
 
 
-def test_what_is_put_around_windows_is_an_option_and_recorded(
+def test_special_tokens_of_windows_are_an_option_and_recorded(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model, text = files

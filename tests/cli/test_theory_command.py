@@ -96,7 +96,7 @@ def test_hardmax_of_few_tokens_is_heuristic():
         assert summary(Gaussian(0.0, 1.0), 1.5, n).document()["hardmax"]["finite"]["status"] == status
 
 
-def test_a_study_of_another_law_is_told_the_rate_of_its_variance_proxy():
+def test_a_study_of_another_law_uses_the_rate_of_its_variance_proxy():
     import limitlens as ll
 
     mixture = GaussianMixture([0.99, 0.01], [[0.0], [0.0]], [0.5, 50.0])
@@ -136,7 +136,7 @@ def test_theory_of_a_head_counts_its_values():
         summary(law, Head.from_projections([[1.0]], [[1.0]], query_bias=[1.0]), 1000)
 
 
-def test_hardmax_prints_measured_beside_predicted_and_the_evidence(tmp_path):
+def test_hardmax_prints_measured_and_predicted_errors_and_the_evidence(tmp_path):
     document = json.loads(run("hardmax", "--sizes", "100:1000000:9", "--json"))
     curve = document["hardmax"]
     assert [curve["n"][j] for j in (0, 4, 8)] == [100, 10_000, 1_000_000]
@@ -205,6 +205,6 @@ def test_predicted_curve_lies_on_the_measured_one():
         ("tails", "--sample", "nowhere.npy", "--plot"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(arguments):
+def test_bad_input_is_refused_in_one_sentence(arguments):
     with pytest.raises(InputError, match="expected"):
         run(*arguments)

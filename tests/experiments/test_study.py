@@ -167,7 +167,7 @@ def test_predicted_curves_lie_on_the_measured_ones():
     assert ll.study(ll.Cube(1), ll.Head(0.5), [10, 20], replicates=2).predicted == {}
 
 
-def test_warnings_say_when_slopes_are_not_rates():
+def test_warnings_for_slopes_that_are_not_rates():
     own = ll.study(ll.Gaussian(np.zeros(40), 1.0), ll.Head(0.9 * np.eye(40)), [50, 100], replicates=2, queries=20)
     assert any("mask_self=True" in warning for warning in own.warnings)
     masked = ll.study(
@@ -503,7 +503,7 @@ def test_an_interrupted_sweep_keeps_the_studies_finished(monkeypatch, finished, 
         sweep(LINE, horizons=[0.5, 1], **{**options, "progress": lambda done, total: stop(9, total)})
 
 
-def test_the_command_speaks_flags_and_refuses_what_it_would_ignore(capsys, tmp_path):
+def test_the_command_refuses_options_that_it_would_ignore(capsys, tmp_path):
     from limitlens.cli import main
 
     def told(*arguments):

@@ -71,7 +71,7 @@ def test_as_many_keys_as_there_are_give_the_model_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_layers_share_their_keys_only_where_told(fixed: bool) -> None:
+def test_layers_share_their_keys_only_on_request(fixed: bool) -> None:
     (first, second, _), _ = captures(TINY["bert"].model(), token_ids())
     draws = SampledKeys(4, torch.Generator().manual_seed(0), key_sharing="own", fixed=fixed)
     one, two = draws(first).mask, draws(second).mask

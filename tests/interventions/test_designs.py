@@ -126,7 +126,7 @@ def test_groups_keep_the_mass_of_their_keys() -> None:
     torch.testing.assert_close(uneven.exp().sum(-1), torch.full((2, 3), 32.0))
 
 
-def test_mistakes_are_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny("bert")
     with pytest.raises(InputError, match="33 keys are to be kept of documents of 32 tokens; expected at most as many"):
         ll.designs(model, keys=[33], context=32)

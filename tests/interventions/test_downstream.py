@@ -84,7 +84,7 @@ def test_the_horizon_of_a_document_is_that_of_its_scores() -> None:
     assert asked().horizon[0] == pytest.approx(np.mean(found), rel=1e-4)
 
 
-def test_a_classifier_of_ones_own_is_asked_as_it_is() -> None:
+def test_a_saved_classifier_is_used_as_it_is() -> None:
     loaded = load(classifier(), labels=True)
     made = ll.downstream(loaded, data(), [4, 42], test=12, window=42)
     assert made.trained == 0

@@ -63,7 +63,7 @@ def test_trust_is_a_threshold_on_the_lower_end() -> None:
     assert counts[2] == 4  # the first layer alone
 
 
-def test_mistakes_are_told_in_one_sentence() -> None:
+def test_mistakes_are_refused_in_one_sentence() -> None:
     with pytest.raises(InputError, match="top is 9, but only 8 keys are compared"):
         ll.stability(tiny("bert"), keys=8, tail=10, queries=2, top=9)
     with pytest.raises(InputError, match="trust is 2; expected a share"):

@@ -63,7 +63,7 @@ def test_schedules_begin_at_one_and_reach_what_they_say() -> None:
     assert powers(gamma, torch.full((1, 1), 0.5), TRAINED)(0, place)[0, 0].item() == pytest.approx(math.exp(0.5))
 
 
-def test_a_reader_costs_what_the_model_says_and_truncation_sees_no_further() -> None:
+def test_a_reader_has_the_loss_of_the_model_and_truncation_sees_no_further() -> None:
     reader, ids = Reader(decoder()), texts(1, TO, 7)[0]
     short = ids[:TRAINED]
     loss = decoder().model(input_ids=short[None], labels=short[None]).loss
@@ -77,7 +77,7 @@ def test_a_reader_costs_what_the_model_says_and_truncation_sees_no_further() -> 
     torch.testing.assert_close(reader.truncated(changed, TRAINED)[-TRAINED // 8 :], cut[-TRAINED // 8 :])
 
 
-def test_planted_passages_come_again_and_facts_are_asked_for() -> None:
+def test_planted_passages_are_repeated_and_facts_are_queried() -> None:
     ids, other = texts(2, TO, 8)
     found = plant(ids, other, decoder().tokenizer, TRAINED, seed=0)
     assert len(found.ids) == TO
@@ -190,7 +190,7 @@ def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
     assert about["text"] == text()
 
 
-def test_files_that_do_not_belong_here_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_foreign_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     file = tempered().save(tmp_path / "run") / "single.json"
     with (
         pytest.raises(ll.InputError, match=r"belong to another model .*num_hidden_layers 2 and here 3"),

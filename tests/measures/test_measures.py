@@ -375,7 +375,7 @@ class Bare:
 
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e6])
 @every_case
-def test_a_law_of_ones_own_has_what_it_lacks(case: Case, scale: float) -> None:
+def test_missing_methods_of_a_custom_law_are_derived(case: Case, scale: float) -> None:
     law = case.measure.scaled(scale)
     own = as_measure(Bare(law))
     at = tilts(law.dim, (0.1, 1.0, 3.0)) / scale
@@ -389,7 +389,7 @@ def test_a_law_of_ones_own_has_what_it_lacks(case: Case, scale: float) -> None:
     assert torch.equal(own.scaled(2.0).sample(3, generator(0)), 2 * law.sample((3,), generator(0)))
 
 
-def test_a_law_of_ones_own_that_answers_wrongly_is_told() -> None:
+def test_a_custom_law_with_wrong_values_is_refused() -> None:
     class Wrong(Bare):
         def K(self, tilts: np.ndarray) -> np.ndarray:
             return self.law.K(tilts)[None]

@@ -82,7 +82,7 @@ def test_seeing_alone_ends_at_the_last_attention_and_sees_the_same(name: str) ->
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_layer_says_what_it_is(name: str) -> None:
+def test_every_captured_layer_has_its_kind(name: str) -> None:
     tiny = TINY[name]
     found, _ = captures(tiny.model(), token_ids())
     assert [captured.layer for captured in found] == list(range(LAYERS))
@@ -230,7 +230,7 @@ def test_a_layer_that_goes_its_own_way_is_refused() -> None:
     assert_untouched(model, "sdpa")
 
 
-def test_what_is_no_single_stack_is_refused_and_so_is_a_second_capture() -> None:
+def test_encoder_decoders_and_nested_captures_are_refused() -> None:
     options = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": LAYERS, "num_heads": 4}
     with pytest.raises(InputError, match="encoder with a decoder"):
         captures(transformers.T5Model(transformers.T5Config(**options)), token_ids())
@@ -282,7 +282,7 @@ def test_projections_make_the_captured_queries_and_keys(name: str) -> None:
                 torch.testing.assert_close(flat, heads.transpose(1, 2).flatten(2), rtol=1e-4, atol=1e-5)
 
 
-def test_hidden_states_come_only_when_asked_for() -> None:
+def test_hidden_states_are_captured_only_on_request() -> None:
     model = TINY["bert"].model()
     assert all(captured.hidden is None for captured in captures(model, token_ids())[0])
     (first, *_), _ = captures(model, token_ids(), hidden=True)

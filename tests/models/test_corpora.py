@@ -61,7 +61,7 @@ def test_stdlib_code_is_python_source_without_tests_or_installed_packages() -> N
     assert list(open_corpus("stdlib-code").documents()) == pieces
 
 
-def test_a_file_comes_back_whole_whatever_its_size(tmp_path: Path) -> None:
+def test_a_file_of_any_size_is_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     generator = np.random.default_rng(0)
     words = [" ".join("äöü€🙂abc"[i] * 3 for i in generator.integers(0, 8, 9)) for _ in range(9_000)]
@@ -117,7 +117,7 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
         list(open_corpus(str(tmp_path)).documents())
 
 
-def test_an_unknown_corpus_lists_what_is_at_hand() -> None:
+def test_an_unknown_corpus_is_refused_with_the_known_ones() -> None:
     for name in ("no such text", "x" * 5000):
         with pytest.raises(InputError, match=rf"'{name}' is not known.*stdlib-docs, stdlib-code"):
             open_corpus(name)
@@ -213,7 +213,7 @@ def test_reading_stops_when_there_is_enough_and_the_digest_is_of_what_was_read(l
     assert windows.sha256 == hashlib.sha256((LETTERS * 3).encode()).hexdigest()
 
 
-def test_too_little_text_says_how_much_is_there_and_how_much_is_needed(bert: LoadedModel) -> None:
+def test_too_little_text_is_refused_with_both_numbers_of_tokens(bert: LoadedModel) -> None:
     with pytest.raises(InputError, match=r"'letters' holds 26 tokens, enough for 3 windows of 10.* 101 .* 88 .* 11 w"):
         Windows(bert, corpus_of(LETTERS), length=10, tokens=101)
 

@@ -142,7 +142,7 @@ def test_a_cache_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("keys", POLICIES)
-def test_a_cut_leaves_the_context_alone_and_all_tokens_behind_it(keys: str) -> None:
+def test_a_cut_changes_only_tokens_behind_the_context(keys: str) -> None:
     name, count = "llama", 5
     (first, *_), before = captures(TINY[name].model(), token_ids())
     calls: list[Captured] = []
@@ -251,14 +251,14 @@ def test_the_model_is_put_back_after_an_error() -> None:
         ({"keys": [["recent", "oracle_topk"]] * 3, "count": 4}, "other than an oracle's"),
     ],
 )
-def test_what_makes_no_sense_is_told(options: dict[str, Any], message: str) -> None:
+def test_meaningless_options_are_refused(options: dict[str, Any], message: str) -> None:
     model = TINY["llama"].model()
     with pytest.raises(InputError, match=message), ll.intervene(model, **options):
         run(model, token_ids())
     assert_untouched(model, "sdpa")
 
 
-def test_a_context_read_outside_the_block_tells_no_queries() -> None:
+def test_a_context_read_outside_the_block_is_refused() -> None:
     model, ids = TINY["llama"].model(), token_ids()
     with torch.inference_mode():
         cache = model(ids[:, :CUT], use_cache=True).past_key_values

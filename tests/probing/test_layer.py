@@ -193,7 +193,7 @@ def test_sizes_at_the_level_of_noise_are_not_fitted() -> None:
     assert curve.rate.slope == pytest.approx(1, abs=0.02)
 
 
-def test_one_window_of_queries_says_nothing() -> None:
+def test_one_window_of_queries_gives_no_moment_error() -> None:
     moments = OutputMoments(torch.zeros(4, 2, dtype=torch.float64), np.zeros(4, int), 1, 1)
     moments.add(slice(0, 1), slice(0, 1), torch.ones(1, 1, 4, 2, dtype=torch.float64))
     assert np.isnan(moments.squares()["mean"].squares).all()

@@ -282,7 +282,7 @@ def test_what_cannot_be_had_is_null_with_a_reason(text: str) -> None:
         run_tiny(LoadedModel("t5", TINY["t5"].model(), tiny_tokenizer(special=True)), text)
 
 
-def test_layers_say_what_they_are(text: str) -> None:
+def test_layers_are_recorded_with_their_kind(text: str) -> None:
     result = run_tiny(tiny("gemma2"), text).document()
     assert [layer["sliding_window"] for layer in result["layers"]] == [6, None, 6]
     assert [layer["attention"] for layer in result["layers"]] == ["sliding window", "full", "sliding window"]
@@ -434,7 +434,7 @@ def test_arguments_are_checked_before_the_model_loads(
         probe("minilm", **options)
 
 
-def test_an_interrupted_run_is_a_run_of_what_was_dealt(text: str) -> None:
+def test_an_interrupted_run_is_a_run_of_the_tokens_assigned_so_far(text: str) -> None:
     loaded = tiny("llama")
 
     def stop(done: float, total: float) -> None:
@@ -619,7 +619,7 @@ SMOLLM2 = transformers.LlamaConfig(
 @pytest.mark.parametrize(
     ("config", "tokens", "sizes", "took"), [(MINILM, 100_000, "64:4096:7", 37.5), (SMOLLM2, 6_000, "32:128:3", 38.7)]
 )
-def test_what_a_probe_costs_is_told_within_a_factor_of_two(
+def test_the_estimated_cost_of_a_probe_is_within_a_factor_of_two(
     config: Any, tokens: int, sizes: str, took: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`took` are seconds of processor time on one thread; embeddings, half of minilm's weights, cost nothing."""

@@ -81,7 +81,7 @@ def test_thresholds_are_arguments() -> None:
     assert classify(effective, SIZES, top, frozen).regime is Regime.FROZEN
 
 
-def test_a_verdict_says_why_and_what_to_do() -> None:
+def test_a_regime_has_a_reason_and_a_remedy() -> None:
     verdict = classify(np.array([30.0, 60, 120]), np.array([64.0, 128, 256]), 0.05)
     assert verdict.reason == "120 of 256 tokens share the mass, a number that grows like n^1.00"
     assert verdict.regime.remedy == Regime.AVERAGING.remedy

@@ -54,7 +54,7 @@ def run(name: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TINY_SIZES)
-def test_every_experiment_runs_and_says_what_it_found(name: str, tmp_path: Any) -> None:
+def test_every_experiment_runs_and_reports_its_numbers(name: str, tmp_path: Any) -> None:
     told: list[float] = []
     found = run(name, as_published=True, progress=lambda done, total: told.append(done / total))
     claims = catalogue()[name].claims
@@ -72,7 +72,7 @@ def test_every_experiment_runs_and_says_what_it_found(name: str, tmp_path: Any) 
     again.plot(tmp_path / "figure.png")
 
 
-def test_every_name_has_a_place_and_tiny_sizes_and_its_quick_sizes_are_parameters() -> None:
+def test_every_experiment_has_a_module_and_its_quick_sizes_are_parameters() -> None:
     assert {name for names in HOME.values() for name in names.split()} == set(catalogue()) == set(TINY_SIZES)
     for one in catalogue().values():
         assert set(one.quick) <= set(one.full)
@@ -112,7 +112,7 @@ def test_the_catalogue_names_the_model_of_each_run_and_of_each_claim() -> None:
     assert "not published" in catalogue()["horizon-ablation"].source
 
 
-def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_and_an_unknown_parameter_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["reproduce", "gaussian"])
     assert stop.value.code == 2
@@ -121,13 +121,13 @@ def test_an_unknown_name_and_an_unknown_parameter_are_told(capsys: pytest.Captur
         ll.reproduce("hardmax-log", corpus="x")
 
 
-def test_too_little_text_is_told(tmp_path: Any) -> None:
+def test_too_little_text_is_refused(tmp_path: Any) -> None:
     (tmp_path / "few.txt").write_text("a few words")
     with pytest.raises(ll.InputError, match="holds 0 windows of 32 tokens; expected at least 6, so give more text"):
         run("window-random", corpus=str(tmp_path / "few.txt"))
 
 
-def test_an_interrupted_step_is_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_step_interrupts_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from limitlens.published import laws
@@ -138,7 +138,7 @@ def test_an_interrupted_step_is_no_experiment(monkeypatch: pytest.MonkeyPatch) -
         run("gaussian-horizon")
 
 
-def test_downstream_without_documents_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_downstream_without_documents_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["reproduce", "downstream", "--quick"])
     assert stop.value.code == 2
@@ -161,7 +161,7 @@ def test_a_quick_run_from_the_command_line(tmp_path: Any, capsys: pytest.Capture
     assert (tmp_path / "run" / "reproduce.png").exists()
 
 
-def test_the_transition_of_correlated_tokens_is_where_the_theorem_says() -> None:
+def test_the_transition_of_correlated_tokens_agrees_with_the_theorem() -> None:
     found = ll.reproduce("critical-log-n", quick=True, dim=4000, sizes=[64, 400], queries=8).numbers
     # With all correlations exactly ρ half of the mass is a token's own at log(n − 1)/log n.
     for rho in (0.1, 0.5, 0.9):
@@ -184,7 +184,7 @@ def test_the_protocol_by_hand() -> None:
     assert 1e-5 < apart < 5e-3
 
 
-def test_sums_in_float16_lose_what_is_added_to_them_late() -> None:
+def test_float16_sums_overflow_over_many_equal_scores() -> None:
     # Equal scores: the sum of weights reaches 65,504, the largest number of float16, and the output vanishes.
     tokens = torch.full((1, 80_000, 1), 1e-3)
     low = output((torch.zeros(1, 1, 1), tokens, tokens), half=True)

@@ -117,7 +117,7 @@ def probe(run: ProbeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_opens_without_a_network_and_without_complaint(chromium: Page, probe: Path, width: int, theme: str) -> None:
+def test_the_page_opens_offline_without_console_errors(chromium: Page, probe: Path, width: int, theme: str) -> None:
     chromium.open(probe, width, theme)
     assert chromium.complaints() == []
     assert all(url.startswith(("file:", "data:")) for url in chromium.requests())
@@ -255,7 +255,7 @@ def test_the_page_shows_the_budgets_and_intervals_it_was_given(
     assert share == pytest.approx(kept_share(run.records, error, context), rel=0.06)
 
 
-def test_what_is_downloaded_is_what_is_shown(chromium: Page, probe: Path, run: ProbeRun) -> None:
+def test_downloaded_numbers_equal_shown_numbers(chromium: Page, probe: Path, run: ProbeRun) -> None:
     chromium.open(probe)
     chromium.run(
         "window.kept = [];"

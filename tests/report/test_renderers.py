@@ -180,14 +180,14 @@ def test_cells_of_a_page_carry_their_numbers() -> None:
     assert "<details><summary>All of them</summary>" in html
 
 
-def test_a_page_without_provenance_tells_no_command() -> None:
+def test_a_page_without_provenance_shows_no_command() -> None:
     html = page(replace(everything(), warnings=[]), {})
     assert "limitlens study" not in html
     assert "The run gave no warnings." in html
     assert "Versions, machine and times" in html  # the device at least
 
 
-def test_the_command_line_is_told_with_its_options() -> None:
+def test_the_page_shows_the_command_line_with_its_options() -> None:
     words = command_line(MADE)
     assert words.startswith("limitlens study --measure '")
     assert "--context 2048 --seed 0 --radius 0.5 --mask-self" in words
@@ -370,7 +370,7 @@ def test_a_bar_never_reaches_zero_on_a_logarithmic_axis() -> None:
     assert points("p", [1], [0.1], "blue", [1.0], positive=False).low == [pytest.approx(-1.86)]
 
 
-def test_numbers_as_people_read_them() -> None:
+def test_formatting_of_numbers() -> None:
     assert [short(v) for v in (None, math.nan, math.inf, -math.inf, 0, 0.12345, 12345.6, 2.5e8, 1e-7)] == [
         "–", "–", "∞", "−∞", "0", "0.123", "12,346", "2.5·10⁸", "10⁻⁷",
     ]  # fmt: skip

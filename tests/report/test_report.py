@@ -68,7 +68,7 @@ def test_names_from_outside_are_shown_as_text() -> None:
     assert "<script" not in run._repr_html_()
 
 
-def test_the_verdict_tells_what_the_numbers_say(probe: ProbeRun) -> None:
+def test_the_findings_agree_with_the_numbers(probe: ProbeRun) -> None:
     measured, found, do = verdict(probe)
     assert "72 attention heads" in measured
     assert "64 to 4,096" in measured
@@ -125,7 +125,7 @@ def test_the_budgets_of_a_page_are_those_of_the_heads() -> None:
                 assert told == [None if v is None else pytest.approx(v, rel=1e-4) for v in expected]
 
 
-def test_keys_beside_a_sink_are_those_of_its_scaled_curve() -> None:
+def test_budgets_of_a_head_with_a_sink_come_from_its_scaled_curve() -> None:
     for head in probe_case(2, 6, groups=2, sink=True).records:
         for error in (0.3, 0.05):
             for context in (100, 512, 8192, 1e9, np.inf):
@@ -179,7 +179,7 @@ def test_trust_names_the_floor_and_every_bound(probe: ProbeRun) -> None:
     assert "interrupted" in " ".join(trust(replace(probe, interrupted=True)))
 
 
-def test_a_run_without_what_it_may_lack_has_a_page() -> None:
+def test_a_run_without_optional_parts_has_a_page() -> None:
     data = data_of(bare_probe())
     assert data["heads"]["rate"][1] is None
     keys = [quantity["key"] for quantity in data["quantities"]]
@@ -205,7 +205,7 @@ def test_a_law_that_the_evidence_does_not_decide_is_undecided() -> None:
     assert data_of(probe_run([clear, head_record(0, 1, errors=noisy)]))["heads"]["law"] == ["power", "undecided"]
 
 
-def test_the_lines_beside_rates_of_rms_errors_are_those_of_rms_errors(probe: ProbeRun) -> None:
+def test_rates_of_rms_errors_are_shown_with_predicted_rms_exponents(probe: ProbeRun) -> None:
     """A probe's errors are root mean squares over queries and replicates; 1/(1+2H²) is about one sample."""
     axis = data_of(probe)["rate_axes"][0]
     lines = {line["name"].split(":")[0]: line for line in axis["lines"]}
@@ -259,7 +259,7 @@ def test_a_terminal_and_a_notebook_show_the_heads(probe: ProbeRun) -> None:
     assert len(repr(probe)) < 200
 
 
-def test_a_saved_probe_shows_what_it_showed(tmp_path: Path) -> None:
+def test_a_loaded_probe_shows_the_same_page(tmp_path: Path) -> None:
     for place, run in enumerate((probe_case(2, 3, sink=True, groups=3), bare_probe())):
         folder = run.save(tmp_path / str(place))
         again = ProbeRun.load(read_run(folder))
@@ -319,7 +319,7 @@ def test_probes_that_are_not_whole(tmp_path: Path) -> None:
         len(ProbeRun.load(read_run(folder)).states)
 
 
-def test_the_command_writes_beside_its_run(tmp_path: Path, probe: ProbeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_command_and_its_output(tmp_path: Path, probe: ProbeRun, capsys: pytest.CaptureFixture[str]) -> None:
     folder = probe_case(1, 3).save(tmp_path / "run")
     with pytest.raises(SystemExit) as end:
         main(["report", str(folder), "--json"])

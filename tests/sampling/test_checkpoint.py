@@ -47,7 +47,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, job: Any, folder: Path, after: int 
             job(ll.Checkpoint(folder, every=1), **options)
 
 
-def test_jobs_killed_at_random_moments_end_as_if_nobody_had_killed_them() -> None:
+def test_killed_and_resumed_jobs_end_with_the_same_result() -> None:
     command = [sys.executable, str(Path(__file__).parents[1] / "kill_cases.py"), "20", "7"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}

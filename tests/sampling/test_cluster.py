@@ -199,7 +199,7 @@ def test_a_sweep_spreads_each_study_over_one_connection(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:1", "127.0.0.1:99999", "host:port", "ray://x:1"])
 @needed
-def test_an_address_where_nobody_answers_is_refused(address: str) -> None:
+def test_an_unreachable_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match=r"^no Ray cluster answers at .*; expected auto or the HOST:PORT of a head"):
         ll.study(LINE, ll.Head(np.eye(2)), **STUDY, ray=address)
 

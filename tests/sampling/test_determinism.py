@@ -67,7 +67,7 @@ def test_a_block_in_pieces_is_the_block() -> None:
     assert cells[True] == cells[False]
 
 
-def test_the_memory_of_a_probe_changes_no_deal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_limit_of_a_probe_does_not_change_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = probe(None)
     asked: list[int] = []
     held = memory.resident(torch.device("cpu"))
@@ -223,7 +223,7 @@ def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> Non
     np.testing.assert_allclose(few.replicate_errors["uniform"], more.replicate_errors["uniform"][:2], rtol=1e-12)
 
 
-def test_the_batch_a_person_asks_for_is_a_deal_of_its_own() -> None:
+def test_a_given_batch_size_has_its_own_assignment() -> None:
     options: dict[str, Any] = {"tokens": 4000, "window": 16, "sizes": [8, 16, 700], "replicates": 2, "queries": 16}
     one, other = (ll.probe(model(), text(), **options, batch=batch, options=SMALL) for batch in (4, 3))
     assert not np.allclose(one.records[0].curve.error, other.records[0].curve.error, rtol=1e-3)

@@ -34,7 +34,7 @@ def probed(text: str, folder: Path, sampling: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_every_replicate_is_one_document_and_every_token_is_dealt_once(contiguous: bool) -> None:
+def test_every_replicate_is_one_document_and_every_token_is_assigned_once(contiguous: bool) -> None:
     assignment = DocumentAssignment([60, 60, 20], Cells((3, 8, 15)), 5, 7, 20, contiguous)
     seen, start = [], 0
     samples: dict[int, list[int]] = {r: [] for r in range(5)}
@@ -80,7 +80,7 @@ def test_a_document_of_one_topic_stays_apart_from_the_pool(tmp_path: Path) -> No
     assert any("single documents" in warning for warning in single.warnings)
 
 
-def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_mistakes_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the largest size is 64 and a document has 32 tokens to draw from"):
         probed("abc " * 4000, tmp_path, "document", sizes=[16, 64])
     with pytest.raises(InputError, match="sampling is 'text'; expected one of pooled, document, contiguous"):

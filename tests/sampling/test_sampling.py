@@ -82,7 +82,7 @@ def test_the_finite_population_factor_is_that_of_a_mean():
         assert squared == pytest.approx(expected, rel=4 * np.sqrt(2 / 4000))
 
 
-def test_the_deal_fills_every_cell_exactly_and_is_uniform():
+def test_the_assignment_fills_every_cell_exactly_and_is_uniform():
     cells, blocks, replicates = Cells((2, 5)), [7, 0, 9, 4], 3
     counts = np.zeros((20, replicates * 2 + 1))
     rounds = 4000
@@ -102,6 +102,6 @@ def test_the_deal_fills_every_cell_exactly_and_is_uniform():
     assert np.abs(deviation).max() < 4.5
 
 
-def test_a_deal_needs_enough_tokens():
+def test_an_assignment_needs_enough_tokens():
     with pytest.raises(InputError, match="need 30 tokens and the stream has 29"):
         next(draw_counts([29], Cells((10,)), 3, 0))

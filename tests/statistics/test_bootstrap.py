@@ -84,7 +84,7 @@ def of_clusters(effective: Array, top: Array) -> tuple[Array, Array, Array, Arra
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
+def test_a_regime_has_a_certainty(mixed: bool) -> None:
     count = np.full(CLUSTERS, 0.2)
     if mixed:  # a few windows share the mass widely, most do not: the mean is near the border
         count = np.where(np.arange(CLUSTERS) < 3, 0.45, 0.01)
@@ -98,7 +98,7 @@ def test_a_regime_says_how_sure_it_is(mixed: bool) -> None:
 
 
 @pytest.mark.parametrize(("spread", "converged"), [(1.0, True), (4.0, False), (5.0, False)])
-def test_a_pool_that_has_not_converged_says_so(spread: float, converged: bool) -> None:
+def test_a_pool_that_has_not_converged_is_marked(spread: float, converged: bool) -> None:
     """Gaussian scores of this deviation with values along them: 85,000 tokens give 1.0, 0.7 and 0.5 of the error."""
     rng, sizes, pool, found, true = np.random.default_rng(4), (512, 1024, 2048, 4096), 85_000, [], []
     for _ in range(40):
@@ -132,7 +132,7 @@ def test_other_windows_of_text_count() -> None:
 
 
 @pytest.mark.parametrize(("shared", "share"), [(0.0, (0.0, 0.7)), (0.3, (0.6, 1.1)), (1.0, (0.6, 1.1))])
-def test_a_pilot_tells_windows_of_text_from_tokens(shared: float, share: tuple[float, float]) -> None:
+def test_a_pilot_separates_scatter_of_windows_and_tokens(shared: float, share: tuple[float, float]) -> None:
     """Tokens of a window share a level: what other windows move, over how far the errors of whole pilots scatter."""
     rng, n, told, errors = np.random.default_rng(4), np.array([16, 64]), [], []
     for _ in range(40):

@@ -89,7 +89,7 @@ def test_sizes_near_the_floor_are_neither_fitted_nor_crossed():
     assert buried.tokens_for(0.1).why == "3 sizes with errors above the numerical floor are needed"
 
 
-def test_no_limit_and_few_sizes_say_why():
+def test_a_zero_limit_and_few_sizes_give_a_reason():
     zero = power_law().scaled(0.0)
     assert not zero.defined
     assert zero.rate is None

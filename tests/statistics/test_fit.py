@@ -77,7 +77,7 @@ def test_standard_errors_know_that_nested_sizes_are_correlated():
     assert np.mean(shuffled) == pytest.approx(expected * scatter, rel=0.1)
 
 
-def test_exact_power_and_logarithmic_laws_are_told_apart():
+def test_exact_power_and_logarithmic_laws_are_distinguished():
     rng = np.random.default_rng(2)
     noise = np.exp(rng.normal(scale=0.05, size=(50, len(SIZES))))
     power = fit_rate(3 * SIZES**-0.4 * noise)

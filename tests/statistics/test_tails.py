@@ -88,7 +88,7 @@ def test_verdicts(draw, verdict):
     assert report.verdict.remedy
 
 
-def test_gaussian_tokens_are_rarely_accused():
+def test_gaussian_tokens_are_rarely_called_heavy_tailed():
     worst = []
     for seed in range(60):
         report = tails.check_tails(np.random.default_rng(seed).normal(size=(1000, 3)))
@@ -118,7 +118,7 @@ def test_a_law_on_few_points_has_no_power_tail(dim):
 
 
 @pytest.mark.parametrize("dim", [1, 8])
-def test_one_heavy_direction_is_found_from_as_many_tokens_as_are_asked_for(dim):
+def test_one_heavy_direction_is_detected_from_tokens_needed_on(dim):
     rng, n, found = np.random.default_rng(dim), tails.tokens_needed(dim), []
     for _ in range(100):
         tokens = rng.normal(size=(n, dim))
@@ -222,7 +222,7 @@ def test_laplace_tokens_at_the_end_of_the_limit_grow_half_as_fast():
     )
 
 
-def test_student_tokens_are_hardmax_in_disguise():
+def test_the_largest_weight_of_student_tokens_tends_to_one():
     found = heavy_curve("student", 1.0, (1000, 10_000, 100_000), degrees=3, replicates=300)
     share = found.participation.mean(axis=0)
     assert share[0] < share[1] < share[2]
@@ -281,6 +281,6 @@ def test_saved_results_are_read_back(tmp_path):
         lambda: heavy_curve("laplace", 1.0, (1,)),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(call):
+def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()

@@ -35,7 +35,7 @@ def test_a_budget_solves_the_error_in_its_context(wanted: float, context: float)
     assert curve.predict(needed)[0] * np.sqrt(1 - needed / context) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_what_lies_beyond_is_kept_whole_or_not_given() -> None:
+def test_budgets_beyond_the_prediction_are_the_whole_context_or_none() -> None:
     slow = curve_of(power(1, 0.1))
     endless = slow.tokens_for(0.05)
     assert (endless.n, endless.interval, endless.beyond) == (None, (None, None), True)

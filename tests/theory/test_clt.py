@@ -89,7 +89,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("law", "tilt", "n", "flag", "normal"), FLAGS, ids=lambda value: str(value)[:40])
-def test_a_flag_promises_the_coverage_that_is_measured(law, tilt, n, flag, normal):
+def test_validity_flags_agree_with_the_measured_coverage(law, tilt, n, flag, normal):
     at = tilt * np.eye(law.dim)[0]
     assert interval_validity(law, at, n) is flag
     limit, tokens = law.grad_K(at), samples(law, (1000, n), 0)
@@ -126,7 +126,7 @@ def test_the_degrees_of_a_law_are_those_its_samples_show():
     assert clt.plug_in_degrees(Discrete([[1.0]]), [1.0], 1000) == np.inf
 
 
-def test_a_sample_judges_itself_by_what_it_shows():
+def test_observed_validity_uses_the_sample_alone():
     rng = np.random.default_rng(2)
     unseen = clt.plug_in(np.ones(50), np.ones((50, 1)))  # no token differs: the rare part was not drawn
     assert observed_validity(float(unseen.degrees[0])) is Validity.MEANINGLESS
@@ -137,7 +137,7 @@ def test_a_sample_judges_itself_by_what_it_shows():
     assert all(flag.meaning and flag.remedy for flag in Validity)
 
 
-def test_observed_sample_size_hides_what_the_shape_shows():
+def test_the_observed_sample_size_hides_a_heavy_tail():
     # theory.md: at τ = 3, n = 1e4 the observed effective sample size is about 37, the true one 1.2.
     rng = np.random.default_rng(2)
     tokens = rng.normal(size=(400, 10_000))
@@ -151,7 +151,7 @@ def test_observed_sample_size_hides_what_the_shape_shows():
 
 
 @pytest.mark.parametrize("measure", [Cube(2), Sphere(3), Gaussian([0.0, 0.0], 1.0)], ids=repr)
-def test_finite_bounds_hold_and_say_where_they_begin(measure):
+def test_finite_bounds_hold_and_state_their_smallest_useful_n(measure):
     tilt = np.array([1.0, 0.5, 0.0][: measure.dim])
     cost = bounds.tilt_cost(measure, tilt)
     n = 1200  # far enough for the asymptotic form: at n = 300 it is 10% above the mean square
@@ -282,6 +282,6 @@ def test_the_bound_of_the_largest_error_holds_for_the_limiting_field(dim, reach)
         lambda: bounds.uniform_gaussian(np.eye(2), np.eye(3), 1.0),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(call):
+def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()

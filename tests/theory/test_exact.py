@@ -211,6 +211,6 @@ def test_expected_norm_of_known_gaussians():
         lambda: curve.query_error(np.eye(2), np.eye(2), np.ones((1, 3)), [10]),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(call):
+def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()

@@ -166,7 +166,7 @@ def test_a_curve_continues_as_its_pilot_predicts() -> None:
     assert plain.predict(2048)[0] == pytest.approx(at_512 * 4**-0.3, rel=1e-4)
 
 
-def test_it_goes_no_farther_than_its_interval_says_something() -> None:
+def test_predictions_end_where_their_interval_is_uninformative() -> None:
     sizes = np.array([64, 128, 256, 512])
     rows = np.tile((2 * sizes**-0.5) ** 2, (10, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (10, 1))
     ahead = predicted(np.array([64.0, 128, 256, 512, 1024, 2048, 4096, 8192]), spread=0.2)

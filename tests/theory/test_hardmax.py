@@ -84,7 +84,7 @@ def test_crossover_from_the_power_law_to_the_logarithm(tmp_path):
     assert (tmp_path / "crossover.png").stat().st_size > 5000
 
 
-def test_influence_prediction_beside_softmax():
+def test_softmax_lines_have_the_influence_prediction():
     curve = softmax_line(0.5, (1000, 10_000), replicates=4000)
     assert curve.errors.error == pytest.approx(curve.predicted["influence"].value, rel=0.05)
     assert softmax_line(4.0, (100, 1000), replicates=10).predicted == {}
@@ -157,6 +157,6 @@ def test_a_saved_result_is_read_back(tmp_path):
         lambda: softmax_line(100.0, (100,)),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(call):
+def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()

@@ -284,7 +284,7 @@ def test_beyond_one_dimension_the_mean_law_is_verified_where_the_spectrum_is_sma
     assert f"here ‖B‖_F = {horizon * np.sqrt(dim):.3g}" in document["rates"]["rate_sharp"]["note"]
 
 
-def test_critical_horizon_pays_a_power_of_the_logarithm():
+def test_the_critical_horizon_has_a_power_of_the_logarithm():
     # n · error² ≈ 3 + L³/(12√(2π)), L = √(2 ln n): the variance of h cut at L. The power (ln n)^{3/4} is its slow end.
     n = np.array([1e4, 1e8, 1e14])
     error = token_influence.mean_error_1d(1.0, n)
@@ -383,6 +383,6 @@ def test_pre_asymptotic_slopes_are_not_the_exponent():
         lambda: grid_errors(100.0, 1000, 10, 0),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(call):
+def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()
