@@ -66,7 +66,7 @@ def probe_run(records: Any, **changes: Any) -> ProbeRun:
         "windows": {"count": 391, "pilot": [0, 5], "reserved": [1, 2, 3], "pool": 386},
         "pooled_positions": (0, 256), "sizes_asked": found[0].sizes, "replicates": REPLICATES,
         "replicates_asked": REPLICATES, "queries": 256, "layer_records": (), "seed": 0,
-        "batch": 16, "device": "cpu", "floor": 2e-7, "interrupted": False, "seconds": {"model": 1.0, "attention": 2.0},
-        "warnings": (),
+        "batch": 16, "device": "cpu", "floor": 2e-7, "interrupted": False,
+        "seconds": {"model": 1.0, "attention": 2.0, "total": 3.0}, "warnings": (),
     }  # fmt: skip
     return ProbeRun(records=found, **fields | changes)

@@ -20,6 +20,7 @@ from limitlens.errors import InputError
 from limitlens.models import LoadedModel
 from limitlens.probing import probe as probe_module
 from limitlens.probing.options import ProbeOptions
+from limitlens.probing.overview import slowest
 from limitlens.probing.probe import probe
 from limitlens.probing.regimes import Thresholds
 from limitlens.probing.result import ProbeRun
@@ -79,8 +80,8 @@ def test_the_page_shows_the_slowest_the_fastest_and_what_to_do(
     for heading in ("The 5 slowest heads", "The 5 fastest", "What to do", "tokens for 10%", "the constant 1/2"):
         assert heading in out
     saved = ProbeRun.load(read_run(tmp_path / "run"))
-    worst = saved.slowest(1).iloc[0]
-    assert f"{worst.layer}.{worst['head']}" in out.split("The 5 fastest")[0]
+    worst = slowest(saved.records)[0]
+    assert f"{worst.layer}.{worst.head}" in out.split("The 5 fastest")[0]
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())
     assert recorded["command"] == "probe"
     assert recorded["arguments"]["sizes"] == "8:64:4"

@@ -108,8 +108,6 @@ def test_a_prediction_has_the_tables_and_answers_of_a_probe(predicted: ll.ProbeR
     doubled = head.curve.scaled(0.5)
     np.testing.assert_allclose(doubled.error, 2 * head.curve.error, rtol=1e-5)
     assert 1 <= (head.keys_for(0.5, 4096).n or 0) <= 4096
-    with pytest.raises(ll.InputError, match="no head of this run has both a rate and a horizon"):
-        predicted.plot_rates()
     assert "predicted rate" in figures.map_figure(predicted, "rate").title
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from limitlens.errors import Array, InputError
+from limitlens.probing.pilot import dilution_length, sink_share
 from limitlens.probing.regimes import Regime, Thresholds, classify, effective_growth
-from limitlens.probing.sinks import dilution_length, sink_share
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 
@@ -63,7 +63,8 @@ def test_a_concentrated_head_that_still_spreads_is_not_frozen() -> None:
 def test_growth_is_the_exponent_of_the_last_sizes() -> None:
     bent = np.where(SIZES <= 1024, 7.0, 7 * (SIZES / 1024) ** 0.6)
     assert effective_growth(bent, SIZES) == pytest.approx(0.6)
-    assert effective_growth(bent[:1], SIZES[:1]) is None
+    assert np.isnan(effective_growth(bent[:1], SIZES[:1]))
+    assert classify(bent[:1], SIZES[:1], 0.1).growth is None
 
 
 def test_with_one_size_the_levels_decide() -> None:

@@ -16,7 +16,7 @@ from head_cases import SIZES, curve_of, head_record, probe_run
 from limitlens.cli import main
 from limitlens.errors import InputError
 from limitlens.loading import load
-from limitlens.probing.overview import notable
+from limitlens.probing.overview import fastest, notable, slowest
 from limitlens.probing.record import kept_share
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import CONTEXT, STATES, ProbeRun
@@ -157,13 +157,12 @@ def test_a_head_whose_error_rises_is_not_among_the_fastest() -> None:
     falls = [head_record(0, h, errors=0.9 * (n / 64) ** -0.3) for h in range(3)]
     rises = head_record(0, 3, errors=0.01 * (n / 64) ** 0.1)  # the smallest error left, and still growing
     run = probe_run([*falls, rises])
-    assert 3 not in set(run.fastest()["head"])
-    assert len(run.fastest()) == 3
+    assert {head.head for head in fastest(run.records)} == {0, 1, 2}
     assert all(head is not rises for head, why in notable(run.records) if "fastest" in why)
     assert "in 1 head it still grows (most in layer 0, head 3)" in verdict(run)[1]
     tables = [block for part in run.view().sections for block in part.blocks if isinstance(block, Table)]
-    (fastest,) = (table for table in tables if "fastest" in table.title)
-    assert {row[0] for row in fastest.rows} == {"0.0", "0.1", "0.2"}
+    (table,) = (table for table in tables if "fastest" in table.title)
+    assert {row[0] for row in table.rows} == {"0.0", "0.1", "0.2"}
 
 
 def test_trust_names_the_floor_and_every_bound(probe: ProbeRun) -> None:
@@ -215,19 +214,11 @@ def test_rates_of_rms_errors_are_shown_with_predicted_rms_exponents(probe: Probe
     np.testing.assert_allclose(rms["y"], [rates.rate_rms_output(h) for h in rms["x"]], rtol=2e-4)
     assert set(lines) == {"root mean square", "of one sample"}  # exponents of moments are about other errors
     assert max(abs(y - rates.rate_sharp_output(h)) for h, y in zip(rms["x"], rms["y"], strict=True)) > 0.02
-    drawing = probe.plot_rates()
-    drawn = {line.get_label().split(":")[0]: line for line in drawing.axes[0].get_lines()}
-    x, y = drawn["root mean square"].get_data()
-    np.testing.assert_allclose(y, [rates.rate_rms_output(h) for h in x], rtol=1e-6)
-    moments = {line.get_label().split(":")[0]: line for line in probe.plot_rates(kind="mean").axes[0].get_lines()}
-    for name, rate in (("sharp", rates.rate_sharp), ("root mean square", rates.rate_rms)):
-        x, y = moments[name].get_data()
-        np.testing.assert_allclose(y, [rate(h) for h in x], rtol=1e-6)
 
 
 def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
     for kind in ("png", "pdf"):
-        probe.plot_rates(tmp_path / f"rates.{kind}")
+        probe.plot(tmp_path / f"rates.{kind}")
         probe.plot_map("regime", tmp_path / f"map.{kind}")
     assert (tmp_path / "rates.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
@@ -242,17 +233,14 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
         probe.plot_map("map.png")
     with pytest.raises(InputError, match="no layer 99"):
         probe.head(99, 0)
-    few = probe_run([head_record(0, 0, errors=np.array([0.5, 0.4]), sizes=(8, 16))])
-    with pytest.raises(InputError, match="fit rates"):
-        few.plot_rates()
 
 
 def test_a_terminal_and_a_notebook_show_the_heads(probe: ProbeRun) -> None:
     text = str(probe)
     for told in ("The 5 slowest heads", "The 5 fastest", "tokens for 10%", "the constant 1/2", *verdict(probe)[1:]):
         assert told in text
-    worst = probe.slowest(1).iloc[0]
-    assert f"{worst.layer}.{worst['head']}" in text.split("The 5 fastest")[0]
+    worst = slowest(probe.records)[0]
+    assert f"{worst.layer}.{worst.head}" in text.split("The 5 fastest")[0]
     shown = probe_case(2, 3)._repr_html_()
     assert len(re.findall(r"<td[^>]*background", shown)) == 6  # the map of heads
     assert "6 attention heads" in shown

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.probing.overview import PREDICTORS, count_regimes, curve_of_kind, notable
-from limitlens.probing.record import COUPLED, ERRORS, HeadRecord, share_of_keys
+from limitlens.probing.overview import count_regimes, notable
+from limitlens.probing.record import ERRORS, HeadRecord, share_of_keys
 from limitlens.probing.regimes import Regime
 from limitlens.record import to_json
-from limitlens.report.view import Axis, Colour, Dash, Figure, Guide, Series, head_map, line, points
+from limitlens.report.view import Colour, Dash, Figure, head_map
 from limitlens.statistics.answers import CONTEXTS, answers
 from limitlens.statistics.answers import ERRORS as WANTED
 from limitlens.theory import rates
@@ -24,46 +23,11 @@ if TYPE_CHECKING:
 
 TIGHT = 0.05  # relative error for which a page first shows budgets
 COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
-# Rates of theory for Gaussian tokens: name, function of `theory.rates`, colour and dash of its line.
-OUTPUT_LINES: tuple[tuple[str, str, Colour, Dash], ...] = (
-    ("root mean square: min(½, (√(1+4/H²)−1)/4), heuristic", "rate_rms_output", "ink", ""),
-    ("of one sample: min(½, 1/(1+2H²)), heuristic", "rate_sharp_output", "ink", "dashed"),
+# Rates of the output error in theory, for Gaussian tokens: name, function of `theory.rates`, dash of the line.
+OUTPUT_LINES: tuple[tuple[str, str, Dash], ...] = (
+    ("root mean square: min(½, (√(1+4/H²)−1)/4), heuristic", "rate_rms_output", ""),
+    ("of one sample: min(½, 1/(1+2H²)), heuristic", "rate_sharp_output", "dashed"),
 )
-MOMENT_LINES: tuple[tuple[str, str, Colour, Dash], ...] = (
-    ("sharp: min(½, 1/(1+H²)), heuristic", "rate_sharp", "ink", ""),
-    ("root mean square: min(½, (√(1+8/H²)−1)/4), heuristic", "rate_rms", "ink", "dashed"),
-    ("drawn: 1/(2(1+H²))", "rate_drawn", "orange", "dotted"),
-    ("proved at best: 1/(2(1+32H²))", "rate_proved", "grey", ""),
-)
-
-
-def rate_lines(horizons: Sequence[float], kind: str = "output") -> list[Series]:
-    """Theory's rates of a kind of error (`probing.overview`) for Gaussian tokens, over a range of horizons."""
-    fine = np.geomspace(min(horizons), max(horizons), 80)
-    series = []
-    for name, rate, colour, dash in OUTPUT_LINES if kind == "output" else MOMENT_LINES:
-        argument = fine**2 if rate in COUPLED else fine  # the coupling is at least H²
-        series.append(line(name, fine, [getattr(rates, rate)(float(value)) for value in argument], colour, dash))
-    return series
-
-
-def rates_figure(run: ProbeRun, kind: str = "output") -> Figure:
-    """Fitted rates of a kind of error, without a sink, against the horizon: one point per head, with theory's lines."""
-    if kind not in PREDICTORS:
-        raise InputError(f"kind is {kind!r}; expected one of {', '.join(PREDICTORS)}")
-    every = [(head, curve.rate) for head in run.records if head.horizon and (curve := curve_of_kind(head, kind))]
-    found = [(head, head.horizon, rate) for head, rate in every if rate is not None and head.horizon]
-    if not found:
-        raise InputError("no head of this run has both a rate and a horizon; probe at three sizes or more to fit rates")
-    series = rate_lines([horizon for _, horizon, _ in found], kind)
-    for regime, colour in COLOURS.items():
-        if own := [(horizon, rate.slope, rate.stderr) for head, horizon, rate in found if head.regime is regime]:
-            x, y, stderr = zip(*own, strict=True)
-            series.append(points(regime.value, x, y, colour, stderr, positive=False))
-    up = Axis("rate β: error falls like n to the −β", low=min(0.0, *(rate.slope for *_, rate in found)))
-    averaging = Guide("½: plain averaging", y=0.5)
-    of = "" if kind == "output" else f" of the {kind}"
-    return Figure(f"Fitted rates{of} against the horizon", Axis("horizon H", log=True), up, series, guides=(averaging,))
 
 
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
@@ -225,8 +189,12 @@ def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
         {"x": far, "label": "√(2 ln n): freezing begins", "row": 1},
     ]
     horizons = [head.horizon for head in run.records if head.horizon and head.curve_without_sink.rate is not None]
-    parts = ("name", "dash", "colour", "x", "y")
-    lines = [{part: getattr(one, part) for part in parts} for one in (rate_lines(horizons) if horizons else [])]
+    fine = np.geomspace(min(horizons), max(horizons), 80).tolist() if horizons else []
+    lines = [
+        {"name": name, "dash": dash, "colour": "ink", "x": fine, "y": [getattr(rates, rate)(x) for x in fine]}
+        for name, rate, dash in OUTPUT_LINES
+        if horizons
+    ]
     gaussian = "The lines are for output errors of centred Gaussian tokens as n grows; real heads are neither."
     spread = (
         f"Boundaries are those of Gaussian scores at n = {run.n[-1]:,}: below half of √(2 ln n) many tokens count, "

@@ -23,10 +23,9 @@ from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.windows import FORWARD, open_windows
 from limitlens.probing.binned_law_cuda import layer_errors
 from limitlens.probing.collect import Collector, tokens_of
-from limitlens.probing.pilot import Layer, Pilot, run_pilot
+from limitlens.probing.pilot import Layer, Pilot, layer_sinks, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
-from limitlens.probing.sinks import layer_sinks
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, one_after_another, product, summed, workers_for
 from limitlens.statistics.error_curve import ErrorCurve

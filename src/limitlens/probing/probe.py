@@ -27,8 +27,8 @@ from limitlens.models import Windows, choose
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
-from limitlens.probing.build import Measured, head_records, measure
 from limitlens.probing.collect import Collector, groups
+from limitlens.probing.diagnostics import Measured, head_records, measure
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from limitlens.errors import Array, InputError
 from limitlens.outcome import Outcome
@@ -80,23 +81,22 @@ def classify(
     Averaging: many effective tokens, which grow about like n. Frozen: the largest weight holds most of the mass and the
     effective tokens hardly grow. Selective: everything between. All numbers are means over queries.
     """
-    limits = thresholds or Thresholds()
     tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)
     if tokens.shape != n.shape or n.ndim != 1 or not n.size:
         raise InputError(f"effective tokens {tokens.shape} and sizes {n.shape} do not match; expected one per size")
     if not (np.isfinite(tokens).all() and (tokens > 0).all() and 0 <= top_weight <= 1 + 1e-6):
         raise InputError("expected positive effective tokens and a largest weight of at most 1; recompute them")
-    growth = effective_growth(tokens, n)
-    count, largest = float(tokens[-1]), int(n[-1])
-    shared = f"{count:.3g} of {largest:,} tokens share the mass"
+    slope = float(effective_growth(tokens, n))
+    growth = None if math.isnan(slope) else slope
     grows = "" if growth is None else f", a number that grows like n^{growth:.2f}"
-    averaging, frozen = _regimes(tokens, n, np.asarray(top_weight), limits)
+    shared = f"{tokens[-1]:.3g} of {int(n[-1]):,} tokens share the mass{grows}"
+    averaging, frozen = _regimes(tokens, n, np.asarray(top_weight), thresholds or Thresholds())
     if averaging:
-        return RegimeVerdict(Regime.AVERAGING, shared + grows, growth)
+        return RegimeVerdict(Regime.AVERAGING, shared, growth)
     if frozen:
-        held = f"one token holds {top_weight:.0%} of the mass at n = {largest:,}"
-        return RegimeVerdict(Regime.FROZEN, f"{held}, and {shared}{grows}", growth)
-    return RegimeVerdict(Regime.SELECTIVE, f"{shared}{grows}, and the largest weight is {top_weight:.2g}", growth)
+        held = f"one token holds {top_weight:.0%} of the mass at n = {int(n[-1]):,}"
+        return RegimeVerdict(Regime.FROZEN, f"{held}, and {shared}", growth)
+    return RegimeVerdict(Regime.SELECTIVE, f"{shared}, and the largest weight is {top_weight:.2g}", growth)
 
 
 def resampled(
@@ -114,14 +114,12 @@ def resampled(
     rows, columns = _weights(replicates, clusters, seed)
     queries = columns @ members
     tokens = rows @ effective.reshape(replicates * clusters, -1) / queries[:, None]
-    weights = rows @ top.ravel() / queries
-    averaging, frozen = (int(heads.sum()) for heads in _regimes(tokens, sizes, weights, thresholds or Thresholds()))
-    shares = (count / RESAMPLES for count in (averaging, RESAMPLES - averaging - frozen, frozen))
-    drawn = dict(zip(Regime, shares, strict=True))
-    agreement = drawn[verdict.regime]
+    averaging, frozen = _regimes(tokens, sizes, rows @ top.ravel() / queries, thresholds or Thresholds())
+    drawn = dict(zip(Regime, (averaging.mean(), (~averaging & ~frozen).mean(), frozen.mean()), strict=True))
+    agreement = float(drawn.pop(verdict.regime))
     if agreement >= SURE:
         return replace(verdict, agreement=agreement)
-    other = max((regime for regime in Regime if regime is not verdict.regime), key=drawn.__getitem__)
+    other = max(drawn, key=drawn.__getitem__)
     doubt = f"{agreement:.0%} of the resamples agree, {drawn[other]:.0%} say {other.value}"
     return replace(verdict, agreement=agreement, reason=f"{verdict.reason}; uncertain: {doubt}")
 
@@ -132,27 +130,21 @@ def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
     return two_way_weights(random_stream(seed, 0x4E61), replicates, clusters, RESAMPLES)
 
 
-def _regimes(tokens: Array, sizes: Array, top: Array, limits: Thresholds) -> tuple[Array, Array]:
+def _regimes(
+    tokens: Array, sizes: Array, top: Array, limits: Thresholds
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether heads with effective tokens (..., J) and largest weights (...) average, and whether they are frozen."""
-    growth = _growths(tokens, sizes)
+    growth = effective_growth(tokens, sizes)
     unknown = np.isnan(growth)
     many = tokens[..., -1] >= int(sizes[-1]) ** limits.averaging_power
-    averaging = many & (unknown | (growth >= limits.averaging_growth))
+    averaging = np.asarray(many & (unknown | (growth >= limits.averaging_growth)))
     return averaging, ~averaging & (top >= limits.frozen_weight) & (unknown | (growth <= limits.frozen_growth))
 
 
-def _growths(tokens: Array, sizes: Array) -> Array:
-    """γ (...) of effective tokens (..., J); NaN with one size."""
-    part = slice(-GROWTH_SIZES, None)
-    x, y = np.log(sizes[part]), np.log(tokens[..., part])
-    if len(x) < 2:
-        return np.full(tokens.shape[:-1], np.nan)
+def effective_growth(tokens: Array, sizes: Array) -> Array:
+    """γ (...) of effective tokens (..., J) ~ n^γ, by least squares over the last three sizes; NaN with one size."""
+    x, y = np.log(sizes[-GROWTH_SIZES:]), np.log(tokens[..., -GROWTH_SIZES:])
     x = x - x.mean()
-    slope = np.asarray(y @ x / (x @ x))
+    with np.errstate(invalid="ignore"):
+        slope = np.asarray(y @ x / (x @ x))
     return np.where(np.isfinite(slope), slope, np.nan)
-
-
-def effective_growth(effective_tokens: Array, sizes: Array) -> float | None:
-    """γ of effective tokens ~ n^γ, by least squares over the last three sizes; None with one size."""
-    growth = float(_growths(effective_tokens, sizes))
-    return growth if math.isfinite(growth) else None

@@ -13,7 +13,7 @@ import numpy as np
 from limitlens import results
 from limitlens.arrays import Drawing, Tensor, pd
 from limitlens.errors import InputError, check_number, check_seed
-from limitlens.probing import figures, overview
+from limitlens.probing.figures import map_figure
 from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
 from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
 from limitlens.probing.regimes import Regime
@@ -247,28 +247,13 @@ class ProbeRun(Result):
         rows = [(*head.place, *head.curve.predict(n), outside) for head in self.records]
         return pd.DataFrame(rows, columns=["layer", "head", "error", "low", "high", "extrapolated"])
 
-    def slowest(self, count: int = 5) -> pd.DataFrame:
-        """The heads that need the most tokens: those with the largest error at the largest n."""
-        return self._rows(overview.slowest(self.records)[:count])
-
-    def fastest(self, count: int = 5) -> pd.DataFrame:
-        """The heads that need the fewest tokens, among those whose error falls."""
-        return self._rows(overview.fastest(self.records)[:count])
-
-    def _rows(self, records: Sequence[HeadRecord]) -> pd.DataFrame:
-        return self.heads.iloc[[self.records.index(record) for record in records]]
-
-    def plot_rates(self, path: str | Path | None = None, kind: str = "output") -> Drawing:
-        """Fitted rates of the "output", the "mean" or the "covariance" against the horizon, with theory's rates."""
-        return results.plot([figures.rates_figure(self, kind)], path)
-
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
         """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""
-        return results.plot([figures.map_figure(self, quantity)], path)
+        return results.plot([map_figure(self, quantity)], path)
 
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """Fitted rates against the horizon; of a prediction, which has no horizon, the map of predicted rates."""
-        return self.plot_rates(path) if self.measured else self.plot_map("rate", path)
+        """The map of all heads, coloured by the rate of the error."""
+        return self.plot_map("rate", path)
 
     def __repr__(self) -> str:
         kind = "" if self.measured else "predicted, "

@@ -136,32 +136,17 @@ def _rates(run: ProbeRun) -> list[Section]:
     predictors = skill["predictors"]
     if not predictors or about["rate"] is None:
         return []
-
-    def spread(rate: dict[str, float]) -> str:
-        return f"from {rate['smallest']:.2f} to {rate['largest']:.2f}, median {rate['median']:.2f}"
-
+    rate = about["rate"]
     ranked = sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
     best = next(name for name in ranked if name != "rate_best_constant")  # that one is fitted to the measured rates
     miss, constant = (short(predictors[name]["mean_absolute_miss"]) for name in (best, "rate_constant"))
     baseline = "no formula is better" if best == "rate_constant" else f"the constant 1/2 is off by {constant}"
     lines = [
-        f"Rates range {spread(about['rate'])}.",
+        f"Rates range from {rate['smallest']:.2f} to {rate['largest']:.2f}, median {rate['median']:.2f}.",
         f"The best predictor here is {PREDICTOR_NAMES[best]}, off by {miss} on average; {baseline}.",
     ]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
-    if (mean := about["rate_mean"]) and (covariance := about["rate_covariance"]):
-        lines.append(
-            f"The mean of the outputs over the queries converges with rates {spread(mean)}; their covariance with "
-            f"rates {spread(covariance)}."
-        )
-    if argmax := [one.rate for head in run.records if (one := head.moment_curves.get("hardmax")) and one.rate]:
-        laws, exponent = [rate.law for rate in argmax], median(rate.log_exponent for rate in argmax)
-        lines.append(
-            f"With argmax in place of softmax, the errors of {laws.count('log')} of {len(argmax)} heads follow a power "
-            f"of ln n, {laws.count('power')} a power of n, {laws.count('undecided')} are undecided; the median "
-            f"logarithmic law is (ln n)^−{exponent:.2f}."
-        )
     columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
     rows = [
         (
@@ -180,52 +165,43 @@ def _rates(run: ProbeRun) -> list[Section]:
 def subtitle(run: ProbeRun) -> str:
     """Size and cost of the run in one line."""
     heads, layers = plural(len(run.records), "head"), plural(len({head.layer for head in run.records}), "layer")
-    sizes = f"n from {run.n[0]:,} to {run.n[-1]:,}"
+    tokens = f"{run.tokens:,} pooled tokens in windows of {run.window:,}"
+    source, seconds = "no replicates", f"{run.seconds['total']:.1f} s"
     if run.measured:
         fewer = "" if run.replicates == run.replicates_asked else " (the pool holds no more)"
-        tokens = f"{run.tokens:,} pooled tokens in windows of {run.window:,}"
         source = f"{run.replicates} replicates{fewer}"
-        cost = f"{run.seconds['model']:.1f} s in the model, {run.seconds['attention']:.1f} s in attention"
-    else:
-        tokens = f"predicted from a pilot of {run.tokens:,} tokens in windows of {run.window:,}"
-        source = "no replicates"
-        cost = f"{run.seconds['total']:.1f} s"
-    scaled = [] if run.score_scale == 1 else [f"scores times {run.score_scale:g}"]
-    note = [run.model_note] if run.model_note else []
-    queries = f"{run.queries} queries per head"
-    return " · ".join(
-        [*note, f"{heads} in {layers}", tokens, sizes, source, queries, *scaled, f"{cost}, on {run.device}"]
-    )
+        seconds = f"{run.seconds['model']:.1f} s in the model, {run.seconds['attention']:.1f} s in attention"
+    parts = [
+        run.model_note, f"{heads} in {layers}", tokens if run.measured else f"predicted from a pilot of {tokens}",
+        f"n from {run.n[0]:,} to {run.n[-1]:,}", source, f"{run.queries} queries per head",
+        None if run.score_scale == 1 else f"scores times {run.score_scale:g}", f"{seconds}, on {run.device}",
+    ]  # fmt: skip
+    return " · ".join(part for part in parts if part)
 
 
 def verdict(run: ProbeRun) -> tuple[str, str, str]:
     """What was done, what it found, what to do: one sentence each."""
-    heads, layers = len(run.records), plural(len({head.layer for head in run.records}), "layer")
+    heads = plural(len(run.records), "attention head")
     if run.measured:
         done = (
-            f"All {plural(heads, 'attention head')} of {run.model} ({layers}) attended to n tokens of {run.corpus}, n "
-            f"from {run.n[0]:,} to {run.n[-1]:,}, and their outputs were compared with attention to all "
-            f"{run.tokens:,} tokens."
+            f"All {heads} of {run.model} attended to n tokens of {run.corpus}, n from {run.n[0]:,} to {run.n[-1]:,}, "
+            f"and their outputs were compared with attention to all {run.tokens:,} tokens."
         )
     else:
         done = (
-            f"The errors of {plural(heads, 'attention head')} of {run.model} ({layers}) were predicted, not measured: "
-            f"from the exact law of samples of {run.tokens:,} tokens of {run.corpus}, with {run.queries} queries per "
-            "head."
+            f"The errors of {heads} of {run.model} were predicted, not measured: from the exact law of samples of "
+            f"{run.tokens:,} tokens of {run.corpus}, with {run.queries} queries per head."
         )
     return done, _found(run), _do(run)
 
 
 def _found(run: ProbeRun) -> str:
-    verbs = {
-        Regime.AVERAGING: ("averages over many tokens", "average over many tokens"),
-        Regime.SELECTIVE: ("selects a few", "select a few"),
-        Regime.FROZEN: ("has frozen onto one", "have frozen onto one"),
-    }
+    """Regimes of the heads, the error left and its rate, in one sentence."""
+    verbs = {Regime.AVERAGING: "average over many tokens", Regime.SELECTIVE: "select a few"}
+    verbs[Regime.FROZEN] = "have frozen onto one"
     parts = []
     if regimes := count_regimes(run.records):
-        said = [f"{count:,} {verbs[regime][count > 1]}" for regime, count in regimes.items()]
-        parts.append(f"of the heads, {join(said)}")
+        parts.append(f"of the heads, {join([f'{count:,} {verbs[regime]}' for regime, count in regimes.items()])}")
     if errors := [head.curve.error[-1] for head in run.records if np.isfinite(head.curve.error[-1])]:
         parts.append(f"with {run.n[-1]:,} tokens the median head is still {median(errors):.0%} away from its limit")
     if rated := [(head.curve.rate.slope, head) for head in run.records if head.curve.rate is not None]:
@@ -242,6 +218,7 @@ def _found(run: ProbeRun) -> str:
 
 
 def _do(run: ProbeRun) -> str:
+    """Share of the keys that a target error needs, and what selective and frozen heads need, in one sentence."""
     context, found = run.budget_context, count_regimes(run.records)
     tight, loose = (kept_share(run.records, error, context) for error in (TIGHT, LOOSE))
     if run.causal:
@@ -250,9 +227,8 @@ def _do(run: ProbeRun) -> str:
         lead, kept = f"In its window of {context:,} tokens, attending to random keys", "keys"
     shares = f"at {TIGHT:.0%} error per head keeps {tight:.0%} of the {kept}, at {LOOSE:.0%} it keeps {loose:.0%}"
     parts = [f"{lead} {shares}, if each head gets its own budget"]
-    if selective := found.get(Regime.SELECTIVE):
-        heads = plural(selective, "selective head")
-        parts.append(f"for the {heads} keep the keys with the largest weights instead of random ones")
+    if few := found.get(Regime.SELECTIVE):
+        parts.append(f"for the {plural(few, 'selective head')} keep the keys with the largest weights, not random ones")
     if frozen := found.get(Regime.FROZEN):
         parts.append(f"for the {plural(frozen, 'frozen head')} never evict the sink or the largest keys")
     if not run.measured:
