@@ -85,14 +85,14 @@ def precision(loaded: LoadedModel, options: argparse.Namespace) -> dict[str, dic
     found = {}
     for half in (True, False):
         reader = Reader(loaded, half=half)
-        document = plant_all([ids for batch in windows.batches(1) for ids in batch], loaded.tokenizer, trained)[0]
+        document = plant_all([ids for batch in windows.batches(1) for ids in batch], trained)[0]
         scale = torch.as_tensor(yarn_scale(np.maximum(np.arange(1, to + 1), trained), trained), device=reader.device)
         acting = reader.acting(lambda layer, position, scale=scale: scale[position])
         with rope_scaled(reader.stack, options.rope_scaling, to / trained, trained), acting:
             found[half] = read_axes(reader, document, trained)
     apart = {
         name: float(np.abs(getattr(found[True], name) - getattr(found[False], name)).max())
-        for name in ("plain", "again", "fact")
+        for name in ("plain", "again")
     }
     say(f"largest difference to float32, nats: {apart}")
     return {"largest_difference_to_float32": apart}
@@ -109,7 +109,7 @@ def show(found: Temper) -> None:
     from scipy.stats import spearmanr
 
     print(found)
-    print("\nDifferences on the same documents: ln perplexity, far passages, far facts")
+    print("\nDifferences on the same documents: ln perplexity, far passages")
     for text in found.by_document:
         for name in (*found.fits, "truncated"):
             for rule in YARN:

@@ -77,16 +77,16 @@ def test_a_reader_has_the_loss_of_the_model_and_truncation_sees_no_further() -> 
     torch.testing.assert_close(reader.truncated(changed, TRAINED)[-TRAINED // 8 :], cut[-TRAINED // 8 :])
 
 
-def test_planted_passages_are_repeated_and_facts_are_queried() -> None:
+def test_planted_passages_are_repeated() -> None:
     ids, other = texts(2, TO, 8)
-    found = plant(ids, other, decoder().tokenizer, TRAINED, seed=0)
+    found = plant(ids, other, TRAINED, seed=0)
     assert len(found.ids) == TO
     for (a, b), (c, d) in zip(found.first, found.again, strict=True):
         assert b - a == d - c > 8
         assert torch.equal(found.ids[a:b], found.ids[c:d])
     away = [again[0] - first[0] for first, again in zip(found.first, found.again, strict=True)]
     assert sum(one > TRAINED for one in away) == 3
-    assert max(b for _, b in found.answer) == TO
+    assert max(b for _, b in found.again) == TO
     planted, role = repeat(ids, other, TRAINED, np.random.default_rng(0))
     assert (role[:TRAINED] != 1).all()
     (place,) = torch.nonzero(role == 1, as_tuple=True)
@@ -130,7 +130,7 @@ def made_up(shift: dict[str, tuple[float, float]], count: int = 6) -> Any:
         plain, far = shift.get(name, (0.0, 0.0))
         parts = 3 + plain + 0.01 * noise.standard_normal((count, 4))
         again = 2 + far + 0.01 * noise.standard_normal((count, 2))
-        axes[name] = Axes(parts, again, again, distance)
+        axes[name] = Axes(parts, again, distance)
     return replace(tempered(), by_document={"fitted": axes})
 
 

@@ -1,15 +1,14 @@
 """Documents with known answers far away, and the two axes on which a score scale beyond the trained window is judged.
 
-A document of n tokens gets, at each of four depths, a passage of another document followed by a fact. Its last tokens
-repeat the passages in another order and then ask for the facts. The first tenth of a repeated passage is not counted,
-because a reader cannot know yet that it is a repetition. The axes are the nats (negative log-likelihood) of plain text
-at the end of the context, and the nats of repeated passages and of facts that stand further away than the window.
+A document of n tokens gets a passage of another document at each of four depths, and its last tokens repeat the
+passages in another order. The first tenth of a repeated passage is not counted, because a reader cannot know yet that
+it is a repetition. The axes are the nats (negative log-likelihood) of plain text at the end of the context, and the
+nats of passages that are repeated from further away than the trained window.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from limitlens.errors import Array, InputError
 from limitlens.interventions.reader import Reader
 
 DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # of far passages, relative to the document; one more is within the trained window
-NAMES = ("Alice", "Bruno", "Clara", "David")
 REPEATS = 8  # passages that a document repeats while exponents are fitted
 PARTS = 3  # equal parts of the positions beyond the trained window
 
@@ -27,13 +25,12 @@ Span = tuple[int, int]  # first token, and the one after the last
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A document with planted passages and facts, and the spans of its counted tokens, one for each depth."""
+    """A document with planted passages, and the spans of their counted tokens, one for each depth."""
 
     plain: Tensor  # (n,): the original document
-    ids: Tensor  # (n,): the document with passages and facts
+    ids: Tensor  # (n,): the document with passages
     first: tuple[Span, ...]  # a passage at its first occurrence
     again: tuple[Span, ...]  # the same passage at its repetition
-    answer: tuple[Span, ...]  # the answer to the question about a fact
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +39,14 @@ class Axes:
 
     plain: Array  # (documents, 1 + PARTS): plain text within the trained window and in equal parts beyond it
     again: Array  # (documents, depths): repeated passages
-    fact: Array  # (documents, depths): answers to questions about planted facts
     distance: Array  # (documents, depths): tokens between a passage and its repetition
 
     def values(self, axis: str, trained: int) -> Array:
-        """Nats (documents,) on an axis: "log_perplexity" of plain text at the end of the context, "far" or "fact".
-
-        Only passages ("far") and facts from further away than the trained window are counted.
-        """
+        """Nats (documents,) of plain text at the end of the context ("log_perplexity") or of far passages ("far")."""
         if axis == "log_perplexity":
             return self.plain[:, -1]
         far = self.distance > trained
-        nats = self.again if axis == "far" else self.fact
-        return np.asarray((nats * far).sum(1) / far.sum(1))
+        return np.asarray((self.again * far).sum(1) / far.sum(1))
 
 
 def edges(trained: int, to: int) -> list[int]:
@@ -71,12 +63,10 @@ def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: boo
     def means(nats: Tensor, spans: Sequence[Span]) -> Array:
         return np.array([[float(nats[start - 1 : stop - 1].mean()) for start, stop in spans]])
 
-    planted = nats(document.ids)
     distance = [again[0] - first[0] for first, again in zip(document.first, document.again, strict=True)]
     return Axes(
         plain=means(nats(document.plain), list(pairwise(edges(trained, len(document.ids))))),
-        again=means(planted, document.again),
-        fact=means(planted, document.answer),
+        again=means(nats(document.ids), document.again),
         distance=np.array([distance], float),
     )
 
@@ -92,45 +82,33 @@ def passage_length(n: int) -> int:
     return max(16, min(200, n // 160))
 
 
-def plant_all(documents: Sequence[Tensor], tokenizer: Any, trained: int, seed: int = 0) -> list[Planted]:
-    """Documents (n,), each with passages of the next document and facts planted."""
+def plant_all(documents: Sequence[Tensor], trained: int, seed: int = 0) -> list[Planted]:
+    """Documents (n,), each with passages of the next document planted."""
     pairs = enumerate(zip(documents, [*documents[1:], documents[0]], strict=True))
-    return [plant(ids, other, tokenizer, trained, seed + place) for place, (ids, other) in pairs]
+    return [plant(ids, other, trained, seed + place) for place, (ids, other) in pairs]
 
 
-def plant(ids: Tensor, other: Tensor, tokenizer: Any, trained: int, seed: int) -> Planted:
-    """Plant passages of another document and facts at four depths of a document (n,), and repeat them at its end."""
+def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
+    """Plant passages of another document at four depths of a document (n,), and repeat them at its end."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n = len(ids)
     length = passage_length(n)
-    facts, answered = zip(*(_fact(tokenizer, name, generator) for name in NAMES), strict=True)
-    tail = n - sum(length + len(fact) for fact in facts)
-    longest = length + 1 + max(map(len, facts))
-    depths = [round(part * n) for part in DEPTHS] + [tail - max(trained // 2, longest)]
-    if depths[-1] < depths[-2] + longest:
+    tail = n - (1 + len(DEPTHS)) * length
+    depths = [round(part * n) for part in DEPTHS] + [tail - max(trained // 2, length)]
+    if depths[-1] < depths[-2] + length:
         given = f"documents of {n} tokens are too short to hold passages at four depths"
         raise InputError(f"{given}; expected a longer context")
     planted = ids.clone()
     skip = max(2, length // 10)
     source = len(other) // 4 + length * np.arange(len(depths))  # disjoint passages of the other document
+    ends = tail + length * generator.permutation(len(depths))
     first: list[Span] = []
-    again: dict[int, Span] = {}
-    answer: dict[int, Span] = {}
-    for place, (begin, depth) in enumerate(zip(source.tolist(), depths, strict=True)):
-        planted[depth : depth + length] = other[begin : begin + length]
-        planted[depth + length : depth + length + len(facts[place])] = facts[place]
-        first.append((depth + skip, depth + length))
-    at = tail
-    for place in generator.permutation(len(depths)).tolist():
-        planted[at : at + length] = planted[depths[place] : depths[place] + length]
-        again[place] = (at + skip, at + length)
-        at += length
-    for place in generator.permutation(len(depths)).tolist():
-        planted[at : at + len(facts[place])] = facts[place]
-        at += len(facts[place])
-        answer[place] = (at - answered[place], at)
-    repeated, answers = (tuple(spans[place] for place in range(len(depths))) for spans in (again, answer))
-    return Planted(ids, planted, tuple(first), repeated, answers)
+    again: list[Span] = []
+    for begin, depth, end in zip(source.tolist(), depths, ends.tolist(), strict=True):
+        for at, spans in ((depth, first), (end, again)):
+            planted[at : at + length] = other[begin : begin + length]
+            spans.append((at + skip, at + length))
+    return Planted(ids, planted, tuple(first), tuple(again))
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -160,11 +138,3 @@ def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Genera
             role[at : at + length] = 2
         role[place + max(2, length // 10) : place + length] = 1
     return planted, role
-
-
-def _fact(tokenizer: Any, name: str, generator: np.random.Generator) -> tuple[Tensor, int]:
-    """The tokens of a fact, and the number of tokens at its end that are the answer."""
-    number = " " + "".join(str(digit) for digit in generator.integers(0, 10, 5))
-    texts = f". The number of {name} is", number
-    question, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-    return torch.tensor([*question, *answer]), len(answer)

@@ -114,10 +114,7 @@ def _ungrouped() -> Iterator[None]:
     """Have transformers repeat shared keys: in float32 torch has no grouped kernel that holds less than n × n."""
     import transformers.integrations.sdpa_attention as home
 
-    before = getattr(home, "use_gqa_in_sdpa", None)
-    if before is None:
-        yield
-        return
+    before = home.use_gqa_in_sdpa
     home.use_gqa_in_sdpa = lambda *args, **kwargs: False
     try:
         yield

@@ -1,9 +1,9 @@
-"""Stability of top keys: whether a head attends to the same keys when the text before them is another one.
+"""Stability of top keys (`limitlens.stability`): whether a head attends to the same keys behind another text.
 
-A softmax never changes the ratios of the weights of fixed keys: e^{s_j} / e^{s_i} depends on no other key. Another
-context changes the normaliser, hence the total weight of these keys, and in deeper layers their representations. So
-the last tokens of a document are read behind `contexts` other texts of n tokens. Measured for the last queries, with
-the tokens before them as candidate keys, over pairs of contexts:
+A softmax never changes the ratios of the weights of fixed keys: e^{s_j} / e^{s_i} depends on no other key. Another text
+before the keys changes the normaliser, hence their total weight, and in deeper layers their representations. So the
+last tokens of a document are read behind `contexts` other texts of n tokens. Four measures compare the weights of the
+last queries on the tokens before them, over pairs of contexts:
 
 overlap      share of the m keys of largest weight that are the same
 stays        how often the key of largest weight is the same
@@ -40,7 +40,7 @@ MEASURES = ("overlap", "stays", "ranks", "variation")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stability(Result):
-    """How many of the top keys of every head stay the same behind another context."""
+    """Result of `limitlens.stability`: share of the top keys of every head that stay the same behind another text."""
 
     kind, file = "stability", "stability"
     model: str

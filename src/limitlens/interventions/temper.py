@@ -22,11 +22,11 @@ from limitlens.models import LoadedModel, open_corpus
 from limitlens.models.exponents import Exponents, Factor, identity
 from limitlens.models.rope_scaling import ROPE_SCALINGS, rope_scaled
 from limitlens.report.text import join, sentence
-from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, View, head_map, look, points
+from limitlens.report.view import Axis, Block, Figure, Guide, Section, View, head_map, look, points
 from limitlens.statistics.documents import Statistic, paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
-AXES = ("log_perplexity", "far", "fact")  # nats of plain text at the end; of far repeated passages; of far facts
+AXES = ("log_perplexity", "far")  # nats of plain text at the end of the context, and of far repeated passages
 YARN = ("yarn", "yarn_all")  # both readings of YaRN's factor: with the position of each query, or the whole context
 LABELS = {
     "truncated": "truncation", "constant": "no factor", "log": "log n", "yarn": "YaRN's factor",
@@ -34,7 +34,7 @@ LABELS = {
 }  # fmt: skip
 HEADINGS = {
     "log_perplexity": "ln perplexity", "log_perplexity_against_yarn": "minus YaRN's", "far": "far, nats",
-    "far_against_yarn": "far, minus YaRN's", "fact": "fact, nats", "fact_against_yarn": "fact, minus YaRN's",
+    "far_against_yarn": "far, minus YaRN's",
 }  # fmt: skip
 STEP_FORWARDS = 4  # forward passes that take as long as a gradient step, which computes layers twice
 SCHEDULES = 6  # schedules of factors that are measured besides the fitted ones, truncation included
@@ -70,7 +70,7 @@ class Temper(DocumentResult):
         from scipy.special import stdtrit
 
         width = float(stdtrit(max(len(self.by_document[text][name].plain) - 1, 1), 0.975))
-        differences = [self.estimate(text, name, axis, base) for axis in AXES[:2]]
+        differences = [self.estimate(text, name, axis, base) for axis in AXES]
         return all(one.value < -width * one.stderr for one in differences)
 
     @property
@@ -92,7 +92,7 @@ class Temper(DocumentResult):
         rivals = [(text, base) for text in self.by_document for base in ("truncated", *YARN)]
 
         def loses(name: str, text: str, base: str) -> bool:
-            return all(self.estimate(text, name, axis, base).value >= 0 for axis in AXES[:2])
+            return all(self.estimate(text, name, axis, base).value >= 0 for axis in AXES)
 
         return [name for name in self.fits if any(loses(name, *rival) for rival in rivals)]
 
@@ -127,15 +127,15 @@ class Temper(DocumentResult):
     def view(self) -> View:
         """Both axes of every schedule for each text, and the maps of the exponents."""
         documents = [f"{len(axes['yarn'].plain)} of {self._where(text)}" for text, axes in self.by_document.items()]
-        blocks: list[Block] = [Row([self.frontier(text) for text in self.by_document])]
+        blocks: list[Block] = [self.frontier(text) for text in self.by_document]
         for text in self.by_document:
             rows = self.table[self.table["text"] == text].sort_values("far").drop(columns="text")
             rows["schedule"] = rows["schedule"].map(label)
             blocks.append(shown_table(f"All schedules on both axes: {self._where(text)}", HEADINGS, rows))
         axes_lead = (
             "ln perplexity of plain text at the end of the context; nats per token of passages repeated from further "
-            "away than the trained window (far), and of answers about facts planted as far away; lower is better. "
-            "Means over documents ± standard errors; differences to YaRN's factor are paired by document."
+            "away than the trained window (far); lower is better. Means over documents ± standard errors; differences "
+            "to YaRN's factor are paired by document."
         )
         exponents_lead = (
             "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by (p/n₀)^γ. "
@@ -174,20 +174,19 @@ class Temper(DocumentResult):
         series = []
         for place, row in enumerate(rows):
             colour, dash = look(place)
-            x, y, bar = (
-                row[name] for name in ("log_perplexity_against_yarn", "far_against_yarn", "far_against_yarn_stderr")
-            )
-            series.append(points(label(row["schedule"]), [x], [y], colour, [bar], dash=dash, positive=False))
+            name, x, y = label(row["schedule"]), row["log_perplexity_against_yarn"], row["far_against_yarn"]
+            bar = row["far_against_yarn_stderr"]
+            series.append(points(name, [x], [y], colour, [bar], dash=dash, positive=False))
         axes = Axis("ln perplexity at the end, minus YaRN's"), Axis("nats of far passages, minus YaRN's")
         guides = Guide("left: better prediction", x=0), Guide("below: better retrieval", y=0)
         return Figure(f"Frontier: {self._where(text)}", *axes, series, guides, height=400)
 
     def maps(self) -> list[Figure]:
         """A map of the exponents of each fit per head."""
-        per_head = {name: fit.exponents for name, fit in self.fits.items() if fit.level == "head"}
         return [
-            head_map(f"γ of {label(name)}", "γ", list(np.ndindex(gamma.shape)), gamma.ravel().tolist())
-            for name, gamma in per_head.items()
+            head_map(f"γ of {label(name)}", "γ", list(np.ndindex(fit.exponents.shape)), fit.exponents.ravel().tolist())
+            for name, fit in self.fits.items()
+            if fit.level == "head"
         ]
 
     def _finding(self) -> str:
@@ -199,16 +198,12 @@ class Temper(DocumentResult):
             return f"No fit beats YaRN's factor significantly on both axes on {where}: no gain is claimed."
         best = self.winners[0]
         text = [*self.by_document][-1]
-        plain, far = (self.estimate(text, best, axis, "yarn") for axis in AXES[:2])
-        cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES[:2])
-        gain = (
+        plain, far = (self.estimate(text, best, axis, "yarn") for axis in AXES)
+        cut, lost = (self.estimate(text, "truncated", axis, best).value for axis in AXES)
+        return sentence(
             f"{label(best)} beats YaRN's factor significantly on both axes on {where}; on {self._where(text)} by "
             f"{plain.value:+.4f} ± {plain.stderr:.4f} in ln perplexity and {far.value:+.3f} ± {far.stderr:.3f} nats "
-            "per token of far passages."
-        )
-        return (
-            f"{sentence(gain)} Truncation differs from it by {cut:+.3f} in ln perplexity and by {lost:+.3f} nats per "
-            "token of far passages."
+            f"per token of far passages. Truncation differs from it by {cut:+.3f} and {lost:+.3f} on the two axes."
         )
 
     def _advice(self) -> str:
@@ -283,11 +278,11 @@ def temper(
     ids = read_documents(loaded, text, to, most, least)
     count = min(FIT_DOCUMENTS, len(ids) - CHECK_DOCUMENTS - MIN_TEST_DOCUMENTS)
     texts = {"fitted": text}
-    held_out = {"fitted": plant_all(ids[count + CHECK_DOCUMENTS :][:documents], loaded.tokenizer, window, seed)}
+    held_out = {"fitted": plant_all(ids[count + CHECK_DOCUMENTS :][:documents], window, seed)}
     if other is not None:
         texts["other"] = other
         others = read_documents(loaded, other, to, documents, MIN_TEST_DOCUMENTS)
-        held_out["other"] = plant_all(others, loaded.tokenizer, window, seed + 100)
+        held_out["other"] = plant_all(others, window, seed + 100)
     where = torch.cuda.get_device_name(reader.device) if reader.half else reader.device.type
     precision = "bfloat16" if reader.half else "float32"
     about = loaded.name, identity(loaded.model), window, to, rope_scaling, texts, where, precision
