@@ -89,7 +89,7 @@ def test_halves_are_pilots_of_their_own() -> None:
 
 
 def test_many_gaussian_tokens_have_the_gaussian_law() -> None:
-    """Pilots of 10,000 tokens against the closed form of `theory.exact`."""
+    """Pilots of 10,000 tokens against the closed form of `theory.curve`."""
     rng, tilt, sizes = np.random.default_rng(2), np.array([0.5, 0.3]), np.array([10, 100])
     exact = query_error(np.eye(2), np.eye(2), tilt[None], sizes)[0]
     pilots = [rng.normal(size=(10_000, 2)) for _ in range(12)]

@@ -68,7 +68,8 @@ def test_von_mises_fisher_agrees_with_its_measure(cosine: float) -> None:
     measure, law = VonMisesFisher(direction, 7.0), VonMisesFisherGap(5, 7.0, cosine)
     assert law.log_laplace(BETAS) == pytest.approx(measure.K(BETAS[:, None] * query) - BETAS, rel=1e-11)
     keys = measure.sample(20_000, torch.Generator().manual_seed(1)).numpy()
-    assert stats.kstest(1 - keys @ query, law.cdf).pvalue > 0.01
+    grid = np.linspace(0, 2, 2001)  # fine enough for 20,000 keys, and a tenth of their cost
+    assert stats.kstest(1 - keys @ query, lambda gap: np.interp(gap, grid, law.cdf(grid))).pvalue > 0.01
     assert (law.tangent_dim is None) == (abs(cosine) < 1)
 
 

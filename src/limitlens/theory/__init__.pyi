@@ -14,13 +14,13 @@ from limitlens.theory.clt import interval_validity as interval_validity
 from limitlens.theory.clt import observed_validity as observed_validity
 from limitlens.theory.clt import plug_in as plug_in
 from limitlens.theory.clt import plug_in_degrees as plug_in_degrees
+from limitlens.theory.curve import PointwiseError as PointwiseError
 from limitlens.theory.curve import averaged_error_1d as averaged_error_1d
 from limitlens.theory.curve import mean_error as mean_error
 from limitlens.theory.curve import output_error as output_error
+from limitlens.theory.curve import pointwise_error as pointwise_error
 from limitlens.theory.curve import query_error as query_error
 from limitlens.theory.curve import three_piece as three_piece
-from limitlens.theory.exact import PointwiseError as PointwiseError
-from limitlens.theory.exact import pointwise_error as pointwise_error
 from limitlens.theory.exact_bootstrap import PilotErrors as PilotErrors
 from limitlens.theory.exact_bootstrap import pilot_errors as pilot_errors
 from limitlens.theory.hardmax import hardmax_asymptotic as hardmax_asymptotic

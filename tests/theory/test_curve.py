@@ -8,7 +8,7 @@ from limitlens.experiments.gaussian_grid import grid_errors
 from limitlens.measures import Gaussian
 from limitlens.theory import curve, rates
 from limitlens.theory.clt import asymptotic_covariance
-from limitlens.theory.exact import pointwise_error
+from limitlens.theory.curve import pointwise_error
 from limitlens.theory.hardmax import extremes
 
 
