@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 GROUPED: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+DECODER: dict[str, Any] = {"output": "o_proj", "causal": True, "key_heads": 2, "rotary": True}
 
 
 @dataclass(frozen=True)
@@ -102,36 +103,23 @@ TINY = {
         causal=True,
         factor=8**-0.5,  # its queries are scaled before the scores are
     ),
-    "llama": Tiny(_of("Llama", **GROUPED), "o_proj", causal=True, key_heads=2, rotary=True),
-    "qwen3": Tiny(_of("Qwen3", **GROUPED), "o_proj", causal=True, key_heads=2, rotary=True, factor=None),
-    "mistral": Tiny(
-        _of("Mistral", sliding_window=6, **GROUPED),
-        "o_proj",
-        causal=True,
-        key_heads=2,
-        sliding=(6,) * LAYERS,
-        rotary=True,
-    ),
+    "llama": Tiny(_of("Llama", **GROUPED), **DECODER),
+    "qwen3": Tiny(_of("Qwen3", **GROUPED), **DECODER, factor=None),
+    "mistral": Tiny(_of("Mistral", sliding_window=6, **GROUPED), **DECODER, sliding=(6,) * LAYERS),
     "gemma2": Tiny(
         _of("Gemma2", sliding_window=6, attn_logit_softcapping=2.0, query_pre_attn_scalar=5, **GROUPED),
-        "o_proj",
-        causal=True,
-        key_heads=2,
+        **DECODER,
         sliding=(6, None, 6),
         softcap=2.0,
-        rotary=True,
         implementation="eager",
     ),
     "gpt_oss": Tiny(
         _of("GptOss", sliding_window=6, num_local_experts=2, num_experts_per_tok=1, **GROUPED),
-        "o_proj",
-        causal=True,
-        key_heads=2,
+        **DECODER,
         sliding=(6, None, 6),
         sinks=True,
-        rotary=True,
-        factor=(1 + 0.1 * math.log(32)) ** 2,  # YaRN stretches queries and keys for a context 32 times longer
         implementation="eager",
+        factor=(1 + 0.1 * math.log(32)) ** 2,  # YaRN stretches queries and keys for a context 32 times longer
     ),
 }
 

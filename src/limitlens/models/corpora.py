@@ -27,7 +27,17 @@ class Corpus:
     """A named text, as a stream of documents."""
 
     name: str  # as the user gave it
-    documents: Callable[[], Iterator[str]]  # a new stream of non-empty pieces of text, always in the same order
+    read: Callable[[], Iterator[str]]  # opens a new stream of pieces of text, always in the same order
+
+    def documents(self) -> Iterator[str]:
+        """Pieces of the text that are not blank; a corpus without any raises an `InputError`."""
+        empty = True
+        for document in self.read():
+            if document and not document.isspace():
+                empty = False
+                yield document
+        if empty:
+            raise InputError(f"the corpus {self.name!r} holds no text; give a text file, or a folder with some")
 
 
 def open_corpus(name: str) -> Corpus:
@@ -39,42 +49,24 @@ def open_corpus(name: str) -> Corpus:
     raises it while it is read.
     """
     if name in BUILT_IN:
-        return Corpus(name, _nonempty(name, BUILT_IN[name]))
+        return Corpus(name, BUILT_IN[name])
     if os.path.isdir(name):
-        return Corpus(name, _nonempty(name, lambda: _read_folder(Path(name), _is_text)))
+        return Corpus(name, lambda: _read_folder(Path(name), _is_text))
     if os.path.isfile(name):
-        return Corpus(name, _nonempty(name, lambda: _read_file(Path(name))))
-    if _HUB_ID.fullmatch(name):
-        if importlib.util.find_spec("datasets") is None:
-            raise InputError(
-                f"the corpus {name!r} is no file or folder here, and reading it from the hub needs "
-                f"`pip install datasets` first; without it there are {', '.join(BUILT_IN)}"
-            )
-        return Corpus(name, _nonempty(name, lambda: _read_dataset(name)))
+        return Corpus(name, lambda: _read_file(Path(name)))
+    built_in = ", ".join(BUILT_IN)
     given = f"the corpus {name!r} is not known: it is no file or folder here"
-    raise InputError(f"{given}; give one, a hub dataset (owner/name), or one of {', '.join(BUILT_IN)}")
-
-
-def _nonempty(name: str, read: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
-    """The stream without blank documents; an `InputError` if there are no others."""
-
-    def documents() -> Iterator[str]:
-        empty = True
-        for document in read():
-            if not document.isspace() and document:
-                empty = False
-                yield document
-        if empty:
-            raise InputError(f"the corpus {name!r} holds no text; give a text file, or a folder with some")
-
-    return documents
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(f"{given}; give one, a hub dataset (owner/name), or one of {built_in}")
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(f"{given}; to read it from the hub, `pip install datasets` first, or use one of {built_in}")
+    return Corpus(name, lambda: _read_dataset(name))
 
 
 def _read_docs() -> Iterator[str]:
     from pydoc_data.topics import topics
 
-    for name in sorted(topics):
-        yield topics[name]
+    yield from (topics[name] for name in sorted(topics))
 
 
 def _read_code() -> Iterator[str]:
