@@ -68,9 +68,8 @@ def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[fl
         weights += output.weight.numel()  # tied to a table that was left out above, yet multiplied
     operations = tokens * (2.0 * weights + 4.0 * window * width * layers)
     scores = float(window) * getattr(config, "num_attention_heads", 1)
-    return operations / (FORWARD_RATE * computing_threads(model)), 4.0 * window * (
-        width * (layers + 8) + scores + logits
-    )
+    memory = 4.0 * window * (width * (layers + 8) + scores + logits)
+    return operations / (FORWARD_RATE * computing_threads(model)), memory
 
 
 def computing_threads(model: PreTrainedModel) -> int:

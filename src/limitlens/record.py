@@ -309,21 +309,18 @@ def from_json(kind: Any, value: Any) -> Any:
 
 def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
     """JSON entries of a field X that is an estimate: X and X_stderr, or only stderr if X is `measured` or `value`."""
-    entries = {name: to_json(estimate.value), _stderr_key(name): to_json(estimate.stderr)}
+    stderr = "stderr" if name in ("measured", "value") else f"{name}_stderr"
+    entries: dict[str, Any] = {name: estimate.value, stderr: estimate.stderr}
     if name == "measured":
-        entries["interval"] = None if math.isnan(estimate.low) else to_json((estimate.low, estimate.high))
-    return entries
+        entries["interval"] = None if math.isnan(estimate.low) else (estimate.low, estimate.high)
+    return to_json(entries)  # type: ignore[no-any-return]
 
 
 def _estimate_of(name: str, document: Mapping[str, Any]) -> Estimate:
     """The estimate whose entries `_estimate_entries` wrote."""
-    numbers = (document[name], document.get(_stderr_key(name)), *(document.get("interval") or (None, None)))
-    value, stderr, low, high = (from_json(float, number) for number in numbers)
-    return Estimate(value, stderr, low, high) if name == "measured" else Estimate(value, stderr)
-
-
-def _stderr_key(name: str) -> str:
-    return "stderr" if name in ("measured", "value") else f"{name}_stderr"
+    stderr = document.get("stderr" if name in ("measured", "value") else f"{name}_stderr")
+    ends = document.get("interval") if name == "measured" else None
+    return Estimate(*(from_json(float, number) for number in (document[name], stderr, *(ends or (None, None)))))
 
 
 def _of(value: Any, *kinds: type) -> Any:

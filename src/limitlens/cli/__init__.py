@@ -5,6 +5,7 @@ No module here imports anything heavy at its top, because `limitlens theory` mus
 
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import typer
@@ -53,18 +54,16 @@ for functions in PANELS.values():
         app.command(function.__name__.replace("_", "-"))(function)
 
 
-def version(show: bool) -> None:
-    """Print the version and stop."""
+def print_version(show: bool) -> None:
+    """Print the version and stop, if `show` is set."""
     if show:
-        from importlib.metadata import version as installed
-
-        print(f"limitlens {installed('limitlens')}")
+        print(f"limitlens {version('limitlens')}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    show: bool = typer.Option(False, "--version", help="Print the version.", callback=version, is_eager=True),
+    show: bool = typer.Option(False, "--version", help="Print the version.", callback=print_version, is_eager=True),
 ) -> None:
     """How far is softmax attention over n tokens from its infinite-token limit, and how many tokens does it need?"""
 
