@@ -191,7 +191,7 @@ def test_studies_and_sweeps_are_compared() -> None:
     marked = {(row.where, row.quantity) for row in other.differences if row.exceeds}
     assert {("output", "rate of the output"), ("output", "error of the output at n = 1,000")} <= marked
     summary = {row["quantity"]: row for row in other.summary}
-    for name in curves[0].names:  # each error by itself
+    for name in curves[0].errors:  # each error by itself
         slopes = [curve.errors[name].rate.slope for curve in curves[::2]]
         assert list(summary[f"rate of the {name}"]["medians"].values()) == pytest.approx(slopes)
     assert not other.paired

@@ -328,7 +328,7 @@ def test_pipes_devices_and_long_names_are_no_files(tmp_path: Path) -> None:
 def test_tokens_of_any_real_type_are_read(kind: Any) -> None:
     tokens = np.random.default_rng(0).normal(size=(300, 2)).astype(kind)
     found = ll.study(ll.Sample(tokens), ll.Head(np.eye(2)), [20, 60], replicates=3, queries=8)
-    assert np.isfinite(found.error("output")).all()
+    assert np.isfinite(found.errors["output"].error).all()
 
 
 @pytest.mark.parametrize("tokens", [np.zeros((900, 2)), np.full((900, 2), 2.5), 1e8 + np.arange(900)[:, None] * 1e-9])
@@ -432,7 +432,7 @@ class Own:
 
 def test_a_law_of_ones_own_is_checked_at_the_start() -> None:
     assert as_measure(Own()).dim == 1
-    assert ll.study(Own(), HEAD, [20, 40], replicates=3, queries=8).error("output")[0] > 0
+    assert ll.study(Own(), HEAD, [20, 40], replicates=3, queries=8).errors["output"].error[0] > 0
     told(lambda: ll.study(Own(2.0), HEAD, [20, 40]), "grad_K is not the gradient of K")
     told(lambda: ll.limit(Own(1.01), HEAD, [[1.0]]), "grad_K is not the gradient of K")
     told(lambda: ll.study(Own(end=1.5), HEAD, [20, 40]), "K of the measure at a tilt holds inf")

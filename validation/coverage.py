@@ -65,10 +65,10 @@ def run() -> Iterator[tuple[str, float, float, float]]:
 
 def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
     """The true curve of an error, as an error curve of two identical replicates."""
-    power = np.asarray(long.error(name) ** MOMENT.get(name, 1))
+    power = np.asarray(long.errors[name].error ** MOMENT.get(name, 1))
     if name in long.fewer_queries:
         few = _cut(long, 0, every.replicates)
-        power = power + every.error(name) - few.error(name)
+        power = power + every.errors[name].error - few.errors[name].error
     return ErrorCurve.of(long.sizes, np.tile(power, (2, 1)), moment=MOMENT.get(name, 1))
 
 

@@ -140,12 +140,12 @@ def _study(run: Any) -> Column:
     """Error curves of a study, or of every study of a sweep."""
     studies = [("", run)]
     if run.kind != "study":
-        name, grid = ("H", run.horizons) if run.kind == "horizons" else ("R", run.radii)
-        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(grid, run.curves, strict=False)]
+        name = "H" if run.kind == "horizons" else "R"
+        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(run.values, run.curves, strict=False)]
     found: Column = {}
     for prefix, study in studies:
-        for name in study.names:  # the error has its own quantity: mean, covariance and output have no common median
-            found |= _curve(f"{prefix}{name}", study.errors[name], study.replicates, f" of the {name}")
+        for name, errors in study.errors.items():  # each is its own quantity: errors have no common median
+            found |= _curve(f"{prefix}{name}", errors, study.replicates, f" of the {name}")
     return found
 
 

@@ -186,8 +186,8 @@ def test_predicted_curve_lies_on_the_measured_one():
 
     curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(1.5), sizes=[200, 800, 3200], replicates=400, seed=1)
     predicted = output_error([[1.0]], [[1.5]], curve.sizes)
-    ratio = curve.error("output") / predicted
-    assert ratio == pytest.approx(np.ones(3), abs=4 * float((curve.stderr("output") / curve.error("output")).max()))
+    output = curve.errors["output"]
+    assert output.error / predicted == pytest.approx(np.ones(3), abs=4 * float((output.stderr / output.error).max()))
 
 
 @pytest.mark.parametrize(

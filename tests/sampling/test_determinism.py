@@ -95,7 +95,7 @@ def test_the_memory_of_a_study_sizes_its_chunks(monkeypatch: pytest.MonkeyPatch)
     whole, held = study(None), 10**9
     monkeypatch.setattr(memory, "resident", lambda device: held)
     small = study(None, memory=held + study_pass.FLOAT_BYTES * 25_000)
-    for name in whole.names:
+    for name in whole.errors:
         np.testing.assert_allclose(small.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
     with pytest.raises(ll.InputError, match="for a study of one replicate at a time"):
         study(None, memory=held + 1000)
@@ -180,7 +180,7 @@ def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytes
     assert [warning for warning in curve.warnings if "GPU" in warning] == [
         f"the GPU ran out of memory: from there on replicates were processed {few} at a time" for few in (2, 1)
     ]
-    for name in whole.names:
+    for name in whole.errors:
         np.testing.assert_allclose(curve.replicate_errors[name], whole.replicate_errors[name], rtol=1e-9)
 
 
@@ -194,7 +194,7 @@ def test_threads_change_nothing_but_rounding() -> None:
     finally:
         torch.set_num_threads(before)
     near(found[1][0], found[2][0])
-    for name in found[1][1].names:
+    for name in found[1][1].errors:
         one, two = (found[threads][1].replicate_errors[name] for threads in (1, 2))
         np.testing.assert_allclose(one, two, rtol=1e-9)
 

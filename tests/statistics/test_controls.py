@@ -163,5 +163,5 @@ def test_slopes_of_many_studies_scatter_as_their_standard_errors_say(horizon: fl
         rates = [curve.rate(name) for curve in curves]
         slopes, stderrs = (np.array([getattr(rate, part) for rate in rates]) for part in ("slope", "stderr"))
         assert np.std(slopes, ddof=1) == pytest.approx(np.sqrt(np.mean(stderrs**2)), rel=0.4), name  # 40 of them: ± 11%
-    left = np.mean([curve.scatter_left("mean") for curve in curves])
-    assert left < (0.12 if horizon < 0.5 else 0.8)
+    shares = [curve.errors["mean"].error_moments[0].var(0) / curve.denoised_moments("mean").var(0) for curve in curves]
+    assert np.mean(shares) < (0.12 if horizon < 0.5 else 0.8)

@@ -237,7 +237,7 @@ def test_the_largest_error_over_a_ball_exceeds_its_worst_point_but_not_the_bound
     A = 0.3 * np.linalg.qr(rng.normal(size=(dim, dim)))[0]
     radius = np.sqrt(dim)
     curve = study(Gaussian(np.zeros(dim), 1.0), Head(A), sizes=[n // 2, n], replicates=4, seed=0, radius=radius)
-    largest = curve.error("uniform")[-1]
+    largest = curve.errors["uniform"].error[-1]
     assert largest > 0.08
     found = summary(Gaussian(np.zeros(dim), 1.0), A, n).document()["uniform"]
     order, worst, bound = (found[f"uniform_{name}"] for name in ("exponential", "gaussian", "supremum"))

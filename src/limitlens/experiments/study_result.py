@@ -1,4 +1,4 @@
-"""`StudyResult`: measured error curves of a study, their fitted rates, and the predictions of theory."""
+"""`StudyResult`: measured error curves of a study, their fitted rates, the predictions of theory, and the view."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ import numpy as np
 
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, check_relative
-from limitlens.experiments.study_view import SHOWN, WANTED, errors_figure, study_view
+from limitlens.estimate import Estimate
 from limitlens.record import Run
-from limitlens.report.view import Figure
+from limitlens.report.text import falling, join, short
+from limitlens.report.view import (
+    Axis,
+    Cell,
+    Colour,
+    Figure,
+    Guide,
+    Section,
+    Table,
+    Text,
+    View,
+    band,
+    cells,
+    line,
+    points,
+)
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 from limitlens.statistics.controls import controlled
@@ -25,15 +40,27 @@ from limitlens.statistics.fit import Rate
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates; the others are E|error|
 FIELD_OF = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # by prefix in a file
 AS_STORED = (
-    "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds"
+    "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds",
+    "warnings", "notes",
 )  # fmt: skip
+MEANING = {  # of the errors that views show; documents and tables have every error
+    "mean": "mean of the outputs",
+    "covariance": "covariance of the outputs",
+    "output": "output, root mean square over queries",
+    "uniform": "output, maximum over a ball of queries",
+}
+PROVED = ("mean", "covariance")  # errors that the proved rate bounds
+WANTED = (0.1, 0.05, 0.01)  # relative output errors for which every study gives the number of tokens
+COLOURS: dict[str, Colour] = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
+TOKENS = Axis("number of tokens n", log=True)
+SEEN_FLOOR = 0.02  # of the smallest error: a lower numerical floor is not drawn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyResult(Result):
     """Errors of attention over n tokens for nested sizes n, measured and predicted."""
 
-    kind = "study"
+    kind, file = "study", "curve"
     sizes: tuple[int, ...]
     replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; `uniform` only with a radius
     query_noise: Mapping[str, Array]  # (replicates, sizes) by name: excess of the squared error from using few queries
@@ -65,20 +92,15 @@ class StudyResult(Result):
         return self.predict()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the measured errors."""
-        return tuple(self.replicate_errors)
-
-    @property
     def replicates(self) -> int:
         """Number of replicates behind every point."""
         return len(self.replicate_errors["output"])
 
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
-        """The curve of every error, with query noise removed and control variates applied."""
+        """The curve of every error by name, with query noise removed and control variates applied."""
         curves = {}
-        for name in self.names:
+        for name in self.replicate_errors:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
             rows = controlled(self.denoised_moments(name), self.controls)
             curves[name] = ErrorCurve.of(
@@ -87,44 +109,25 @@ class StudyResult(Result):
             )  # fmt: skip
         return curves
 
+    @property
+    def shown(self) -> dict[str, ErrorCurve]:
+        """The curves of the errors that views show."""
+        return {name: self.errors[name] for name in MEANING if name in self.errors}
+
     @cached_property
     def relative(self) -> ErrorCurve:
         """The output error relative to the root mean square of the limit."""
         return self.errors["output"].scaled(self.scale[0])
 
-    def error(self, name: str) -> Array:
-        """The error at each size: E|error| over replicates, or the root mean square for `output`."""
-        return self._curve(name).error
-
-    def stderr(self, name: str) -> Array:
-        """Standard error of `error(name)` over replicates (by the delta method for a root mean square)."""
-        return self._curve(name).stderr
-
     def rate(self, name: str = "output") -> Rate | None:
         """The fitted rate of an error, or None where fewer than three sizes can be fitted."""
-        return self._curve(name).rate
-
-    def local_slopes(self, name: str = "output") -> tuple[Array, Array]:
-        """Slopes between neighbouring sizes and their standard errors."""
-        return self._curve(name).local_slopes
+        if name not in self.errors:
+            raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.errors)}")
+        return self.errors[name].rate
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
         """Token sample complexity: the smallest n whose relative output error is at most `error`."""
         return self.relative.tokens_for(check_relative(error), context)
-
-    def correction(self, name: str) -> Array:
-        """Factor (sizes,) by which the error `name` was corrected, for the reference and for query noise."""
-        factor = 1 / self.reference_factor
-        if name in self.fewer_queries:
-            measured, clean = self.replicate_errors[name].mean(0), self.denoised_moments(name).mean(0)
-            factor = factor * np.divide(clean, measured, out=np.ones_like(clean), where=measured > 0)
-        return np.asarray(factor)
-
-    def scatter_left(self, name: str) -> Array:
-        """Share (sizes,) of the variance over replicates that is left after the control variates."""
-        controlled_variance = self._curve(name).error_moments[0].var(0)
-        variance = self.denoised_moments(name).var(0)
-        return np.asarray(controlled_variance / np.maximum(variance, np.finfo(float).tiny))
 
     def denoised_moments(self, name: str) -> Array:
         """|error|^moment (replicates, sizes), corrected so that its mean over replicates is free of query noise."""
@@ -133,30 +136,17 @@ class StudyResult(Result):
             errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
         return np.asarray(errors ** MOMENT.get(name, 1))
 
-    def _curve(self, name: str) -> ErrorCurve:
-        if name not in self.errors:
-            raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.names)}")
-        return self.errors[name]
-
-    def _parts(self, name: str) -> dict[str, Array]:
-        """Columns of an error, one value per size, for tables and documents."""
-        return {
-            "value": self.error(name),
-            "stderr": self.stderr(name),
-            "correction": self.correction(name),
-            "scatter_left": self.scatter_left(name),
-        }
-
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per error and size, with standard error, local slope, floor and prediction."""
         parts = []
-        for name in self.names:
-            slopes, slope_errors = self.local_slopes(name)
+        for name, curve in self.errors.items():
+            slopes, slope_errors = curve.local_slopes
             part = {
                 "error": name,
                 "n": self.sizes,
-                **self._parts(name),
+                "value": curve.error,
+                "stderr": curve.stderr,
                 "local_slope": np.append(slopes, np.nan),
                 "local_slope_stderr": np.append(slope_errors, np.nan),
                 "floor": self.floor,
@@ -164,56 +154,40 @@ class StudyResult(Result):
             }
             if name == "output":
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    part["relative"] = self.error(name) / self.scale[0]
-                    part["relative_centred"] = self.error(name) / self.scale[1]
+                    part |= {"relative": curve.error / self.scale[0], "relative_centred": curve.error / self.scale[1]}
             parts.append(pd.DataFrame(part))
         return pd.concat(parts, ignore_index=True)
 
-    @cached_property
-    def replicate_table(self) -> pd.DataFrame:
-        """Uncorrected errors of every replicate: error, replicate, n, value."""
-        sizes = np.tile(self.sizes, self.replicates)
-        replicate = np.repeat(np.arange(self.replicates), len(self.sizes))
-        parts = [
-            pd.DataFrame({"error": name, "replicate": replicate, "n": sizes, "value": errors.ravel()})
-            for name, errors in self.replicate_errors.items()
-        ]
-        return pd.concat(parts, ignore_index=True)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of a run folder."""
-        return {"curve": self.table, "replicates": self.replicate_table}
-
     def document(self) -> dict[str, Any]:
         """The study as the JSON document of the contract."""
+        errors, slopes, rates = {}, {}, {}
+        for name, curve in self.errors.items():
+            errors[name] = {"value": curve.error, "stderr": curve.stderr}
+            slopes[name] = dict(zip(("value", "stderr"), curve.local_slopes, strict=True))
+            rates[name] = curve.rate and curve.rate.document()
         return {
             **{key: getattr(self, key) for key in AS_STORED},
             "n": list(self.sizes),
-            "errors": {name: self._parts(name) for name in self.names},
-            "rates": {name: (rate := self.rate(name)) and rate.document() for name in self.names},
-            "local_slopes": {
-                name: dict(zip(("value", "stderr"), self.local_slopes(name), strict=True)) for name in self.names
-            },
+            "errors": errors,
+            "rates": rates,
+            "local_slopes": slopes,
             "tokens_for": {str(error): self.tokens_for(error).document() for error in WANTED},
             "predicted": dict(self.predicted),
             "replicates": [self.replicates] * len(self.sizes),
             "floor": self.floor,
             "scale": {"output": self.scale[0], "output_centred": self.scale[1]},
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
         }
 
     def arrays(self) -> dict[str, Array]:
-        """The measured arrays, which `StudyResult.stored` reads back."""
+        """The measured arrays by name."""
         rows = {f"{key}.{name}": rows for key, of in FIELD_OF.items() for name, rows in getattr(self, of).items()}
         return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
 
     @classmethod
-    def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array], **known: Any) -> StudyResult:
+    def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array]) -> StudyResult:
         """The result with this document and these arrays."""
-        names = tuple(document["errors"])
         rows: dict[str, Any] = {
-            of: {name: arrays[key] for name in names if (key := f"{prefix}.{name}") in arrays}
+            of: {name: arrays[key] for name in document["errors"] if (key := f"{prefix}.{name}") in arrays}
             for prefix, of in FIELD_OF.items()
         }
         return cls(
@@ -223,26 +197,157 @@ class StudyResult(Result):
             floor=np.asarray(document["floor"], dtype=float),
             scale=(document["scale"]["output"], document["scale"]["output_centred"]),
             predict=lambda: {name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
-            warnings=tuple(document["warnings"]),
-            notes=tuple(document["notes"]),
             **{key: document[key] for key in AS_STORED},
             **rows,
-            **known,
         )
 
     @classmethod
     def load(cls, run: Run) -> StudyResult:
         """The study of a run folder."""
-        return cls.stored(run.document, run.arrays(), made=run.made)
+        return cls.stored(run.document, run.arrays())
+
+    def __repr__(self) -> str:
+        return f"<StudyResult: {self.measure}, {span(self)}, {self.replicates} replicates>"
+
+    def view(self) -> View:
+        """Error curves and rates of the study, against theory."""
+        horizon, one_sided, coupling = (
+            short(self.theory[name]) for name in ("horizon", "horizon_one_sided", "coupling")
+        )
+        columns = [cells(curve.error, curve.stderr) for curve in self.shown.values()]
+        values = Table("errors", ["n", *self.shown], [*zip(self.sizes, *columns, strict=True)], folded=True)
+        wanted = [f"{error:.0%} relative output error: {self.tokens_for(error)}" for error in WANTED]
+        return View(
+            f"{self.measure}, horizon {horizon}",
+            f"{self.replicates} replicates · {self.queries} queries · {span(self)} · on {self.device}",
+            (
+                f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
+                f"{span(self)}, in {self.replicates} replicates.",
+                _fitted_rates(self),
+                _tokens_needed(self),
+            ),
+            [
+                Section(
+                    "Error against the number of tokens",
+                    "Points are measured, with 95% bars; lines are fitted power laws; dotted lines are predictions at "
+                    "finite n.",
+                    [_errors_figure(self), values],
+                ),
+                Section(
+                    "Rates",
+                    f"Fitted rates, and the rates that the errors tend to. Horizon {horizon}, one-sided {one_sided}, "
+                    f"coupling {coupling}.",
+                    [_rates_table(self)],
+                ),
+                Section(
+                    "Has the rate converged?",
+                    "Slopes between neighbouring sizes. Where they still change, the fitted rate is not yet the "
+                    "asymptotic one.",
+                    [_slopes_figure(self)],
+                ),
+                Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
+            ],
+            warnings=self.warnings,
+            trust=trust([self], self.interrupted),
+        )
 
     def figures(self) -> list[Figure]:
         """Every error with its 95% bars and its fitted power law."""
-        return [errors_figure(self)]
+        return [_errors_figure(self)]
 
-    def __repr__(self) -> str:
-        fitted = [(name, rate) for name in SHOWN if name in self.names and (rate := self.rate(name))]
-        rates = ", ".join(f"{name} {rate.slope:.3f} ± {rate.stderr:.3f}" for name, rate in fitted)
-        ends = f"n = {self.sizes[0]:,} to {self.sizes[-1]:,}, {self.replicates} replicates"
-        return f"<StudyResult: {self.measure}, {ends}; rates: {rates or 'none'}>"
 
-    view = study_view
+def _errors_figure(study: StudyResult) -> Figure:
+    """Every error against n with its fitted power law and its prediction; the numerical floor where it is near."""
+    series = []
+    for name, curve in study.shown.items():
+        series.append(points(name, study.sizes, curve.error, COLOURS[name], curve.stderr))
+        if rate := curve.rate:
+            used = np.asarray(rate.used, dtype=float)
+            label = f"{name}: rate {rate.slope:.3f} ± {rate.stderr:.3f}"
+            series.append(line(label, used, rate.constant * used**-rate.slope, COLOURS[name]))
+        if name in study.predicted:
+            series.append(line(f"{name}, predicted", study.sizes, study.predicted[name], COLOURS[name], "dotted"))
+    if study.floor.max() > max(SEEN_FLOOR * _smallest_error(study), 0):
+        series.append(band("numerical floor", study.sizes, 0.1 * study.floor, study.floor, "grey"))
+    return Figure("Errors", TOKENS, Axis("error", log=True), series, height=400)
+
+
+def _slopes_figure(study: StudyResult) -> Figure:
+    """Slopes between neighbouring sizes, and the rates they tend to."""
+    n = np.asarray(study.sizes, dtype=float)
+    middle = np.sqrt(n[1:] * n[:-1])
+    series = []
+    for name, curve in study.shown.items():
+        slope, stderr = curve.local_slopes
+        series.append(points(name, middle, slope, COLOURS[name], stderr, joined=True, positive=False))
+    limits = {study.asymptotic[name]: f"{name} tends to {study.asymptotic[name]:.3f}" for name in ("output", "mean")}
+    guides = [Guide(label, y=value) for value, label in limits.items()]
+    return Figure("Local slopes", TOKENS, Axis("slope between neighbours"), series, guides, height=340)
+
+
+def _rates_table(study: StudyResult) -> Table:
+    """Fitted, asymptotic and proved rates of the errors that views show."""
+    rows: list[list[Cell]] = []
+    for name, curve in study.shown.items():
+        rate, slope, interval, law = curve.rate, None, "too few sizes", None
+        if rate is not None:
+            slope = Estimate(rate.slope, rate.stderr)
+            interval = f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
+            law = f"{rate.law} ({rate.evidence:+.1f})"
+        proved = study.theory["rate_proved"] if name in PROVED else None
+        rows.append([name, MEANING[name], slope, interval, study.asymptotic[name], proved, law])
+    columns = ["error", "of the", "fitted rate", "95% interval", "asymptotic", "proved at least"]
+    return Table("rates", [*columns, "law (evidence for a power)"], rows)
+
+
+def _fitted_rates(study: StudyResult) -> str:
+    """Sentence with the fitted and the asymptotic rates."""
+    fitted = {name: curve.rate for name, curve in study.shown.items() if curve.rate is not None}
+    if not fitted:
+        return "There are too few sizes to fit a rate; the table has the errors."
+    falls = join([f"the {name} error falls like {falling(rate.slope)}" for name, rate in fitted.items()])
+    logs = [name for name, rate in fitted.items() if rate.law == "log"]
+    return (
+        f"As n grows {falls}; for horizon {short(study.theory['horizon'])} the exponents tend to "
+        f"{short(study.asymptotic['mean'])} for the moments and {short(study.asymptotic['output'])} for the output."
+        + (f" A logarithm fits better for {join(logs)}." if logs else "")
+    )
+
+
+def _tokens_needed(study: StudyResult) -> str:
+    """Sentence with the number of tokens for each of the `WANTED` errors."""
+    needed = {error: study.tokens_for(error) for error in WANTED}
+    if unknown := next((answer.why for answer in needed.values() if answer.why), ""):
+        return f"The number of tokens for an error is not known: {unknown}."
+    known = [
+        f"{answer.n:,} tokens for {error:.0%}{' (extrapolated)' if answer.extrapolated else ''}"
+        for error, answer in needed.items()
+        if answer.n is not None
+    ]
+    if known:
+        return f"For the relative output error take {join(known)}."
+    return (
+        f"A relative output error of 10% takes more than {needed[WANTED[0]].farthest:,} tokens, beyond the range of "
+        "these sizes: measure larger ones, or lower the horizon of the head."
+    )
+
+
+def _smallest_error(study: StudyResult) -> float:
+    return min(float(curve.error.min()) for curve in study.errors.values())
+
+
+def span(study: StudyResult) -> str:
+    """Range of the sizes of a study, for sentences."""
+    return f"n from {study.sizes[0]:,} to {study.sizes[-1]:,}"
+
+
+def trust(studies: Sequence[StudyResult], interrupted: bool) -> list[str]:
+    """Sentences on the numerical floor, interrupts and caveats of studies."""
+    last, sentences = studies[-1], []
+    if last.floor.any():
+        floor, smallest = short(float(last.floor.max())), short(_smallest_error(last))
+        sentences.append(f"Numerical floor: {floor} ({last.kernel}); the smallest measured error is {smallest}.")
+    if interrupted:
+        lost = "points rest on fewer replicates than requested" if last.interrupted else "the sweep ends early"
+        sentences.append(f"The run was interrupted: {lost}.")
+    return [*sentences, *dict.fromkeys(note for study in studies for note in study.notes)]

@@ -1,7 +1,5 @@
 """`sweep`: a study for each horizon of the head, or for each radius of compactly supported tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -14,23 +12,27 @@ from limitlens.arrays import pd
 from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress
+from limitlens.estimate import Estimate
 from limitlens.experiments.study import study, study_cost
-from limitlens.experiments.study_result import StudyResult
-from limitlens.experiments.study_view import GROWING, constants_figure, horizons_view, radii_view, rates_figure
+from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
-from limitlens.report.view import Figure
+from limitlens.report.text import join, plural, short
+from limitlens.report.view import Axis, Cell, Figure, Guide, Section, Table, View, cells, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
 from limitlens.sampling.cluster import connected
+from limitlens.theory import rates
 
 FEWEST_RADII = 3  # a growth has two parameters
+FITTED = ("mean", "covariance", "output")  # errors whose rates a sweep of the horizon compares
+GROWING = ("uniform", "mean", "covariance")  # errors whose constants a sweep of the radius compares
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Swept(Result):
+class _Sweep(Result):
     """One study for each value of the swept parameter, which `kind` names."""
 
     values: tuple[float, ...]
@@ -48,7 +50,7 @@ class _Swept(Result):
         return {self.kind: list(self.values), "studies": studies, "interrupted": self.interrupted}
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays of every study, prefixed by its index."""
+        """The arrays of every study, prefixed by the index of the study."""
         return {f"{k}.{name}": array for k, curve in enumerate(self.curves) for name, array in curve.arrays().items()}
 
     @classmethod
@@ -59,31 +61,83 @@ class _Swept(Result):
         return cls(tuple(run.document[cls.kind]), tuple(curves), run.document["interrupted"])
 
 
-class HorizonSweep(_Swept):
-    """One study for each horizon of the head."""
+class HorizonSweep(_Sweep):
+    """One study for each horizon of the head, whose `values` are the horizons."""
 
     kind, file = "horizons", "curve"
 
     @property
-    def horizons(self) -> tuple[float, ...]:
-        """The horizons, one per study."""
-        return self.values
-
-    @property
     def table(self) -> pd.DataFrame:
         """The tables of all studies, with a column `horizon`."""
-        parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.horizons, self.curves, strict=True)]
+        parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.values, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
-    def figures(self) -> list[Figure]:
-        """Fitted rates against the horizon, with the predicted ones."""
-        return [rates_figure(self)]
+    def view(self) -> View:
+        """Rates over the horizon, against theory."""
+        first, count = self.curves[0], plural(len(self.values), "horizon")
+        rows: list[list[Cell]] = []
+        for horizon, curve in zip(self.values, self.curves, strict=True):
+            asymptotic = (curve.asymptotic["mean"], curve.asymptotic["output"], curve.theory["rate_drawn"])
+            slopes = [
+                None if (rate := curve.rate(name)) is None else Estimate(rate.slope, rate.stderr) for name in FITTED
+            ]
+            rows.append([horizon, *slopes, *asymptotic])
+        columns = ["H", *FITTED, "asymptotic, moments", "asymptotic, output (rms)", "1/(2(1+H²))"]
+        found = "There are too few sizes to fit a rate."
+        if fitted := self._fitted("mean"):
+            distance = max(abs(slope - curve.asymptotic["mean"]) for _, slope, _, curve in fitted)
+            found = (
+                f"The rate of the mean goes from {short(fitted[0][1])} at H = {short(fitted[0][0])} to "
+                f"{short(fitted[-1][1])} at H = {short(fitted[-1][0])}, within {short(distance)} of its asymptotic "
+                "value."
+            )
+        return View(
+            f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}",
+            f"{first.replicates} replicates · {span(first)}",
+            (
+                f"Attention over n tokens of {first.measure} was compared with its exact limit for {count} of the "
+                f"head, {span(first)}.",
+                found,
+                "Plan with the curve of your head's horizon, not with n⁻⁰·⁵⁰: beyond H = 1 each further digit costs "
+                "many more tokens.",
+            ),
+            [
+                Section(
+                    "Rates over the horizon",
+                    "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens.",
+                    [self._rates_figure(), Table("rates", columns, rows)],
+                )
+            ],
+            warnings=self.warnings,
+            trust=trust(self.curves, self.interrupted),
+        )
 
-    def __repr__(self) -> str:
-        ends = f"{self.horizons[0]:.3g} to {self.horizons[-1]:.3g}"
-        return f"<HorizonSweep: {self.curves[0].measure}, {len(self.horizons)} horizons from {ends}>"
+    def _fitted(self, name: str) -> list[tuple[float, float, float, StudyResult]]:
+        """Horizon, rate, standard error and study, wherever the rate of this error could be fitted."""
+        studies = [(horizon, curve.rate(name), curve) for horizon, curve in zip(self.values, self.curves, strict=True)]
+        return [(horizon, rate.slope, rate.stderr, curve) for horizon, rate, curve in studies if rate is not None]
 
-    view = horizons_view
+    def _rates_figure(self) -> Figure:
+        """Fitted rates against the horizon, with the sharp rates and the drawn one."""
+        fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
+        sharp, squared, drawn = (
+            [*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn)
+        )
+        rms = "sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified in d = 1"
+        series = [
+            line("sharp, moments: min(½, 1/(1+H²)), verified in d = 1", fine, sharp, "ink"),
+            line(rms, fine, squared, "ink", "dashed"),
+            line("drawn: 1/(2(1+H²))", fine, drawn, "grey", "dotted"),
+        ]
+        for name in FITTED:
+            if fitted := self._fitted(name):
+                x, y, stderr, _ = zip(*fitted, strict=True)
+                series.append(points(f"{name}, measured", x, y, COLOURS[name], stderr, positive=False))
+        values = [rate for part in series for rate in part.y]
+        up = Axis("rate β: error falls like n to the −β", low=min(0, *values), high=1.05 * max(0.55, *values))
+        across = Axis("horizon H", log=True)
+        guides = [Guide("½: plain averaging", y=0.5)]
+        return Figure("Fitted rates over the horizon", across, up, series, guides, height=380)
 
 
 @dataclass(frozen=True)
@@ -100,30 +154,26 @@ class Growth:
         return "exponential" if self.evidence > 0 else "polynomial"
 
 
-class RadiusSweep(_Swept):
-    """Constants of the uniform and moment errors, √n · error at the largest size, as tokens spread over a ball."""
+class RadiusSweep(_Sweep):
+    """Constants √n · error of the uniform and moment errors, for each radius to which the tokens are scaled."""
 
     kind, file = "radii", "constants"
 
-    @property
-    def radii(self) -> tuple[float, ...]:
-        """The radii, one per study."""
-        return self.values
-
     def constants(self, name: str) -> tuple[Array, Array]:
         """√n · error at the largest size and its standard error, for each radius."""
-        last = [(curve.error(name)[-1], curve.stderr(name)[-1]) for curve in self.curves]
+        curves = [study.errors[name] for study in self.curves]
+        last = [(curve.error[-1], curve.stderr[-1]) for curve in curves]
         value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
     def growth(self, name: str) -> Growth | None:
         """Growth of the constant of an error; None where an interrupt left fewer than 3 radii."""
-        if len(self.radii) < FEWEST_RADII:
+        if len(self.values) < FEWEST_RADII:
             return None
         value, stderr = self.constants(name)
         y, precision = np.log(value), value / np.maximum(stderr, 1e-300)
         fits = []
-        for axis in (np.asarray(self.radii), np.log(self.radii)):
+        for axis in (np.asarray(self.values), np.log(self.values)):
             slope, offset = np.polyfit(axis, y, 1, w=precision)
             fits.append((float(slope), float((precision**2 * (y - slope * axis - offset) ** 2).sum())))
         return Growth(fits[0][0], fits[1][0], fits[1][1] - fits[0][1])
@@ -131,7 +181,7 @@ class RadiusSweep(_Swept):
     @property
     def table(self) -> pd.DataFrame:
         """One row per error and radius: error, radius, constant, stderr."""
-        columns = {name: (self.radii, *self.constants(name)) for name in GROWING}
+        columns = {name: (self.values, *self.constants(name)) for name in GROWING}
         rows = [(name, *row) for name, column in columns.items() for row in zip(*column, strict=True)]
         return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
 
@@ -145,16 +195,50 @@ class RadiusSweep(_Swept):
             "growth": {name: growth and {"law": growth.law, **asdict(growth)} for name, growth in grown.items()},
         }
 
-    def figures(self) -> list[Figure]:
-        """Constants of the uniform and moment errors against the radius of the tokens."""
-        return [constants_figure(self)]
-
-    def __repr__(self) -> str:
-        laws = [f"{name} {growth.law}" for name in GROWING if (growth := self.growth(name))]
-        ends = f"{len(self.radii)} radii from {self.radii[0]:.3g} to {self.radii[-1]:.3g}"
-        return f"<RadiusSweep: {self.curves[0].measure}, {ends}; growth: {', '.join(laws) or 'not known'}>"
-
-    view = radii_view
+    def view(self) -> View:
+        """Growth of the constants of the uniform and moment errors with the radius."""
+        first, last = self.curves[0], f"n = {self.curves[0].sizes[-1]:,}"
+        grown = {name: growth for name in GROWING if (growth := self.growth(name)) is not None}
+        rows: list[list[Cell]] = [[name, *cells(*self.constants(name))] for name in GROWING]
+        tables = [Table("constants", ["error", *(f"R = {short(radius)}" for radius in self.values)], rows)]
+        found = "There are too few radii to fit the growth of the constants of C/√n."
+        if grown:
+            laws: list[list[Cell]] = [
+                [name, of.law, f"e^({of.exponential_rate:.2f} R)", f"R^{of.polynomial_degree:.2f}", abs(of.evidence)]
+                for name, of in grown.items()
+            ]
+            tables.append(Table("growth", ["error", "growth", "exponential", "power", "evidence"], laws))
+            growths = join([f"{name} {of.law}ly" for name, of in grown.items()])
+            found = f"With the radius the constants of C/√n grow: {growths}."
+        series = [
+            points(
+                f"{name}: {grown[name].law} growth" if name in grown else name,
+                self.values, value, COLOURS[name], stderr, joined=True,
+            )
+            for name, (value, stderr) in ((name, self.constants(name)) for name in GROWING)
+        ]  # fmt: skip
+        across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
+        figure = Figure("Constants against the radius", across, up, series, height=360)
+        return View(
+            f"{first.measure}: radius {short(self.values[0])} to {short(self.values[-1])}",
+            f"{len(self.values)} radii · {last} · {first.replicates} replicates",
+            (
+                f"Tokens of {first.measure} were scaled to balls of {len(self.values)} radii, and the maximum error "
+                "over the queries of each ball was measured, as well as the errors of the moments.",
+                found,
+                "Do not read a uniform bound as the error of a typical query: the ball holds queries that no token "
+                "resembles.",
+            ),
+            [
+                Section(
+                    "Growth of the constants",
+                    f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars.",
+                    [figure, *tables],
+                )
+            ],
+            warnings=self.warnings,
+            trust=trust(self.curves, self.interrupted),
+        )
 
 
 def sweep(
@@ -175,7 +259,7 @@ def sweep(
 
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
-    <HorizonSweep: Gaussian(dim=1, mean=0, covariance=1), 2 horizons from 0.5 to 1.5>
+    <HorizonSweep: Gaussian(dim=1, mean=0, covariance=1), 2 horizons from 0.5 to 1.5, 12 replicates · n from 50 to 800>
     """
     if (horizons is None) == (radii is None):
         which = "neither horizons nor radii" if radii is None else "both horizons and radii"
