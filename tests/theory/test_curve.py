@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
-from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.experiments.hardmax import grid_errors
 from limitlens.measures import Gaussian
 from limitlens.theory import curve, rates
 from limitlens.theory.clt import asymptotic_covariance

@@ -127,8 +127,8 @@ def test_no_law_is_named_where_the_evidence_does_not_decide():
     (soft,) = result.softmax
     assert soft.errors.rate.law == "undecided"
     assert result.document()["softmax"][0]["rate"]["verdict"] == "undecided"
-    figure, laws = result.view().sections[0].blocks
-    assert "law undecided" in figure.series[0].name
+    figure, laws, _ = result.view().sections[0].blocks
+    assert "softmax, H = 0.5 (law: undecided)" in [series.name for series in figure.series]
     assert laws.rows[0][-1].startswith("undecided (")
     decided = measure_hardmax(SIZES, horizons=[0.5], replicates=100)
     assert "log law preferred by" in decided.view().sections[0].blocks[1].rows[1][-1]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limitlens.errors import InputError
-from limitlens.experiments.gaussian_grid import grid_errors
+from limitlens.experiments.hardmax import grid_errors
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere, VonMisesFisher, as_measure
 from limitlens.theory import rates, summary, token_influence
 from limitlens.theory.prediction import Status

@@ -5,11 +5,9 @@ statistics at any n. For other laws and dimensions each query keeps its best tok
 (`State.hardmax`); there no formula is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import ndtri
@@ -19,13 +17,12 @@ from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
-from limitlens.experiments.gaussian_grid import check_horizon, grid_errors
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
 from limitlens.record import Run, from_json, to_json
 from limitlens.report.text import plural, short
-from limitlens.report.view import SHADES, Axis, Colour, Dash, Figure, Section, Table, View, cells, line, points
+from limitlens.report.view import SHADES, Axis, Dash, Figure, Section, Table, View, frame_table, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
@@ -38,8 +35,9 @@ from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 SAMPLES_PER_REPLICATE = 1000  # in d = 1, where a sample of any n costs two random numbers
 SAMPLE_SECONDS, SAMPLE_BYTES = 1e-3, 1e5  # in d = 1
 NUMBER_SECONDS, SCORE_SECONDS = 1e-6, 2e-9  # for each number of a token and each score, elsewhere
-HARD: Colour = "red"
-SOFT = tuple(shade for shade in SHADES if shade != HARD)
+STEP = 0.01  # of the grid of `grid_errors`
+MARGIN = 2.0  # of the grid beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
+STEEPEST = 20.0  # largest horizon: beyond it all weights of the farthest query may underflow, below e^{-700}
 DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
 FOLLOWS = {
     "log": "follows a logarithm",
@@ -60,9 +58,9 @@ class PredictedCurve:
 class HardmaxCurve:
     """E|mean output| over n tokens, measured; `predicted` is empty where no formula is known.
 
-    The errors are |mean output| of each replicate, or its average over the samples of a replicate. Few queries add
-    noise, so the measured error is the true one times `errors.finite_population_correction`, which is 1 where every
-    token is a query.
+    The errors are |mean output| of each replicate, or averages of it over the samples of a replicate. A replicate with
+    fewer queries than tokens has a noisier mean output, so the measured error is the true one times
+    `errors.finite_population_correction`, which is 1 where every token is a query.
     """
 
     label: str
@@ -78,11 +76,8 @@ class HardmaxCurve:
     def document(self) -> dict[str, Any]:
         """The curve as JSON."""
         rate = self.errors.rate and self.errors.rate.document()
-        return self.measured | {
-            "predicted": to_json(self.predicted),
-            "rate": rate,
-            "replicates": self.errors.replicates,
-        }
+        predicted = to_json(self.predicted)
+        return self.measured | {"predicted": predicted, "rate": rate, "replicates": self.errors.replicates}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -121,15 +116,15 @@ class Hardmax(Result):
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
-        """Errors (curves, replicates, sizes) and what few queries add to them (curves, sizes)."""
+        """Errors (curves, replicates, sizes), and their factor from using few queries (curves, sizes)."""
         curves = [curve.errors for curve in self.curves]
         corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in curves]
         moments = np.stack([errors.error_moments[0] for errors in curves])
         return {"error_moments": moments, "finite_population_correction": np.stack(corrections)}
 
     @classmethod
-    def load(cls, run: Run) -> Hardmax:
-        """The result that a run folder holds."""
+    def load(cls, run: Run) -> Self:
+        """Read the result of a run folder."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         stored = [*run.document["softmax"], run.document["hardmax"]]
         kept = (arrays["error_moments"], arrays["finite_population_correction"])
@@ -166,24 +161,35 @@ class Hardmax(Result):
             [
                 Section(
                     "From softmax to hardmax",
-                    "A straight line is a power law; hardmax bends into a logarithm. Broken lines are predicted.",
-                    [_crossover(self), Table("laws", columns, laws)],
-                ),
-                Section(
-                    "Values",
-                    "E|mean output| measured and predicted, and their ratio.",
-                    [_numbers(curve) for curve in self.curves],
-                ),
+                    "E|mean output| against n. A straight line is a power law; hardmax bends into a logarithm. Broken "
+                    "lines are predicted.",
+                    [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)],
+                )
             ],
         )
 
-    def __repr__(self) -> str:
-        errors = self.hardmax.errors
-        return (
-            f"<Hardmax: {self.measure}, dim {self.dim}, E|mean output| {errors.error[0]:.3g} at n = "
-            f"{errors.sizes[0]:,} to {errors.error[-1]:.3g} at n = {errors.sizes[-1]:,}; softmax at "
-            f"{plural(len(self.softmax), 'horizon')}>"
-        )
+    def _figure(self) -> Figure:
+        """E|mean output| against n, one curve per horizon, hardmax last; the legend names the law that fits better."""
+        series = []
+        for place, curve in enumerate(self.curves):
+            colour, errors = SHADES[place % len(SHADES)], curve.errors
+            name = curve.label if errors.rate is None else f"{curve.label} (law: {errors.rate.law})"
+            series.append(points(name, errors.sizes, errors.error, colour, errors.stderr, joined=True))
+            for label, predicted in curve.predicted.items():
+                name = f"{curve.label}: {label} ({predicted.status.value})"
+                listed = curve is self.hardmax
+                series.append(line(name, errors.sizes, predicted.value, colour, DASHES[label], listed=listed))
+        across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
+        return Figure("E|mean output| against n", across, up, series, height=400)
+
+
+def _law_words(rate: Rate) -> str:
+    """The law that a fit prefers, and the difference of the information criteria."""
+    size = abs(rate.evidence)
+    if rate.law == "undecided":
+        better = "power law" if rate.evidence > 0 else "logarithm"
+        return f"undecided ({size:.1f} for the {better})"
+    return f"{rate.law} law preferred by {size:.1f}"
 
 
 def hardmax(
@@ -334,35 +340,48 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
         raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
 
 
-def _crossover(result: Hardmax) -> Figure:
-    """E|mean output| against n, one curve per horizon, hardmax last; the legend names the law that fits better."""
-    series = []
-    for i, curve in enumerate(result.curves):
-        hard, errors = curve is result.hardmax, curve.errors
-        colour = HARD if hard else SOFT[i % len(SOFT)]
-        name = curve.label if errors.rate is None else f"{curve.label} ({_law_words(errors.rate, brief=True)})"
-        series.append(points(name, errors.sizes, errors.error, colour, errors.stderr, joined=True))
-        for label, predicted in curve.predicted.items():
-            name = f"{curve.label}: {label} ({predicted.status.value})"
-            series.append(line(name, errors.sizes, predicted.value, colour, DASHES[label], listed=hard))
-    across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
-    return Figure("E|mean output| against n", across, up, series, height=400)
+@dataclass(frozen=True)
+class GridErrors:
+    """Errors of attention over n tokens, one entry per replicate, each of shape (replicates,)."""
+
+    mean: Array  # signed, of the mean and variance of the outputs, queries being the tokens themselves
+    variance: Array
+    absolute: Array  # |Γ_n(x) - Γ(x)| and its square averaged over queries from the law, independent of the tokens
+    square: Array
 
 
-def _law_words(rate: Rate, brief: bool = False) -> str:
-    """The law that a fit prefers, and the difference of the information criteria."""
-    size = abs(rate.evidence)
-    if rate.law == "undecided":
-        better = "power law" if rate.evidence > 0 else "logarithm"
-        return "law undecided" if brief else f"undecided ({size:.1f} for the {better})"
-    return f"{rate.law} law, {size:.0f}" if brief else f"{rate.law} law preferred by {size:.1f}"
+def check_horizon(horizon: float) -> None:
+    """Refuse a horizon that is too large for the grid."""
+    if not abs(horizon) <= STEEPEST:
+        raise InputError(f"the horizon is {horizon}; expected at most {STEEPEST:g}; larger ones are close to hardmax")
 
 
-def _numbers(curve: HardmaxCurve) -> Table:
-    """Estimate and predicted errors of a curve, and their ratios."""
-    errors = curve.errors
-    columns: dict[str, list[Any]] = {"n": list(errors.sizes), "measured": cells(errors.error, errors.stderr)}
-    for name, predicted in curve.predicted.items():
-        columns[f"{name}, {predicted.status.value}"] = predicted.value.tolist()
-        columns[f"measured over {name}"] = (errors.error / predicted.value).tolist()
-    return Table(f"{curve.label}: E|mean output|", list(columns), list(zip(*columns.values(), strict=True)))
+def grid_errors(signed_horizon: float, n: int, replicates: int, seed: int) -> GridErrors:
+    """Draw `replicates` samples of n standard normal tokens and attend to them with A = `signed_horizon`.
+
+    Tokens are rounded to a grid of step 0.01, and only their counts are drawn: a replicate of a billion tokens costs
+    one row of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on
+    the grid; its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does
+    not depend on its shift), so the limit is exactly H x.
+    """
+    check_horizon(signed_horizon)
+    if not 2 <= n <= 10**15:
+        raise InputError(f"n is {n}; expected between 2 and 1e15 tokens")
+    half = round((np.sqrt(2 * np.log(n)) + MARGIN) / STEP)
+    y = np.arange(-half, half + 1) * STEP
+    probability = np.exp(-(y**2) / 2)
+    probability /= probability.sum()
+    rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
+    counts = rng.multinomial(n, probability, size=replicates).T.astype(np.float64)
+    scores = signed_horizon * np.outer(y, y)
+    kernel = np.exp(scores - scores.max(axis=1, keepdims=True))
+    output = (kernel @ (counts * y[:, None])) / (kernel @ counts)
+    share = counts / n
+    mean = np.sum(share * output, axis=0)
+    error = output - signed_horizon * y[:, None]
+    return GridErrors(
+        mean=mean,
+        variance=np.sum(share * output**2, axis=0) - mean**2 - signed_horizon**2,
+        absolute=probability @ np.abs(error),
+        square=probability @ error**2,
+    )

@@ -6,8 +6,6 @@ density 1 + ε cos θ attend to n others, their displacements are regressed on t
 is the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,11 +127,6 @@ class HeatFlow(Result):
             [line("predicted", fine, expected, "grey"), points(f"{n:,} tokens", betas, measured, stderr=stderr)],
             [Guide("drift = noise", y=1.0)],
         )
-
-    def __repr__(self) -> str:
-        place = f"S^{self.inputs['dim'] - 1}, {self.inputs['layers']} layers at β = {self.inputs['beta']:g}"
-        mode = self.mode_1
-        return f"<HeatFlow: {place}: first mode {mode.measured.value:.4f}, backward heat {mode.predicted:.4f}>"
 
 
 def heat_flow(

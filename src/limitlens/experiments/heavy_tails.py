@@ -4,12 +4,10 @@ Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The 
 output distinguish the cases of `limitlens.theory.heavy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.measures.discrete import Sample
 from limitlens.record import Run, from_json
 from limitlens.report.text import plural, short
-from limitlens.report.view import SHADES, Axis, Figure, Row, Section, Table, View, cells, line, points
+from limitlens.report.view import SHADES, Axis, Figure, Row, Section, Table, View, frame_table, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.tails import TailReport, check_tails
@@ -96,8 +94,8 @@ class HeavyTails(Result):
         return {name: np.stack([getattr(curve, name) for curve in self.curves]) for name in names}
 
     @classmethod
-    def load(cls, run: Run) -> HeavyTails:
-        """The result that a run folder holds."""
+    def load(cls, run: Run) -> Self:
+        """Read the result of a run folder."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         for i, row in enumerate(run.document["tilts"]):
             predicted = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
@@ -138,15 +136,12 @@ class HeavyTails(Result):
             ),
             [
                 Section(
-                    "Largest weight and output", "Bars are 95%; dotted lines are limits.", [_figures(curves), *tables]
-                ),
-                Section("Values", "One table per tilt.", [_numbers(curve) for curve in curves]),
+                    "Largest weight and output",
+                    "Bars are 95%; dotted lines are limits.",
+                    [_figures(curves), *tables, frame_table("values", self.table)],
+                )
             ],
         )
-
-    def __repr__(self) -> str:
-        verdicts = "; ".join(f"t = {curve.tilt:g}: {curve.theory.existence.value}" for curve in self.curves[:6])
-        return f"<HeavyTails: {self.curves[0].law}, {verdicts}{'; …' if len(self.curves) > 6 else ''}>"
 
 
 def _figures(curves: Sequence[HeavyCurve]) -> Row:
@@ -167,14 +162,6 @@ def _figures(curves: Sequence[HeavyCurve]) -> Row:
             Figure("Output", across, Axis("median output", log=True), outputs),
         ]
     )
-
-
-def _numbers(curve: HeavyCurve) -> Table:
-    """Output, largest weight and Σw² of one tilt, one row per size."""
-    summary = curve.summary()
-    top, shared = (cells(summary[name], summary[f"{name}_stderr"]) for name in ("top_weight", "participation"))
-    rows = list(zip(curve.sizes, summary["median_output"].tolist(), top, shared, strict=True))
-    return Table(f"tilt {curve.tilt:g}", ["n", "median output", "largest weight", "Σw²"], rows)
 
 
 def tails(

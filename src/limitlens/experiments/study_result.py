@@ -247,7 +247,7 @@ class StudyResult(Result):
                 ),
                 Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
             ],
-            warnings=self.warnings,
+            warnings=tuple(self.warnings),
             trust=trust([self], self.interrupted),
         )
 

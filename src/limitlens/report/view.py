@@ -148,6 +148,12 @@ class View:
         return [block for part in self.sections for block in part.flat]
 
 
+def frame_table(title: str, frame: Any) -> Table:
+    """A pandas data frame as a table, with its column names; NaN becomes an unknown value."""
+    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    return Table(title, [str(name) for name in frame], rows)
+
+
 def cells(values: Any, stderr: Any) -> list[Estimate]:
     """A column of a table: values with their standard errors."""
     columns = (np.asarray(part, dtype=float).tolist() for part in (values, stderr))  # None becomes NaN
