@@ -65,7 +65,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
 # What is still longer than its limit, with the number of lines that it may have until then.
-KNOWN_SIZES = {"src": 27_200, "package probing": 4_700, "package experiments": 4_050}
+KNOWN_SIZES = {"src": 27_200, "package probing": 4_700}
 
 
 def packages() -> list[str]:
