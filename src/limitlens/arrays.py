@@ -48,14 +48,14 @@ def native(tensor: Tensor) -> Any:
 
 
 def array_like(x: Any, array: NDArray[Any]) -> Any:
-    """An array as x is: a tensor on the device of x if x is a tensor, else the array itself."""
+    """The array converted to the type of x: a tensor on the device of x if x is a tensor, else the array itself."""
     if library(x) is np:
         return array
     return to_device(np.ascontiguousarray(array), x.device)
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array as a tensor on a device; a copy to a GPU runs in its own stream, beside work that is under way."""
+    """The array as a tensor on a device; copies to a GPU run in their own stream, in parallel with computations."""
     tensor = torch.from_numpy(array)
     if str(device) == "cpu":
         return tensor
@@ -68,7 +68,7 @@ def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
 
 @cache
 def _copy_stream(device: torch.device | str) -> torch.cuda.Stream:
-    """The stream for copies to a GPU; page-locked memory instead would cost more than it saves."""
+    """The CUDA stream of copies to a GPU (page-locked memory was measured to be slower)."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

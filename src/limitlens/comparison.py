@@ -76,7 +76,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _described(run: Any) -> dict[str, Any]:
-    """Parameters of a run that its comparison shows."""
+    """Parameters of a run (model, text, window, ...) that the table of compared runs shows."""
     keys = ("model", "corpus", "measure", "sampling", "window", "tokens", "score_scale", "device", "seed")
     found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
     if run.kind == "study":

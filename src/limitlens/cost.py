@@ -1,4 +1,4 @@
-"""Estimates of time and memory, made from counts before the work begins.
+"""Estimates of the time and memory of a job, computed from counts of operations before the job starts.
 
 The rates were measured once on two busy cores, so a time may be wrong by a factor of three (`docs/reliability.md`). The
 estimates are there to tell a minute from a month; nothing else depends on them.
@@ -73,11 +73,11 @@ def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[fl
 
 
 def computing_threads(model: PreTrainedModel) -> int:
-    """CPU threads that compute with a model, or as many as its GPU is worth."""
+    """Number of CPU threads that compute with a model; on a GPU the number of threads of equal speed."""
     return torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
 
 
 def _with_unit(units: tuple[tuple[float, str], ...], amount: float) -> str:
-    """An amount in the largest unit of which it holds at least one."""
+    """An amount as text, in the largest unit that is not larger than the amount: 7200 seconds as "2 hours"."""
     size, name = next(unit for unit in units if amount >= unit[0])
     return f"{min(amount / size, 1e9):,.3g} {name}"

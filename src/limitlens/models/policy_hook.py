@@ -1,4 +1,4 @@
-"""A key policy as a change to what a layer attends to (`limitlens.models.intervene`)."""
+"""Apply a key policy (which keys a head keeps) to the attention of a running model, for `intervene`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ MAX_SCORES = 1 << 24  # priorities held in memory at once
 
 
 class PolicyHook:
-    """Keep `counts` keys by key policies: anew for each query, or once for all queries after a cut.
+    """Change that keeps `counts` keys per head, selected for each query, or once for all queries after position `cut`.
 
     `policies` is one name, or names [layer][kv_head]; `counts` is one number, or numbers [layer][kv_head].
     """
@@ -51,13 +51,13 @@ class PolicyHook:
         self.selected: dict[int, Selection] = {}  # by layer: the keys kept at the cut
 
     def __call__(self, call: Captured) -> Captured:
-        """The call with the keys that are kept."""
+        """The layer's attention input `call` with the mask of the keys that are kept."""
         if call.position is None:
             raise InputError("the texts of a batch have different positions; run them one at a time or unpadded")
         return self._for_each_query(call) if self.cut is None else self._after_cut(call, self.cut)
 
     def _for_each_query(self, call: Captured) -> Captured:
-        """Each query keeps keys among those it sees."""
+        """Mask in which each query keeps `counts` of the keys that it could see."""
         past = next((name for name, policy in self.known.items() if policy.needs_past), None)
         if past and call.causal:
             given = f"{past!r} ranks keys by earlier queries, which differ for each query of a causal model"
@@ -76,7 +76,7 @@ class PolicyHook:
         return _with(call, torch.cat(masks, 2), torch.cat(weights, 2) if weights else None)
 
     def _after_cut(self, call: Captured, cut: int) -> Captured:
-        """Queries at or after the cut see the kept keys before it, and all later keys that they saw already."""
+        """Mask in which queries at or after the cut see the kept keys from before it, and all later keys as usual."""
         assert call.position is not None
         length, total = call.query.shape[2], call.key.shape[2]
         begins = max(int(call.position[-1]) + 1 - total, 0)  # position of the first key
@@ -106,7 +106,7 @@ class PolicyHook:
         self, call: Captured, total: int, seen: Tensor | None, place: Tensor, rows: slice | None,
         past: Tensor | None = None,
     ) -> Selection:  # fmt: skip
-        """Keys kept among the first `total`, for the queries in `rows` that have the indices `place` among them."""
+        """Select keys among the first `total`, for the queries `rows`, whose own keys have the indices `place`."""
         count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
 
         def by(name: str) -> Selection:

@@ -21,7 +21,7 @@ _FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transpose
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """q = Wq x + bq and k = Wk x + bk, heads stacked: rows h·k .. (h+1)·k - 1 belong to head h."""
+    """Weights of q = Wq x + bq and k = Wk x + bk of a layer; rows h·k .. (h+1)·k - 1 belong to head h."""
 
     query: Tensor  # Wq, (Hq · k, d), in the model's precision
     query_bias: Tensor | None  # (Hq · k,); shifts the tilt
@@ -98,7 +98,7 @@ def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _separate(module: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear] | None:
-    """Separate query and key projections of a module with unpacked weights, or None."""
+    """Query and key projections of a module that has one linear layer for each, not quantised; else None."""
     for names in _SEPARATE:
         query, key = (getattr(module, name, None) for name in names)
         if isinstance(query, torch.nn.Linear) and isinstance(key, torch.nn.Linear) and query.weight.is_floating_point():

@@ -28,7 +28,7 @@ _ID = np.dtype(np.int32)
 
 
 class Windows:
-    """Windows of `length` tokens each: the tokens of all documents in a row, cut, with special tokens around each cut.
+    """Windows of `length` tokens: the concatenated tokens of all documents, cut, with special tokens around each piece.
 
     A window may hold the end of one document and the beginning of the next; tokens after the last full window are
     dropped. `special` chooses the special tokens (`special_tokens`); lengths and numbers of tokens include them.
@@ -92,7 +92,7 @@ class Windows:
         return self.count * self.length
 
     def marked(self, positions: range) -> NDArray[np.bool_]:
-        """Whether each of these positions of a window holds a special token."""
+        """Boolean array: whether each of the given positions of a window holds a special token."""
         ends = [*range(len(self.prefix)), *range(self.length - len(self.suffix), self.length)]
         return np.isin(positions, ends)
 
@@ -131,7 +131,7 @@ def open_windows(
     model: str | LoadedModel, corpus: str, tokens: int,
     *, window: int | None, special: str, device: str, fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """Load a model given by name, and cut the corpus into windows; `fewer` accepts a text of fewer tokens."""
+    """Load a model given by name, and cut the corpus into windows; `fewer` accepts a text that is too short."""
     if special not in SPECIAL:
         raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
     text, where = open_corpus(corpus), choose_device(device)
@@ -143,7 +143,7 @@ def open_windows(
 def open_some(
     model: str | LoadedModel, corpus: str, count: int, length: int, *, special: str, seed: int, device: str
 ) -> tuple[LoadedModel, Windows, Tensor]:
-    """Open a model and its windows, and draw `count` windows (count, length) from the first `TIMES` as many."""
+    """Load a model, and draw `count` windows (count, length) at random from the first `TIMES` · count of a corpus."""
     known = {"window": length, "special": special, "device": device, "fewer": True}
     loaded, windows = open_windows(model, corpus, TIMES * count * length, **known)  # type: ignore[arg-type]
     if windows.count < count:
@@ -154,7 +154,7 @@ def open_some(
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:
-    """The name of a model or text as a path that exists, relative to the folder where the result was `made`."""
+    """Path of the model or text `name` of a saved result, found relative to the folder where the result was made."""
     if name in ALIASES or name in BUILT_IN or "folder" not in made:
         return name
     there = Path(made["folder"], name)

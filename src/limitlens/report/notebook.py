@@ -34,7 +34,7 @@ def as_html(view: View) -> str:
 
 
 def _html(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table from a caption and cells that are HTML already."""
+    """HTML table from its caption, header cells and rows of cells, which are HTML already."""
     title = f'<caption style="text-align:left;white-space:nowrap">{caption}</caption>' if caption else ""
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"

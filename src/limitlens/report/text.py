@@ -1,4 +1,4 @@
-"""Numbers, counts and lists as text, formatted alike in every renderer and sentence."""
+"""Formatting of numbers, counts and lists as text, the same in every renderer and sentence."""
 
 import math
 from collections.abc import Sequence

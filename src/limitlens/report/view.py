@@ -21,7 +21,7 @@ Cell: TypeAlias = str | int | float | Estimate | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns."""
+    """A table: rows of cells under named columns."""
 
     title: str  # also the name of its CSV file on a page
     columns: Sequence[str]
@@ -73,7 +73,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Figure:
-    """Labelled series on two axes."""
+    """A chart: series of numbers on two axes, with a title."""
 
     title: str
     x: Axis
@@ -127,7 +127,7 @@ class Section:
 
 @dataclass(frozen=True)
 class View:
-    """Everything that renderers show of one result."""
+    """Everything that the renderers (page, terminal, notebook) show of one result."""
 
     title: str
     subtitle: str
@@ -161,12 +161,12 @@ def cells(values: Any, stderr: Any) -> list[Estimate]:
 
 
 def look(index: int) -> tuple[Colour, Dash]:
-    """Colour and dash of the index-th series of a figure; 24 combinations differ."""
+    """Colour and dash of the series number `index` of a figure; the first 24 differ."""
     return SHADES[index % len(SHADES)], DASHES[index // len(SHADES) % len(DASHES)]
 
 
 def line(name: str, x: Any, y: Any, colour: Colour = "blue", dash: Dash = "", *, listed: bool = True) -> Series:
-    """A line."""
+    """Series drawn as a line through the points (x, y)."""
     return Series(name, "line", _plain(x), _plain(y), colour, dash, listed=listed)
 
 
@@ -187,7 +187,7 @@ def points(
 
 
 def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, listed: bool = True) -> Series:
-    """A band between two lines."""
+    """Series drawn as a shaded band between the lines `low` and `high` over x."""
     return Series(name, "band", _plain(x), _plain(high), colour, low=_plain(low), high=_plain(high), listed=listed)
 
 
