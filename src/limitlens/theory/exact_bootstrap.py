@@ -22,7 +22,8 @@ It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures
 
 All of these are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first: each is
 split between the two nodes next to its W such that count and weight are preserved. The cost after binning does not
-depend on M, and the exponentials are those of the nodes, the same for all queries.
+depend on M, and the exponentials are those of the nodes, the same for all queries. Nodes are logarithms, and sums are
+kept relative to the weight of their node, so that weights of any range neither overflow nor vanish.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,9 @@ from limitlens.errors import Array, InputError, as_array
 STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a step of 0.1
 GAP = 0.125  # spacing of the logarithms of the nodes: errors are within 2e-3 for scores of standard deviation up to 6
 SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
-SCORE_RANGE = 40.0  # scores are clipped to this range below the largest, or their squared weights would underflow
+WIDE_RANGE = 100.0  # range of scores from which on `close_gaps` is applied
+MAX_GAP = 50.0  # a token e^50 times heavier than the next one is the whole output of every sample that contains it
+MAX_EXPONENT = 300.0  # of s and of s W: e^{−sW} has long been zero there
 MAX_LOG_ATOM = 60.0  # logarithm of an atom's weight from which on the atom is the whole output
 MAX_BLOCK = 2176  # queries times (values + 2) per block: tables of larger blocks exceed the processor's caches
 NO_TOKEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
@@ -119,15 +122,16 @@ def pilot_errors(
     tops = columns.max(0)
     if not np.isfinite(tops).all():
         raise InputError(NO_TOKEN)
-    hidden = np.isneginf(columns).any()
     queries = max(1, MAX_BLOCK // carried.shape[1])
     stacked = []
     for start in range(0, len(raw), queries):
         block = slice(start, start + queries)
         logs = columns[:, block] - tops[block]
-        logs = np.maximum(logs, -SCORE_RANGE, where=~np.isneginf(logs) if hidden else True, out=logs)
+        sink = None if atom is None else atom[0][block] - tops[block]
+        if np.min(logs, where=np.isfinite(logs), initial=0.0) < -WIDE_RANGE:
+            logs, sink = close_gaps(logs, sink)
         binned, log_mean = BinnedTokens.of(logs, pilot, n, matmul, bags)
-        own = atom and (np.exp(np.minimum(atom[0][block] - (log_mean + tops[block]), MAX_LOG_ATOM)), atom[1][block])
+        own = atom and (np.exp(np.minimum(sink - log_mean, MAX_LOG_ATOM)), atom[1][block])
         stacked.append(binned.errors(n, own))
     return tuple(PilotErrors.of(errors) for errors in np.concatenate(stacked, 2))
 
@@ -138,13 +142,32 @@ def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[n
     return 2 * (place * QUARTERS // tokens if quarters is None else quarters) + place % 2
 
 
-def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Nodes (K,) for weights with logarithms from low to high, and the logarithm one spacing below the second node.
+def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Log-weights (M, m) with every gap between neighbours in order of weight reduced to at most `MAX_GAP`.
 
-    The first node is 0, for hidden tokens; the others are powers of e^GAP, so that all queries share the same grid.
+    The output of a sample depends on the heaviest of its tokens and on those within `MAX_GAP` of it, to a relative
+    error of M e^{−MAX_GAP}; smaller gaps need fewer nodes. Log-weights (m,) of an atom keep their place in the order.
+    """
+    rows = logs if atom is None else np.vstack((logs, atom))
+    order = np.argsort(-rows, axis=0)
+    falling = np.take_along_axis(rows, order, 0)
+    gaps = np.subtract(falling[:-1], falling[1:], where=np.isfinite(falling[1:]), out=np.zeros_like(falling[1:]))
+    closed = np.vstack((falling[:1], falling[:1] - np.minimum(gaps, MAX_GAP).cumsum(0)))
+    closed[~np.isfinite(falling)] = -np.inf
+    result = np.empty_like(rows)
+    np.put_along_axis(result, order, closed, 0)
+    top = result[: len(logs)].max(0)
+    result -= top
+    return result[: len(logs)], None if atom is None else result[-1]
+
+
+def nodes(low: float, high: float) -> tuple[Array, float]:
+    """Logarithms (K,) of nodes for log-weights from low to high, and the logarithm one spacing below the second node.
+
+    The first node is −∞ (weight 0), for hidden tokens; the others are multiples of GAP, one grid for all queries.
     """
     first = np.floor(low / GAP) * GAP
-    return np.concatenate(([0.0], np.exp(first + GAP * np.arange(int((high - first) / GAP) + 3)))), float(first - GAP)
+    return np.concatenate(([-np.inf], first + GAP * np.arange(int((high - first) / GAP) + 3))), float(first - GAP)
 
 
 def lightest_share(n: Array) -> float:
@@ -153,19 +176,33 @@ def lightest_share(n: Array) -> float:
 
 
 def points(n: Array, lightest: float) -> Array:
-    """Quadrature points s (S,) for sizes n; `lightest` is the weight at the `lightest_share` quantile."""
+    """Logarithms (S,) of the quadrature points s; `lightest` is the log-weight at the `lightest_share` quantile."""
     start = np.log(SMALLEST_S / n.max())
-    return np.exp(np.arange(start, max(start + 12, np.log(3 / max(lightest, 1e-30))) + STEP, STEP))
+    return np.arange(start, max(start + 12, np.log(3) - lightest) + STEP, STEP)
 
 
-def powers(xp: Any, s: Any, node: Any) -> tuple[Any, Any]:
-    """s e and s² W e at points (S, 1) and nodes (K,), e = e^{−sW}: the factors of W c, W and W |c|² in the integrand.
+def scaled_weights(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
+    """s W at points (S, 1) and nodes (K,), and s times the weights that sums are relative to.
+
+    Both are equal but for the first node: its weight is 0, and its sums are relative to the weight of the second.
+    """
+    relative = xp.exp((log_s + unit_logs(xp, node)).clip(None, MAX_EXPONENT))
+    return xp.where(xp.isfinite(node), relative, xp.zeros_like(relative)), relative
+
+
+def unit_logs(xp: Any, node: Any) -> Any:
+    """Logarithms (K,) of the weights that the sums at the nodes are relative to."""
+    return xp.concatenate((node[1:2], node[1:]))
+
+
+def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
+    """s W e and s² W² e at points (S, 1) and nodes (K,), e = e^{−sW}: the factors of c, 1 and |c|² in the integrand.
 
     For s < 1 the first uses e − 1 in place of e: sums about the limit are the same, and nothing cancels.
     """
-    at = s * node
+    at, relative = scaled_weights(xp, log_s, node)
     lost = xp.expm1(-at)
-    return s * xp.where(s < 1, lost, 1 + lost), s * at * (1 + lost)
+    return relative * xp.where(log_s < 0, lost, 1 + lost), relative * at * (1 + lost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,27 +225,30 @@ def _lowest_log(logs: Array, n: Array) -> float:
     return float(low)
 
 
-def _split(logs: Array, weight: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array]:
-    """The lower node of each token (M, m), and the fraction of the token that goes to the node above it.
+def _split(logs: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array, Array]:
+    """The lower node of each token (M, m), its weight over that node's, and the fraction that goes to the node above.
 
-    The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1). `logs` is overwritten.
+    The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1), and between 0 and w it is W/w, where W/w is the
+    second result. `logs` is overwritten.
     """
-    scale = np.concatenate(([np.expm1(GAP)], np.ones(len(node) - 1))) / np.maximum(node, node[1])
-    logs -= first
-    index = np.maximum(np.multiply(logs, 1 / GAP, out=logs), 0, out=logs).astype(np.int64)
-    upper = np.multiply(scale.astype(logs.dtype).take(index), weight, out=logs)
-    upper -= index > 0
-    upper *= 1 / np.expm1(GAP)
-    np.maximum(upper, 0, out=upper)
-    return index, upper
+    index = np.maximum((logs - first) * (1 / GAP), 0).astype(np.int64)
+    logs -= unit_logs(np, node).astype(logs.dtype).take(index)
+    ratio = np.exp(logs, out=logs)
+    upper = ratio - (index > 0)
+    upper *= np.where(index > 0, 1 / np.expm1(GAP), 1).astype(logs.dtype)
+    return index, ratio, np.maximum(upper, 0, out=upper)
 
 
-def _bin_matrix(row: NDArray[np.int64], upper: Array, weight: Array, rows: int, dtype: Any) -> Any:
-    """Sparse matrix (rows, M) of the weights that tokens (M, m) give to the rows of their lower and upper nodes."""
+def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Array, rows: int, dtype: Any) -> Any:
+    """Sparse matrix (rows, M) of the weights that tokens (M, m) give to the rows of their lower and upper nodes.
+
+    Weights are relative to those of the node; `shrink` is the weight of the lower node over that of the upper one.
+    """
     tokens, queries = row.shape
     share = np.empty((tokens, 2, queries), dtype)
-    np.multiply(upper, weight, out=share[:, 1])
-    np.subtract(weight, share[:, 1], out=share[:, 0])
+    np.multiply(upper, ratio, out=share[:, 1])
+    np.subtract(ratio, share[:, 1], out=share[:, 0])
+    share[:, 1] *= shrink
     place = np.empty((tokens, 2, queries), np.int32)
     place[:, 0] = row
     np.add(place[:, 0], queries, out=place[:, 1])
@@ -220,11 +260,11 @@ def _bin_matrix(row: NDArray[np.int64], upper: Array, weight: Array, rows: int, 
 class BinnedTokens:
     """A pilot binned on K nodes in each of its parts, for m queries: NumPy arrays, or torch tensors on a device."""
 
-    s: Array  # (S,): quadrature points
+    log_s: Array  # (S,): logarithms of the quadrature points
     tokens: Array  # (parts,): number of tokens
-    node: Any  # (K,): weights of the nodes
+    node: Any  # (K,): logarithms of the weights of the nodes
     count: Any  # (parts, K, m): number of tokens at each node
-    table: Any  # (parts, K, m · (v + 2)): sums of W c, W and W |c|² at each node
+    table: Any  # (parts, K, m · (v + 2)): sums of W c, W and W |c|² at each node, over the weight of the node
     pull: Any  # (parts, m, v + 1): sums of W d and W over a part
     limit: Any  # (m, v)
     matmul: Product
@@ -240,18 +280,17 @@ class BinnedTokens:
         Weights are normalised to mean 1; the second result is the logarithm (m,) of their mean before that.
         """
         tokens, queries = logs.shape
-        weight = np.exp(logs)
-        mean = weight.mean(0, dtype=np.float64)
-        weight *= (1 / mean).astype(weight.dtype)
-        logs -= np.log(mean).astype(logs.dtype)
+        log_mean = np.log(np.exp(logs).mean(0, dtype=np.float64))
+        logs -= log_mean.astype(logs.dtype)
         node, first = nodes(_lowest_log(logs, n), logs.max())
-        index, upper = _split(logs, weight, node, first)
+        index, ratio, upper = _split(logs, node, first)
+        shrink = np.where(index > 0, np.exp(-GAP), 1).astype(pilot.carried.dtype)
         index *= queries
         index += (pilot.part * (len(node) * queries))[:, None]
         index += np.arange(queries)
         rows = PARTS * len(node) * queries
         moved_up = np.bincount(index.ravel(), upper.ravel(), rows).reshape(PARTS, -1, queries)
-        matrix = _bin_matrix(index, upper, weight, rows, pilot.carried.dtype)
+        matrix = _bin_matrix(index, upper, ratio, shrink, rows, pilot.carried.dtype)
         table = bags(matrix.indptr, matrix.indices, matrix.data, pilot.carried).reshape(PARTS, len(node), -1)
         # A row of the matrix has entries of its node's tokens and of the node below: alternating sums separate them.
         entries = np.diff(matrix.indptr).reshape(moved_up.shape)
@@ -260,27 +299,29 @@ class BinnedTokens:
         count[:, 1:] += moved_up[:, :-1]
         cumulative = count.sum(0).cumsum(0)
         lightest = node[np.minimum((cumulative < lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
-        s = points(n, lightest)
+        log_s = points(n, max(lightest, node[1]))
         # The last row of the product is the sum over all tokens.
-        sums = matmul(np.vstack((*powers(np, s[:, None], node), np.ones(len(node)))).astype(table.dtype), table)
+        factors = (*powers(np, log_s[:, None], node), np.exp(unit_logs(np, node)))
+        sums = matmul(np.vstack(factors).astype(table.dtype), table)
         pull = sums[:, -1].reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
         total = pull.sum(0)
         limit = total[:, :-1] / total[:, -1:]
         pull[..., :-1] -= pull[..., -1:] * limit
         in_part = np.bincount(pilot.part, minlength=PARTS).astype(float)
-        binned = cls(s, in_part, node, count, table, pull, pilot.middle + limit, matmul, sums=sums, shift=limit)
-        return binned, np.log(mean)
+        binned = cls(log_s, in_part, node, count, table, pull, pilot.middle + limit, matmul, sums=sums, shift=limit)
+        return binned, log_mean
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
         """The fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with it.
 
         An atom is a pair of weights (m,) and values (m, v).
         """
-        xp, s, tokens = self.xp, self.send(self.s[:, None]), float(self.tokens.sum())
-        gone = self.matmul(-xp.expm1(-s * self.node), self.count)  # sums of 1 − e^{−sW} over the tokens of each part
-        sums = self._product(powers(xp, s, self.node), self.table) if self.sums is None else self.sums
+        xp, log_s, tokens = self.xp, self.send(self.log_s[:, None]), float(self.tokens.sum())
+        at, _ = scaled_weights(xp, log_s, self.node)
+        gone = self.matmul(-xp.expm1(-at), self.count)  # sums of 1 − e^{−sW} over the tokens of each part
+        sums = self._product(powers(xp, log_s, self.node), self.table) if self.sums is None else self.sums
         sums = sums.reshape(*sums.shape[:2], len(self.limit), -1)
-        replaced = self._with_replacement(n, s, gone, sums, atom)
+        replaced = self._with_replacement(n, log_s, gone, sums, atom)
         limit = np.where(n < LARGE_N, REPLACE_UP_TO, REPLACE_UP_TO_LARGE_N) * tokens
         without = np.flatnonzero((n > limit) & (n < tokens))
         # On a CPU one size at a time stays in the cache; a GPU would be idle between such small steps.
@@ -289,8 +330,8 @@ class BinnedTokens:
         firsts = [1.0 * error[0] for error, _ in replaced]  # copies
         for sizes in without.reshape(-1, group):
             # Points where some query's samples may have no token left; on a GPU finding them would wait for the device.
-            kept = (n[sizes] * gone < 40).any(1) & (self.s > SMALLEST_S / n[sizes]) if xp is np else slice(None)
-            found = self._without_replacement(n[sizes], s[kept], self.s[kept], table, count, atom)
+            kept = (n[sizes] * gone < 40).any(1) & (self.log_s > np.log(SMALLEST_S / n[sizes])) if xp is np else slice(None)
+            found = self._without_replacement(n[sizes], log_s[kept], self.log_s[kept], table, count, atom)
             for first, error in zip(firsts, found, strict=True):
                 first[:, self.send(sizes)] = error
         both = zip(firsts, replaced, strict=True)
@@ -306,13 +347,13 @@ class BinnedTokens:
         return self.xp.asarray(array, dtype=self.table.dtype if self.xp is np else self.xp.float64)
 
     def _with_replacement(
-        self, n: Array, s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
+        self, n: Array, log_s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
     ) -> list[tuple[Any, Any]]:
         """Squared errors and squared outputs, each (c, m, sizes), for samples from each of the c `SUBSETS`.
 
         The list has one pair without the atom and one with it. Sums are (parts, 2 S or more, m, v + 2).
         """
-        xp, size = self.xp, self.send(n)
+        xp, size, s = self.xp, self.send(n), self.xp.exp(log_s.clip(None, MAX_EXPONENT))
         shares = self.send(SUBSETS / (SUBSETS @ self.tokens)[:, None])  # (c, parts): averages over a subset's tokens
         gone, pull, sums = (
             self.matmul(share, part.reshape(PARTS, -1)).reshape(-1, *part.shape[1:])
@@ -344,16 +385,16 @@ class BinnedTokens:
             own = value - limit
             both = weight[:, None] + size * mass[..., None]
             lam, rest = weight[:, None] / both, size * mass[..., None] / both  # g = limit + lam · own
-            far, along, e = (own**2).sum(-1)[..., None], self._dot(a1, own), xp.exp(-s * weight)
+            far, along, pulled = (own**2).sum(-1)[..., None], self._dot(a1, own), s * weight
+            e = xp.exp(-pulled)
             across = self._dot(c2, own) - (about * own).sum(-1)[:, None] * b2
             alone, b2_left, across, along_left, b1_left, pairs, b1_twice, b1_along, left_twice = integral(
-                *(part * e * left for part in (a2, b2, across, s * along, s * b1)),
-                *(part * e for part in (near, b1**2, b1 * along, (s * left) ** 2)),
-            )
-            pull = weight[:, None] * rest  # the atom's weight times its distance from g
+                *(part * e * left for part in (a2, b2, across, pulled * along, pulled * b1)),
+                *(part * e for part in (near, b1**2, b1 * along, (pulled * left) ** 2)),
+            )  # `rest` is the distance of the atom from g
             error = size * (alone + lam**2 * far * b2_left - 2 * lam * across)
             error = error + size * (size - 1) * (pairs + lam**2 * far * b1_twice - 2 * lam * b1_along)
-            error = error + pull**2 * far * left_twice + 2 * size * pull * (along_left - lam * far * b1_left)
+            error = error + rest**2 * far * left_twice + 2 * size * rest * (along_left - lam * far * b1_left)
             inner = 2 * lam * rest * (limit * value).sum(-1)[..., None] + lam**2 * (value**2).sum(-1)[:, None]
             found.append((error.clip(0), rest**2 * outputs + inner))
         return found
@@ -363,20 +404,21 @@ class BinnedTokens:
         return self.xp.einsum("csmv,csmv->csm" if vector.ndim == 4 else "csmv,cmv->csm", rows, self._held(vector))
 
     def _without_replacement(
-        self, n: Array, s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
+        self, n: Array, log_s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> list[Any]:
         """Squared errors (m, sizes) for samples without replacement from the whole pilot, over 1 − n/M.
 
         The list has one array without the atom and one with it.
         """
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
-        step = self.send((points > SMALLEST_S / n[:, None]) * (STEP / (1 - n[:, None] / tokens)))[..., None]
-        lost, p = xp.expm1(-s * self.node), size / tokens
+        step = self.send((points > np.log(SMALLEST_S / n[:, None])) * (STEP / (1 - n[:, None] / tokens)))[..., None]
+        at, relative = scaled_weights(xp, log_s, self.node)
+        lost, p = xp.expm1(-at), size / tokens
         f = 1 + p * lost  # (sizes, S, K)
-        share = s * p * (1 + lost) / f
-        rest = share * (1 - p * (1 + lost) / f)
-        factors = (share, s * self.node * rest) + (rest,) * (atom is not None)
-        sums = self._product(factors, table).reshape(len(factors), len(n), len(s), len(self.limit), -1)
+        share = p * (1 + lost) / f
+        variance = share * (1 - share)
+        factors = (relative * share, relative * at * variance) + (relative * variance,) * (atom is not None)
+        sums = self._product(factors, table).reshape(len(factors), len(n), len(log_s), len(self.limit), -1)
         vectors = sums[..., :-2] - self._held(self.shift) * sums[..., -2:-1]
         square = sums[1, ..., -1]
         log = self.matmul(xp.log(f), count)
@@ -392,9 +434,10 @@ class BinnedTokens:
             lam = weight / (weight + size)  # the pilot's weights sum to n on average, and its W d to 0
             g = self._held(lam[..., None] * away)
             vector, drift = (vectors[k] - g * sums[k, ..., -2:-1] for k in (0, 2))
+            s = xp.exp(log_s.clip(None, MAX_EXPONENT))
             vector = vector + self._held((s * size * lam)[..., None] * away)
             square = square - 2 * self._dot(vectors[1], g[:, 0]) + lam**2 * (away**2).sum(1) * sums[1, ..., -2]
             # With an atom the number of kept tokens matters; it is fixed at n, so its variance is subtracted.
-            varied = self.matmul(rest / s, count).clip(1e-300)
+            varied = self.matmul(variance, count).clip(1e-300)
             found.append(integral(vector, square - self._dot(drift, drift) / varied, log - s * weight))
         return found
