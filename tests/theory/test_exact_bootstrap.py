@@ -12,7 +12,7 @@ from limitlens.errors import Array, InputError
 from limitlens.sampling.workers import product, summed
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import PredictedErrors
-from limitlens.theory import exact_bootstrap
+from limitlens.theory import weight_nodes
 from limitlens.theory.curve import query_error
 from limitlens.theory.exact_bootstrap import pilot_errors
 
@@ -62,7 +62,7 @@ def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> 
 def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first s a hundred times lower changes at most 0.5%; one five times higher loses 0.9% at n = 120."""
     found = pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM)
-    monkeypatch.setattr(exact_bootstrap, "SMALLEST_S", exact_bootstrap.SMALLEST_S / 100)
+    monkeypatch.setattr(weight_nodes, "SMALLEST_S", weight_nodes.SMALLEST_S / 100)
     for one, lower in zip(found, pilot_errors(steep * SCORES, VALUES, np.array([n]), ATOM), strict=True):
         assert one.error == pytest.approx(lower.error, rel=5e-3)
 
@@ -70,12 +70,12 @@ def test_nothing_is_lost_below_the_first_s(n: int, steep: int, monkeypatch: pyte
 @pytest.mark.parametrize("spread", [1.5, 3.0, 6.0])
 def test_the_lightest_tokens_need_no_nodes_of_their_own(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Light tokens share the first node; errors are the same as with more nodes, with an atom and by halves too."""
-    rng, asked, made = np.random.default_rng(3), [], exact_bootstrap.nodes
-    monkeypatch.setattr(exact_bootstrap, "nodes", lambda low, high: asked.append(low) or made(low, high))
+    rng, asked, made = np.random.default_rng(3), [], weight_nodes.nodes
+    monkeypatch.setattr(weight_nodes, "nodes", lambda low, high: asked.append(low) or made(low, high))
     given = spread * rng.normal(size=(6, 4000)), rng.normal(size=(4000, 4)), np.array([8, 64, 2000, 60_000])
     atom = (np.full(6, 9.0), rng.normal(size=(6, 4)))
     few = pilot_errors(*given, atom)
-    monkeypatch.setattr(exact_bootstrap, "FAINT_MARGIN", np.inf)
+    monkeypatch.setattr(weight_nodes, "FAINT_MARGIN", np.inf)
     for one, other in zip(few, pilot_errors(*given, atom), strict=True):
         for own in fields(one):
             np.testing.assert_allclose(getattr(one, own.name), getattr(other, own.name), rtol=1e-5)
@@ -111,6 +111,41 @@ def test_extreme_weights_give_numbers(scores: Array) -> None:
     if not scores.any():  # the mean of n values: E|x̄ − μ|² = tr Cov / n
         expected = values.var(0).sum() / np.array([2, 8, 25, 100])
         assert found.whole[0] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("freedom", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("n", [10, 100])
+def test_heavy_tailed_scores_are_binned_without_a_loss(n: int, freedom: float, dtype: type) -> None:
+    """Student scores times 3 of range up to 570 against the integral over all tokens, without nodes.
+
+    Scores clipped to a range of 40 below the largest gave 0.41 to 1.3 times this error.
+    """
+    rng = np.random.default_rng(0)
+    scores, values = 3 * rng.standard_t(freedom, 2000), rng.normal(size=(2000, 4))
+    logs = scores - np.logaddexp.reduce(scores) + np.log(2000)  # weights of mean 1
+    weight = np.exp(logs)
+    d = values - weight @ values / 2000
+    exact = 0.0
+    for log_s in np.arange(np.log(1e-3 / n), 300, 0.1):
+        at = np.exp(np.minimum(log_s + logs, 200))
+        e = np.exp(-at)
+        kept = np.mean(e) ** (n - 2)
+        s_a1 = (at * (np.expm1(-at) if log_s < 0 else e)) @ d / 2000
+        s2_a2 = np.mean(at**2 * e * np.square(d).sum(1))
+        exact += 0.1 * n * kept * (s2_a2 * np.mean(e) + (n - 1) * s_a1 @ s_a1)
+    log_atom = np.quantile(logs, 0.98)  # an atom that some samples outweigh
+    atom = (np.array([log_atom + scores[0] - logs[0]]), np.ones((1, 4)))
+    alone, beside = pilot_errors(scores[None].astype(dtype), values, np.array([n]), atom)
+    assert alone.whole[0, 0] == pytest.approx(exact, rel=4e-3)
+    picked = rng.integers(2000, size=(20_000, n))
+    drawn = np.column_stack((np.full(len(picked), log_atom), logs[picked]))
+    share = np.exp(drawn - np.logaddexp.reduce(drawn, axis=1)[:, None])
+    output = share[:, :1] + np.einsum("rn,rnv->rv", share[:, 1:], values[picked])
+    own = np.exp(log_atom)
+    centre = (own + n * (weight @ values / 2000)) / (own + n)
+    square = np.square(output - centre).sum(1)
+    assert abs(beside.whole[0, 0] - square.mean()) < 4e-3 * square.mean() + 4 * square.std() / np.sqrt(len(square))
 
 
 def test_errors_of_a_query_do_not_depend_on_other_queries() -> None:

@@ -23,6 +23,7 @@ from limitlens.attention.subset import scores_of
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import Layer
 from limitlens.theory import exact_bootstrap as law
+from limitlens.theory import weight_nodes as grid
 from limitlens.theory.exact_bootstrap import PARTS, BinnedTokens, PilotErrors
 
 
@@ -53,64 +54,76 @@ def layer_errors(
         some = slice(start, start + step)
         scores = scores_of(layer.query[some][:, :, asked].flatten(1, 2), keys[some], layer.traits.softcap).double()
         top = scores.amax(-1, keepdim=True)
-        logs = (scores - top).clip(-law.SCORE_RANGE)
-        level = logs.exp().mean(-1, keepdim=True).log()
-        atom = None
+        logs, sink, sink_value = scores - top, None, None
         if layer.atom is not None:
-            score, own = (
+            sink, sink_value = (
                 one[some].reshape(-1, groups, m, *one.shape[2:])[:, :, asked].flatten(0, 2)
                 for one in (layer.atom.lse, layer.atom.output)
             )
-            atom = ((score - (top + level).flatten()).clip(max=law.MAX_LOG_ATOM).exp(), own)
-        found = _binned(logs - level, values[some].double(), spans, n, tiling).errors(n, atom)
+            sink = sink - top.flatten()
+        level = logs.exp().mean(-1, keepdim=True).log()
+        binned = _binned(logs - level, values[some].double(), spans, n, tiling)
+        if binned is None:
+            columns = logs.flatten(0, 1).T.cpu().numpy()
+            closed, moved = grid.close_gaps(columns, None if sink is None else sink.cpu().numpy())
+            sink = None if moved is None else to_device(moved, device)
+            logs = to_device(closed.T, device).reshape(logs.shape) - level  # light tokens do not change the level
+            binned = _binned(logs, values[some].double(), spans, n, tiling, wide=True)
+            assert binned is not None
+        atom = None if sink is None else ((sink - level.flatten()).clip(max=law.MAX_LOG_ATOM).exp(), sink_value)
+        found = binned.errors(n, atom)
         yield tuple(PilotErrors.of(errors) for errors in found.cpu().numpy())
 
 
-def _binned(logs: Tensor, values: Tensor, spans: list[slice], n: Array, tiling: Tiling) -> BinnedTokens:
+def _binned(
+    logs: Tensor, values: Tensor, spans: list[slice], n: Array, tiling: Tiling, wide: bool = False
+) -> BinnedTokens | None:
     """Split each of M tokens between the two nodes around its weight, of mean 1, given as logarithms (B, r, M).
 
-    Values are (B, M, v); the parts of the pilot are spans of its tokens.
+    Values are (B, M, v); the parts of the pilot are spans of its tokens. None where the range of the logarithms needs
+    `close_gaps` first, unless it is known to be `wide`.
     """
     device, (_, queries, tokens) = logs.device, logs.shape
-    light = logs.kthvalue(max(1, int(np.ceil(law.lightest_share(n) * tokens))), -1).values
+    light = logs.kthvalue(max(1, int(np.ceil(grid.lightest_share(n) * tokens))), -1).values
     # The only wait for the GPU: the number of nodes and points.
     low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
     if not np.isfinite(low + high):
         raise InputError(law.NO_TOKEN)
-    weights, first = law.nodes(low, high)
-    node = to_device(weights, device)
+    if high - low > grid.WIDE_RANGE and not wide:
+        return None
+    node, first = grid.nodes(low, high)
     weight, middle = logs.exp(), values.mean(1, keepdim=True)
     about = torch.cat((values - middle, torch.ones_like(values[..., :1])), -1)
     pull = torch.stack([weight[..., span] @ about[:, span] for span in spans]).flatten(1, 2)  # (parts, m, v + 1)
     limit = pull[..., :-1].sum(0) / tokens
     pull[..., :-1] -= pull[..., -1:] * limit
-    count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, node, tiling)
+    count, table = _on_nodes(logs.flatten(0, 1), about[..., :-1].contiguous(), limit, spans, first, len(node), tiling)
     return BinnedTokens(
-        law.points(n, np.exp(lightest)), np.array([span.stop - span.start for span in spans], float), node,
+        grid.points(n, lightest), np.array([span.stop - span.start for span in spans], float), to_device(node, device),
         count.double(), table.flatten(2), pull, limit + middle.repeat_interleave(queries, 0)[:, 0],
         torch.matmul, torch, lambda array: to_device(array, device),
     )  # fmt: skip
 
 
 def _on_nodes(
-    logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, node: Tensor, tiling: Tiling
+    logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, nodes: int, tiling: Tiling
 ) -> tuple[Tensor, Tensor]:
     """Sums on every node for log weights (m, M), values (B, M, v) and limits (m, v), as `BinnedTokens` holds them.
 
-    Counts (parts, K, m), and sums of W d, W and W |d|², (parts, K, m, v + 2).
+    Counts (parts, K, m), and sums of W d, W and W |d|² over the weight of the node, (parts, K, m, v + 2).
     """
-    (rows, tokens), v, nodes = logs.shape, values.shape[-1], len(node)
+    (rows, tokens), v = logs.shape, values.shape[-1]
     parts = [logs[:, span].float().sort(-1) for span in spans]
     token = torch.cat([part.indices + span.start for part, span in zip(parts, spans, strict=True)], -1)
-    place = ((torch.cat([part.values for part in parts], -1) - first) * (1 / law.GAP)).int()
-    above = logs.gather(-1, token) - (first + law.GAP * place)
+    place = ((torch.cat([part.values for part in parts], -1) - first) * (1 / grid.GAP)).int()
+    above = logs.gather(-1, token) - (first + grid.GAP * place)
     asked = torch.arange(nodes + 1, dtype=torch.int32, device=logs.device).expand(rows, -1).contiguous()
     begin = torch.stack(
         [torch.searchsorted(place[:, span].contiguous(), asked, out_int32=True) + span.start for span in spans], 1
     )
     count, table = (above.new_empty(PARTS, nodes, rows, *own, dtype=torch.float32) for own in ((), (v + 2,)))
     programs.gather[(rows, PARTS, -(-nodes // tiling.nodes))](
-        above, place, token, node, values, limit, begin, count, table, float(np.expm1(law.GAP)),
+        above, place, token, values, limit, begin, count, table, float(np.expm1(grid.GAP)),
         rows, rows // len(values), tokens, nodes, v, PARTS, tiling.nodes, padded(v), tiling.block, num_warps=2,
     )  # fmt: skip
     return count, table

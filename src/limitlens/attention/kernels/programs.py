@@ -185,14 +185,14 @@ def products(X, SHIFT, FIRST, SECOND, n, heads, d, sx, sh, CHUNK: tl.constexpr, 
 
 @triton.jit
 def gather(
-    ABOVE, PLACES, TOKENS, WEIGHTS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
+    ABOVE, PLACES, TOKENS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
     PARTS: tl.constexpr, NODES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Split each token between the two nodes around its weight: counts, W d, W and W |d|² of some nodes.
 
-    Tokens of a row are sorted by weight within each part. PLACES (rows, tokens) are the nodes below them, with WEIGHTS
-    (nodes,); ABOVE is the logarithm of weight over node; TOKENS are their indices in VALUES (heads, tokens, v). BEGIN
-    (rows, parts, nodes + 1) is the first token at each node or above it.
+    Sums other than counts are relative to the weight of their node. Tokens of a row are sorted by weight within each
+    part. PLACES (rows, tokens) are the nodes below them; ABOVE is the logarithm of weight over node; TOKENS are their
+    indices in VALUES (heads, tokens, v). BEGIN (rows, parts, nodes + 1) is the first token at each node or above it.
     """
     row, part, below = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * NODES
     node, column = below + tl.arange(0, NODES), tl.arange(0, D)
@@ -208,15 +208,16 @@ def gather(
         place = tl.load(PLACES + from_row, mask=there, other=-2)
         token = tl.load(TOKENS + from_row, mask=there, other=0)
         times = tl.exp(tl.load(ABOVE + from_row, mask=there, other=0.0))
-        weight = (times * tl.load(WEIGHTS + place, mask=there, other=0.0)).to(tl.float32)
+        weight = times.to(tl.float32)
         upper = (tl.maximum(times - 1.0, 0.0) / rise).to(tl.float32)
         share = tl.where(node[:, None] == place[None, :], 1.0 - upper[None, :], 0.0)
         share = tl.where(node[:, None] == place[None, :] + 1, upper[None, :], share)
+        count += tl.sum(share, 1)
+        share = tl.where(node[:, None] == place[None, :] + 1, share / (1.0 + rise), share)
         inside = there[:, None] & wide[None, :]
         d = tl.load(VALUES + ((row // queries) * tokens + token)[:, None] * v + column[None, :], mask=inside, other=0.0)
         d = tl.where(inside, d - limit[None, :], 0.0).to(tl.float32)  # float32 from here on: nothing cancels any more
         pull += tl.dot(share, weight[:, None] * d, input_precision="ieee")
-        count += tl.sum(share, 1)
         share = share * weight[None, :]
         mass += tl.sum(share, 1)
         square += tl.sum(share * tl.sum(d * d, 1)[None, :], 1)

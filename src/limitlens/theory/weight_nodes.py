@@ -1,0 +1,113 @@
+"""Nodes at which the exact bootstrap (`exact_bootstrap`) evaluates e^{−sW}, and its quadrature points s.
+
+Nodes and points are logarithms, and sums over tokens are relative to the weight of their node, so that weights of any
+range neither overflow nor vanish. `xp` is NumPy or torch, the library of the arrays.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from limitlens.errors import Array
+
+STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a step of 0.1
+GAP = 0.125  # spacing of the logarithms of the nodes: squared errors are within 3e-3
+SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
+WIDE_RANGE = 100.0  # range of scores from which on `close_gaps` is applied
+MAX_GAP = 50.0  # a token e^50 times heavier than the next one is the whole output of every sample that contains it
+MAX_EXPONENT = 300.0  # of s and of s W: e^{−sW} has long been zero there
+RARE = 1e-8  # probability that no token of the smallest sample is heavier than 3/s, at the last s
+
+# The lightest tokens share a node: below the FAINT_SHARE quantile of the weights, less FAINT_MARGIN as a logarithm,
+# e^{−sW} is linear in W to 1e-5. SUBSAMPLE tokens locate that quantile, if at least MIN_FAINT of them are below it.
+FAINT_SHARE, FAINT_MARGIN = 0.1, 1.5
+SUBSAMPLE, MIN_FAINT = 512, 16
+
+
+def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Log-weights (M, m) with every gap between neighbours in order of weight reduced to at most `MAX_GAP`.
+
+    The output of a sample depends on the heaviest of its tokens and on those within `MAX_GAP` of it, to a relative
+    error of M e^{−MAX_GAP}; smaller gaps need fewer nodes. Log-weights (m,) of an atom keep their place in the order.
+    """
+    rows = logs if atom is None else np.vstack((logs, atom))
+    order = np.argsort(-rows, axis=0)
+    falling = np.take_along_axis(rows, order, 0)
+    gaps = np.subtract(falling[:-1], falling[1:], where=np.isfinite(falling[1:]), out=np.zeros_like(falling[1:]))
+    closed = np.vstack((falling[:1], falling[:1] - np.minimum(gaps, MAX_GAP).cumsum(0)))
+    closed[~np.isfinite(falling)] = -np.inf
+    result = np.empty_like(rows)
+    np.put_along_axis(result, order, closed, 0)
+    top = result[: len(logs)].max(0)
+    result -= top
+    return result[: len(logs)], None if atom is None else result[-1]
+
+
+def nodes(low: float, high: float) -> tuple[Array, float]:
+    """Logarithms (K,) of nodes for log-weights from low to high, and the logarithm one spacing below the second node.
+
+    The first node is −∞ (weight 0), for hidden tokens; the others are multiples of GAP, one grid for all queries.
+    """
+    first = np.floor(low / GAP) * GAP
+    return np.concatenate(([-np.inf], first + GAP * np.arange(int((high - first) / GAP) + 3))), float(first - GAP)
+
+
+def lightest_share(n: Array) -> float:
+    """The fraction of lightest tokens of which the smallest sample consists entirely with probability `RARE`."""
+    return float(RARE ** (1 / n.min()))
+
+
+def points(n: Array, lightest: float) -> Array:
+    """Logarithms (S,) of the quadrature points s; `lightest` is the log-weight at the `lightest_share` quantile."""
+    start = np.log(SMALLEST_S / n.max())
+    return np.arange(start, max(start + 12, np.log(3) - lightest) + STEP, STEP)
+
+
+def scaled_weights(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
+    """s W at points (S, 1) and nodes (K,), and s times the weights that sums are relative to.
+
+    Both are equal but for the first node: its weight is 0, and its sums are relative to the weight of the second.
+    """
+    relative = xp.exp((log_s + unit_logs(xp, node)).clip(None, MAX_EXPONENT))
+    return xp.where(xp.isfinite(node), relative, xp.zeros_like(relative)), relative
+
+
+def unit_logs(xp: Any, node: Any) -> Any:
+    """Logarithms (K,) of the weights that the sums at the nodes are relative to."""
+    return xp.concatenate((node[1:2], node[1:]))
+
+
+def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
+    """s W e and s² W² e at points (S, 1) and nodes (K,), e = e^{−sW}: the factors of c, 1 and |c|² in the integrand.
+
+    For s < 1 the first uses e − 1 in place of e: sums about the limit are the same, and nothing cancels.
+    """
+    at, relative = scaled_weights(xp, log_s, node)
+    lost = xp.expm1(-at)
+    return relative * xp.where(log_s < 0, lost, 1 + lost), relative * at * (1 + lost)
+
+
+def lowest_log(logs: Array, n: Array) -> float:
+    """The logarithm of the weight at which the nodes begin: lighter tokens share the first node."""
+    low = logs.min()
+    low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
+    some = logs[:: max(1, len(logs) // SUBSAMPLE)]
+    faint = int(min(lightest_share(n), FAINT_SHARE) * len(some))
+    if faint >= MIN_FAINT:
+        low = max(low, np.partition(some, faint, 0)[faint].min() - FAINT_MARGIN)
+    return float(low)
+
+
+def split(logs: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array, Array]:
+    """The lower node of each token (M, m), its weight over that node's, and the fraction that goes to the node above.
+
+    The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1), and between 0 and w it is W/w, where W/w is the
+    second result. `logs` is overwritten.
+    """
+    index = np.maximum((logs - first) * (1 / GAP), 0).astype(np.int64)
+    logs -= unit_logs(np, node).astype(logs.dtype).take(index)
+    ratio = np.exp(logs, out=logs)
+    upper = ratio - (index > 0)
+    upper *= np.where(index > 0, 1 / np.expm1(GAP), 1).astype(logs.dtype)
+    return index, ratio, np.maximum(upper, 0, out=upper)
