@@ -70,18 +70,18 @@ def test_thresholds_are_checked_and_decide_the_regimes(files: tuple[str, str]) -
         Thresholds(frozen_weight=2)
 
 
-def test_the_page_shows_the_slowest_the_fastest_and_what_to_do(
+def test_the_page_shows_the_slowest_and_what_to_do(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model, text = files
     code, out, err = run(capsys, model, "--corpus", text, *OPTIONS, "--out", str(tmp_path / "run"))
     assert (code, err) == (0, "")
     assert "12 heads" in out
-    for heading in ("The 5 slowest heads", "The 5 fastest", "What to do", "tokens for 10%", "the constant 1/2"):
+    for heading in ("The 5 slowest heads", "What to do", "tokens for 10%", "the constant 1/2"):
         assert heading in out
     saved = ProbeRun.load(read_run(tmp_path / "run"))
     worst = slowest(saved.records)[0]
-    assert f"{worst.layer}.{worst.head}" in out.split("The 5 fastest")[0]
+    assert f"{worst.layer}.{worst.head}" in out.split("The 5 slowest heads")[1]
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())
     assert recorded["command"] == "probe"
     assert recorded["arguments"]["sizes"] == "8:64:4"

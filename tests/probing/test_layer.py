@@ -16,10 +16,11 @@ from limitlens.models import Captured
 from limitlens.probing import layer as layer_module
 from limitlens.probing.collect import Collector, groups
 from limitlens.probing.distributed import add_share, share_of
-from limitlens.probing.layer import MIN_SNR, LayerCurves, OutputMoments, layer_curves
+from limitlens.probing.layer import MIN_SNR, LayerCurves, layer_curves
 from limitlens.probing.pilot import Layer, Traits
 from limitlens.sampling.assignment import KEPT_STEP, Assignment, ForwardSlice
 from limitlens.sampling.cells import Cells
+from limitlens.statistics.estimators import ClusteredMoments
 
 SHARED, GROUPS, QUERIES, KEY, VALUE, BLOCK = 3, 2, 12, 4, 5, 300
 
@@ -144,9 +145,9 @@ def test_squares_are_those_of_pairs_from_different_windows() -> None:
     rng = np.random.default_rng(0)
     clusters = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 3])
     limit, output = rng.normal(size=(2, 10, DIM)), rng.normal(size=(4, 2, 10, DIM))
-    moments = OutputMoments(torch.tensor(limit).flatten(0, 1), clusters, 4, 1)
+    moments = ClusteredMoments(torch.tensor(limit).flatten(0, 1), clusters, 4, 1)
     moments.add(slice(0, 4), slice(0, 1), torch.tensor(output - limit).flatten(1, 2)[None])
-    mean, covariance = (found.squares[..., 0].mean(1) for found in moments.squares().values())  # (heads, replicates)
+    mean, covariance = (found[0][..., 0].mean(1) for found in moments.squares().values())  # (heads, replicates)
 
     def product(terms: np.ndarray) -> float:
         pairs = [(x, y) for x in range(10) for y in range(10) if clusters[x] != clusters[y]]
@@ -159,7 +160,7 @@ def test_squares_are_those_of_pairs_from_different_windows() -> None:
             Yc, Gc = Y - Y.mean(0), G - G.mean(0)
             outer = Yc[:, :, None] * Yc[:, None] - Gc[:, :, None] * Gc[:, None]
             assert covariance[head, r] == pytest.approx(product(outer), rel=1e-4, abs=1e-5)
-    scales = [found.scale[:, 0] for found in moments.squares().values()]
+    scales = [found[2][:, 0] for found in moments.squares().values()]
     np.testing.assert_allclose(scales[0], np.linalg.norm(limit.mean(1), axis=-1), rtol=1e-6)
     np.testing.assert_allclose(scales[1], [np.linalg.norm(np.cov(head.T, bias=True)) for head in limit], rtol=1e-5)
 
@@ -173,9 +174,9 @@ def test_query_noise_adds_nothing_on_average_and_its_scatter_is_known(shared: fl
     rng, draws = np.random.default_rng(1), 500
     noise = np.repeat(rng.normal(size=(draws, WINDOWS, DIM)) * 1.5, EACH, axis=1)
     errors = torch.tensor(noise + rng.normal(size=noise.shape) + shared / np.sqrt(DIM))
-    moments = OutputMoments(torch.tensor(noise[0]), np.repeat(np.arange(WINDOWS), EACH), draws, 1)
+    moments = ClusteredMoments(torch.tensor(noise[0]), np.repeat(np.arange(WINDOWS), EACH), draws, 1)
     moments.add(slice(0, draws), slice(0, 1), errors[None])
-    rows = moments.squares()["mean"].squares[0, :, :, 0]  # (windows, draws)
+    rows = moments.squares()["mean"][0][0, :, :, 0]  # (windows, draws)
     found, told = rows.mean(0), rows.std(0, ddof=1) / np.sqrt(WINDOWS)
     plain = errors.mean(1).square().sum(-1).numpy()
     stderr = np.std(found) / np.sqrt(draws)
@@ -194,9 +195,9 @@ def test_sizes_at_the_level_of_noise_are_not_fitted() -> None:
 
 
 def test_one_window_of_queries_gives_no_moment_error() -> None:
-    moments = OutputMoments(torch.zeros(4, 2, dtype=torch.float64), np.zeros(4, int), 1, 1)
+    moments = ClusteredMoments(torch.zeros(4, 2, dtype=torch.float64), np.zeros(4, int), 1, 1)
     moments.add(slice(0, 1), slice(0, 1), torch.ones(1, 1, 4, 2, dtype=torch.float64))
-    assert np.isnan(moments.squares()["mean"].squares).all()
+    assert np.isnan(moments.squares()["mean"][0]).all()
 
 
 def test_a_peak_in_pieces_is_the_largest_score() -> None:

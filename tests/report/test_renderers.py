@@ -136,7 +136,7 @@ def test_a_page_shows_everything_and_runs_nothing_from_outside() -> None:
         assert hidden not in read.text
     ids = [attributes["id"] for _, attributes in read.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {"errors", "map", "panel", "budgets", "rates", "jumps", "regime-share", "theme"} <= set(ids)
+    assert {"errors", "map", "panel", "budgets", "rates", "regime-share", "theme"} <= set(ids)
     linked = [value for _, a in read.tags for name, value in a.items() if name in ("src", "href") and value]
     assert all(value.startswith(("#", "data:")) for value in linked)
 

@@ -16,7 +16,7 @@ from head_cases import SIZES, curve_of, head_record, probe_run
 from limitlens.cli import main
 from limitlens.errors import InputError
 from limitlens.loading import load
-from limitlens.probing.overview import fastest, notable, slowest
+from limitlens.probing.overview import slowest
 from limitlens.probing.record import kept_share
 from limitlens.probing.regimes import Regime
 from limitlens.probing.result import CONTEXT, STATES, ProbeRun
@@ -135,34 +135,20 @@ def test_budgets_of_a_head_with_a_sink_come_from_its_scaled_curve() -> None:
                 ).tokens_for(error, rest).plus(1)
 
 
-def test_notable_heads_are_extremes_and_distinct(probe: ProbeRun) -> None:
-    picked = notable(probe.records)
-    assert len({head.place for head, _ in picked}) == len(picked)
-    assert 2 <= len(picked) <= 5
-    for why, score in (
-        ("largest error left", lambda head: head.curve.error[-1]),
-        ("slowest to converge", lambda head: -head.curve.rate.slope),
-    ):
-        (found,) = (head for head, reason in picked if why in reason)
-        assert found is max(probe.records, key=score)
-    data = data_of(probe)
-    first = data["jumps"][0]
-    assert probe.records[first["head"]] is picked[0][0]
-    assert first["text"] == f"{picked[0][0].name}: {picked[0][1]}"
-    assert data["first"] == first["head"]
+def test_a_page_opens_at_the_slowest_head(probe: ProbeRun) -> None:
+    first = probe.records[data_of(probe)["first"]]
+    assert first is slowest(probe.records)[0] is max(probe.records, key=lambda head: head.curve.error[-1])
 
 
-def test_a_head_whose_error_rises_is_not_among_the_fastest() -> None:
+def test_a_head_whose_error_rises_is_named() -> None:
     n = np.asarray(SIZES, dtype=float)
     falls = [head_record(0, h, errors=0.9 * (n / 64) ** -0.3) for h in range(3)]
     rises = head_record(0, 3, errors=0.01 * (n / 64) ** 0.1)  # the smallest error left, and still growing
     run = probe_run([*falls, rises])
-    assert {head.head for head in fastest(run.records)} == {0, 1, 2}
-    assert all(head is not rises for head, why in notable(run.records) if "fastest" in why)
     assert "in 1 head it still grows (most in layer 0, head 3)" in verdict(run)[1]
     tables = [block for part in run.view().sections for block in part.blocks if isinstance(block, Table)]
-    (table,) = (table for table in tables if "fastest" in table.title)
-    assert {row[0] for row in table.rows} == {"0.0", "0.1", "0.2"}
+    (table,) = (table for table in tables if "slowest" in table.title)
+    assert [row[0] for row in table.rows] == ["0.0", "0.1", "0.2", "0.3"]
 
 
 def test_trust_names_the_floor_and_every_bound(probe: ProbeRun) -> None:
@@ -237,10 +223,10 @@ def test_figures_for_papers(probe: ProbeRun, tmp_path: Path) -> None:
 
 def test_a_terminal_and_a_notebook_show_the_heads(probe: ProbeRun) -> None:
     text = str(probe)
-    for told in ("The 5 slowest heads", "The 5 fastest", "tokens for 10%", "the constant 1/2", *verdict(probe)[1:]):
+    for told in ("The 5 slowest heads", "tokens for 10%", "the constant 1/2", *verdict(probe)[1:]):
         assert told in text
     worst = slowest(probe.records)[0]
-    assert f"{worst.layer}.{worst.head}" in text.split("The 5 fastest")[0]
+    assert f"{worst.layer}.{worst.head}" in text.split("The 5 slowest heads")[1]
     shown = probe_case(2, 3)._repr_html_()
     assert len(re.findall(r"<td[^>]*background", shown)) == 6  # the map of heads
     assert "6 attention heads" in shown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from limitlens.errors import InputError
-from limitlens.probing.overview import count_regimes, notable
+from limitlens.probing.overview import count_regimes, slowest
 from limitlens.probing.record import ERRORS, HeadRecord, share_of_keys
 from limitlens.probing.regimes import Regime
 from limitlens.record import to_json
@@ -105,11 +105,10 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     """Everything the widgets of a page read; heads are columns, one list for each quantity."""
     rows = [_row(head) for head in run.records]
     regimes = count_regimes(run.records)
-    jumps = [{"head": run.records.index(head), "text": f"{head.name}: {why}"} for head, why in notable(run.records)]
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
     return {
         "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records),
-        "predicted": not run.measured, "first": jumps[0]["head"], "jumps": jumps,
+        "predicted": not run.measured, "first": run.records.index(slowest(run.records)[0]),
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [one._asdict() for one in known if one.kind],
         "facts": [one._asdict() for one in known if one.key not in ("rate", "regime")],

@@ -1,4 +1,4 @@
-"""Summaries of the heads of a layer or a model: medians, regimes, extreme heads, and the accuracy of predicted rates.
+"""Summaries of the heads of a layer or a model: medians, regimes, slowest heads, and the accuracy of predicted rates.
 
 Output errors and errors of the outputs' moments have different exponents, so rates of each kind are compared only with
 formulas for that kind. All curves of a probe are root mean squares over replicates. On real heads every formula is a
@@ -7,7 +7,7 @@ proxy of the tokens.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -43,43 +43,15 @@ class LayerRecord:
     pareto_norm_stderr: float
 
 
-def rises(head: HeadRecord) -> bool:
-    """Whether the error of a head grows with n, as it does where more tokens dilute a sink."""
-    rate, error = head.curve.rate, head.curve.error
-    return bool(error[-1] > error[0]) if rate is None else rate.slope < 0
-
-
 def slowest(heads: Iterable[HeadRecord]) -> list[HeadRecord]:
     """Heads sorted by their error at the largest n, the largest error first and heads without one last."""
     return sorted(heads, key=lambda head: -head.curve.error[-1] if head.curve.defined else np.inf)
-
-
-def fastest(heads: Iterable[HeadRecord]) -> list[HeadRecord]:
-    """Heads whose error falls with n, sorted by their error at the largest n, the smallest first."""
-    return [head for head in reversed(slowest(heads)) if head.curve.defined and not rises(head)]
 
 
 def count_regimes(heads: Iterable[Any]) -> dict[Regime, int]:
     """Number of heads in each regime that occurs, averaging first."""
     found = Counter(head.regime for head in heads)
     return {regime: found[regime] for regime in Regime if regime in found}
-
-
-def notable(heads: Sequence[HeadRecord], most: int = 5) -> list[tuple[HeadRecord, str]]:
-    """Heads worth looking at first, each with the reason, no head twice."""
-    reasons: dict[str, Callable[[HeadRecord], float | None]] = {
-        "largest error left": lambda head: head.curve.error[-1] if head.curve.defined else None,
-        "slowest to converge": lambda head: -head.curve.rate.slope if head.curve.rate else None,
-        "most concentrated": lambda head: head.top_weight,
-        "heaviest tail of weights": lambda head: head.pareto_k,
-        "strongest sink": lambda head: head.sink_mass,
-        "fastest to converge": lambda head: head.curve.rate.slope if head.curve.rate and not rises(head) else None,
-    }
-    why: dict[HeadRecord, list[str]] = {}
-    for reason, score in reasons.items():
-        if known := [(value, head) for head in heads if (value := score(head)) is not None]:
-            why.setdefault(max(known, key=lambda pair: pair[0])[1], []).append(reason)
-    return [(head, ", ".join(found)) for head, found in list(why.items())[:most]]
 
 
 def layer_documents(heads: Iterable[HeadRecord], layers: Iterable[LayerRecord]) -> list[dict[str, Any]]:

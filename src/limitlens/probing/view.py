@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from limitlens.estimate import Estimate
 from limitlens.probing.figures import BEYOND, TIGHT, map_figure, page_data
-from limitlens.probing.overview import count_regimes, fastest, rate_skills, slowest, summary
+from limitlens.probing.overview import count_regimes, rate_skills, slowest, summary
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
 from limitlens.probing.regimes import Regime
 from limitlens.report.text import falling, join, plural, short
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 LOOSE = 0.2  # relative error that "What to do" names besides `TIGHT`
 MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
-SHOWN = 5  # slowest heads in a table, and fastest heads
+SHOWN = 5  # heads in the table of the slowest
 TARGETS = (0.2, 0.1, 0.05, 0.01)  # relative errors of the table of tokens needed
 DETAILS = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
 PREDICTOR_NAMES = {
@@ -50,7 +49,7 @@ def probe_view(run: ProbeRun) -> View:
         title=title if run.measured else f"{title}, predicted",
         subtitle=subtitle(run),
         verdict=verdict(run),
-        above=(Widget("regimes"), Widget("jumps")) if run.measured else (Widget("jumps"),),
+        above=(Widget("regimes"),) if run.measured else (),
         sections=[
             Section("Tokens needed for a target error", "", (_needs(run),)),
             Section("Every head", heads, (Widget("map"),), "heads", only="page"),
@@ -58,7 +57,7 @@ def probe_view(run: ProbeRun) -> View:
             Section(
                 "How many tokens does each head need?", budgets, (Widget("budgets"),), "budget-section", only="page"
             ),
-            _extremes(run),
+            _slowest(run),
             *_rates(run),
         ],
         data=lambda: page_data(run),
@@ -86,22 +85,15 @@ def _needs(run: ProbeRun) -> Table:
     return Table("Tokens needed for a target error", columns, rows)
 
 
-def _extremes(run: ProbeRun) -> Section:
-    """The slowest and the fastest heads, for a terminal: a page shows all of them."""
-    tables = (
-        _head_table(run, f"The {SHOWN} slowest heads: the largest errors left", slowest(run.records)[:SHOWN]),
-        _head_table(run, f"The {SHOWN} fastest heads: the smallest errors left", fastest(run.records)[:SHOWN]),
-    )
-    legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
-    return Section("", "", (*tables, legend), only="terminal")
-
-
-def _head_table(run: ProbeRun, title: str, heads: Sequence[HeadRecord]) -> Table:
-    """One row per head; columns that a prediction does not have are left out."""
-    rows = [_cells(head) for head in heads]
-    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else ["head"]
+def _slowest(run: ProbeRun) -> Section:
+    """The slowest heads, for a terminal; columns that a prediction does not have are left out."""
+    rows = [_cells(head) for head in slowest(run.records)[:SHOWN]]
+    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
-    return Table(title, [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows])
+    columns, cells = [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows]
+    table = Table(f"The {SHOWN} slowest heads: the largest errors left", columns, cells)
+    legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
+    return Section("", "", (table, legend), only="terminal")
 
 
 def _cells(head: HeadRecord) -> dict[str, Cell]:

@@ -16,12 +16,6 @@ function mountRegimes(bar, meanings, page) {
   meanings.append(...found.map(({ name, colour, count, meaning }) => node("li", {}, node("i", { class: `swatch fill c-${colour}` }), node("b", {}, `${count} ${name}`), `: ${meaning}`)));
 }
 
-// Buttons that select the heads to look at first.
-function mountJumps(host, page) {
-  if (!page.jumps.length) return;
-  host.append(node("li", {}, "Look first at"), ...page.jumps.map(({ head, text }) => node("li", {}, node("button", { type: "button", class: "jump", "data-head": head }, text))));
-}
-
 function headName(heads, i) {
   return `layer ${heads.layer[i]}, head ${heads.head[i]}`;
 }

@@ -43,7 +43,6 @@ function mountProbe(page, state) {
   const refresh = () => updates.forEach((update) => update(state));
   const choose = (i) => { state.head = i; refresh(); };
   if (at("regime-share")) mountRegimes(at("regime-share"), at("regime-meanings"), page);
-  if (at("jumps")) mountJumps(at("jumps"), page);
   const select = at("quantity");
   select.append(...page.quantities.map((q) => node("option", { value: q.key }, q.label)));
   select.addEventListener("change", () => { state.quantity = select.value; refresh(); });
@@ -66,7 +65,6 @@ function mountProbe(page, state) {
     const chosen = event.target.closest?.("[data-head]");
     if (!chosen || chosen.classList.contains("cell")) return;
     choose(Number(chosen.dataset.head));
-    if (chosen.classList.contains("jump")) at("panel").scrollIntoView({ block: "nearest" });
   });
   refresh();
 }
