@@ -8,10 +8,10 @@ import numpy as np
 
 from limitlens.errors import Array
 from limitlens.probing.record import HeadRecord
-from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.regimes import Regime
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 MOMENT_CURVES = {"mean": 0.3, "covariance": 0.6, "hardmax": 2.0}  # their errors over those of the output

@@ -10,8 +10,8 @@ import numpy as np
 from head_cases import SIZES, curve_of, head_record, probe_run, replicate_rows
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.record import HeadRecord, Sink
-from limitlens.probing.regimes import classify
 from limitlens.probing.result import ProbeRun
+from limitlens.statistics.regimes import classify
 from limitlens.statistics.tails import Verdict
 
 NASTY = "<script>window.hacked=1</script>\"'</title>&amp; 模型 \u2028 ]]>"

@@ -18,11 +18,11 @@ from limitlens.comparison import compare, find_differences
 from limitlens.comparison_result import LEVEL, Comparison
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.record import json_text, read_run
 from limitlens.report.page import page
 from limitlens.statistics.multiple_testing import holm
+from limitlens.statistics.regimes import Regime
 
 NASTY = "<script>window.hacked=1</script>\"'</title>&amp; 模型 \u2028 ]]>"
 N = np.asarray(SIZES, dtype=float)

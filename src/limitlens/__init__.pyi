@@ -38,12 +38,12 @@ from limitlens.models.intervene import intervene as intervene
 from limitlens.probing.predict import predict as predict
 from limitlens.probing.probe import probe as probe
 from limitlens.probing.record import HeadRecord as HeadRecord
-from limitlens.probing.regimes import Regime as Regime
 from limitlens.probing.result import ProbeRun as ProbeRun
 from limitlens.published.reproduction import reproduce as reproduce
 from limitlens.sampling.checkpoint import Checkpoint as Checkpoint
 from limitlens.statistics.error_curve import ErrorCurve as ErrorCurve
 from limitlens.statistics.error_curve import TokensFor as TokensFor
 from limitlens.statistics.fit import Rate as Rate
+from limitlens.statistics.regimes import Regime as Regime
 
 __version__: str

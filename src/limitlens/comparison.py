@@ -16,13 +16,13 @@ from limitlens.comparison_result import LEVEL, TOKENS, Comparison, Difference
 from limitlens.errors import InputError
 from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.loading import load
-from limitlens.probing.regimes import Regime
 from limitlens.probing.result import ProbeRun
 from limitlens.record import to_json
 from limitlens.report.text import plural
 from limitlens.results import Result
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.multiple_testing import holm, p_value
+from limitlens.statistics.regimes import Regime
 
 Value: TypeAlias = tuple[Estimate, int | None]  # a number of a run, and the number of replicates behind it, if known
 Column: TypeAlias = dict[tuple[str, str], Value]  # the numbers of a run by place (head, error) and quantity

@@ -22,9 +22,9 @@ from limitlens.probing import probe as probe_module
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import slowest
 from limitlens.probing.probe import probe
-from limitlens.probing.regimes import Thresholds
 from limitlens.probing.result import ProbeRun
 from limitlens.record import read_run
+from limitlens.statistics.regimes import Thresholds
 from tiny_models import TINY, tiny_tokenizer
 
 OPTIONS = [

@@ -18,13 +18,13 @@ from limitlens.errors import InputError
 from limitlens.loading import load
 from limitlens.probing.overview import slowest
 from limitlens.probing.record import kept_share
-from limitlens.probing.regimes import Regime
 from limitlens.probing.result import CONTEXT, STATES, ProbeRun
 from limitlens.probing.view import trust, verdict
 from limitlens.record import ARRAYS, FORMAT, json_text, read_run
 from limitlens.report.page import page
 from limitlens.report.text import falling
 from limitlens.report.view import Table
+from limitlens.statistics.regimes import Regime
 from limitlens.theory import rates
 from page_reader import Reader
 from report_cases import NASTY, bare_probe, probe_case

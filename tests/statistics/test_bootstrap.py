@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from limitlens.errors import Array
-from limitlens.probing.regimes import Regime, classify, resampled
 from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.regimes import Regime, classify, resampled
 from limitlens.theory.exact_bootstrap import pilot_errors
 
 SIZES = (64, 128, 256, 512)

@@ -28,12 +28,12 @@ from limitlens.probing.layer import MIN_SNR, ByHead, LayerCurves, layer_curves
 from limitlens.probing.pilot import DETAIL_QUERIES, Layer, layer_sinks
 from limitlens.probing.predict import predict_pool
 from limitlens.probing.record import HeadRecord
-from limitlens.probing.regimes import Thresholds, classify, resampled
 from limitlens.record import to_json
 from limitlens.statistics.critical_factor import critical_factors, some_rows, within
 from limitlens.statistics.estimators import members, norm_by_squaring
 from limitlens.statistics.gap_counting import critical_rows
 from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.regimes import Thresholds, classify, resampled
 from limitlens.statistics.tails import TailReport, sorted_shape, tail_length, tails_of
 
 FLOOR_QUERIES = 4  # queries of a head that are attended to again in float64

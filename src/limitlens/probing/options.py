@@ -12,10 +12,10 @@ from limitlens.cost import computing_threads, forward_cost
 from limitlens.models import Windows
 from limitlens.models.catalog import LoadedModel
 from limitlens.probing.pilot import CLUSTERS, DETAIL_QUERIES, Pilot
-from limitlens.probing.regimes import Thresholds
 from limitlens.sampling.assignment import KEPT_STEP, WHOLE_REPLICATES, Assignment
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
+from limitlens.statistics.regimes import Thresholds
 
 # Speed of one thread, measured for two models (docs/reliability.md): operations a second in attention over queries, and
 # seconds for everything else of a head.

@@ -17,9 +17,9 @@ from scipy import stats
 
 from limitlens.errors import Array
 from limitlens.probing.record import CONSTANT_RATE, CURVES, HeadRecord
-from limitlens.probing.regimes import Regime
 from limitlens.record import to_json
 from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 from limitlens.theory.prediction import Status
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from limitlens.errors import Array, check_relative
-from limitlens.probing.regimes import Regime
 from limitlens.record import from_json, to_json
 from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve, TokensFor
+from limitlens.statistics.regimes import Regime
 from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given

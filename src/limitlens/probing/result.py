@@ -16,13 +16,13 @@ from limitlens.errors import InputError, check_number, check_seed
 from limitlens.probing.figures import map_figure
 from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
 from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
-from limitlens.probing.regimes import Regime
 from limitlens.probing.view import probe_view
 from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.regimes import Regime
 
 STATES = "states.safetensors"
 CONTEXT = 32_768  # tokens of the context for which budgets of a causal model are given

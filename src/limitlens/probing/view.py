@@ -12,9 +12,9 @@ from limitlens.estimate import Estimate
 from limitlens.probing.figures import BEYOND, TIGHT, map_figure, page_data
 from limitlens.probing.overview import count_regimes, rate_skills, slowest, summary
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
-from limitlens.probing.regimes import Regime
 from limitlens.report.text import falling, join, plural, short
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
+from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 
 if TYPE_CHECKING:

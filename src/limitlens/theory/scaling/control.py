@@ -8,7 +8,7 @@ for θ → 0 it collapses onto the nearest key (supercritical). At θ = 1, β ~ 
 
 How many keys share the weight at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
 about 2^{−a} in higher ones. `regime` therefore uses the expected participation E Σw². The regime of a measured head
-(`limitlens.probing.regimes`) also uses the growth of its effective tokens with n.
+(`limitlens.statistics.regimes`) also uses the growth of its effective tokens with n.
 """
 
 import math

@@ -7,7 +7,7 @@ import pytest
 
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import dilution_length, sink_share
-from limitlens.probing.regimes import Regime, Thresholds, classify, effective_growth
+from limitlens.statistics.regimes import Regime, Thresholds, classify, effective_growth
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 
