@@ -17,8 +17,8 @@ from typing import Any
 
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
+from limitlens.cache.budgets import fisher_costs
 from limitlens.cache.cut import cut_windows, measure_cut, window_order
-from limitlens.cache.fisher import fisher_costs
 from limitlens.cache.plan import CHECKED, FITTED, Plan, make_plan
 from limitlens.cache.trial import trial
 from limitlens.models import LoadedModel, load

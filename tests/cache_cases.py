@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from limitlens.attention.policies import POLICIES
+from limitlens.cache.budgets import fisher_costs
 from limitlens.cache.cut import cut_windows, measure_cut, window_order
-from limitlens.cache.fisher import fisher_costs
 from limitlens.cache.plan import CHECKED, FITTED, make_plan
 from limitlens.models import LoadedModel
 from tiny_models import GROUPED, tiny_tokenizer

@@ -15,10 +15,9 @@ import transformers
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import allocate
-from limitlens.cache.budgets import BEST
+from limitlens.cache import budgets
+from limitlens.cache.budgets import BEST, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
-from limitlens.cache.fisher import fisher_costs
 from limitlens.cache.plan import check_format, make_plan
 from limitlens.cache.trial import FULL
 from limitlens.cli import main
@@ -43,7 +42,8 @@ def test_curves_are_dense_attention_over_what_was_kept() -> None:
             (ids,) = windows().batches(1, [index])
             for layer in range(3):
                 parts = []
-                for options in ({}, {"keys": name, "count": CONTEXT // 4, "cut": CONTEXT, "layers": [layer]}):
+                count = [[CONTEXT // 4 if other == layer else CONTEXT] * 2 for other in range(3)]
+                for options in ({}, {"keys": name, "count": count, "cut": CONTEXT}):
                     seen: list[Any] = []
                     module = loaded.model.model.layers[layer].self_attn.o_proj
                     hook = module.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
@@ -79,7 +79,7 @@ def test_keys_below_a_level() -> None:
 def test_allocations_keep_to_the_total_and_fisher_weights_cost_least() -> None:
     rng, sizes, total = np.random.default_rng(0), (0, 4, 8, 16), 20
     convex = rng.uniform(0.2, 5, (3, 1)) * np.exp(-np.array(sizes) * rng.uniform(0.05, 0.4, (3, 1)))
-    found = allocate.fisher_weighted(convex, sizes, total)
+    found = budgets.fisher_weighted(convex, sizes, total)
     assert found.sum() == total
 
     def cost(keys: Any) -> float:
@@ -87,8 +87,8 @@ def test_allocations_keep_to_the_total_and_fisher_weights_cost_least() -> None:
 
     every = [(a, b, total - a - b) for a in range(17) for b in range(17) if 0 <= total - a - b <= 16]
     assert cost(found) == pytest.approx(min(map(cost, every)), abs=1e-12)
-    assert allocate.uniform((3,), total).tolist() == [6, 6, 6]
-    even = allocate.equal_error(convex, sizes, total)
+    assert budgets.uniform((3,), total).tolist() == [6, 6, 6]
+    even = budgets.equal_error(convex, sizes, total)
     assert total - 3 <= even.sum() <= total
     levels = [np.interp(n, sizes, row) for n, row in zip(even, convex, strict=True) if 0 < n < 16]
     assert np.ptp(levels) < 0.25  # whole keys
@@ -97,8 +97,8 @@ def test_allocations_keep_to_the_total_and_fisher_weights_cost_least() -> None:
 def test_a_dent_in_a_cost_is_bridged() -> None:
     """Nothing is saved by the first stretch alone, so that equal marginals would never buy it."""
     costs = np.array([[1.0, 1.0, 0.0], [0.9, 0.8, 0.7]])
-    assert allocate.fisher_weighted(costs, (0, 4, 8), 8).tolist() == [8, 0]
-    assert allocate.fisher_weighted(costs * [[1], [0]], (0, 4, 8), 16).tolist() == [8, 0]  # no gain
+    assert budgets.fisher_weighted(costs, (0, 4, 8), 8).tolist() == [8, 0]
+    assert budgets.fisher_weighted(costs * [[1], [0]], (0, 4, 8), 16).tolist() == [8, 0]  # no gain
 
 
 def test_fisher_costs_predict_the_divergence_of_a_perturbed_head() -> None:
@@ -144,7 +144,7 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     assert [total.policy for total in made.totals] == [BEST, *POLICIES]
     assert [total.oracle for total in made.totals] == [False, *(policy.sees_queries for policy in POLICIES.values())]
     for allocations in made.allocations.values():
-        assert list(allocations) == list(allocate.ALLOCATIONS)
+        assert list(allocations) == list(budgets.ALLOCATIONS)
         for keys in allocations.values():
             assert 0.9 * made.total.entries <= np.sum(keys) <= made.total.entries
     frame = made.table
@@ -323,7 +323,7 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     assert "letters.txt: 3 documents of 64 + 128 tokens" in str(tried)
     full, *cut = tried.rows
     assert {(row.policy, row.allocation) for row in cut} == {
-        *((name, allocation) for name in POLICIES for allocation in allocate.ALLOCATIONS), (BEST, "plan"),
+        *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS), (BEST, "plan"),
     }  # fmt: skip
     assert (full.policy, full.share, full.kl, full.agreement, full.nll_increase) == (FULL, 1, 0, 1, 0)
     assert full.bytes == made.total.entries_without_plan * 64
@@ -340,7 +340,7 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     assert {"policy", "allocation", "task", "share", "bytes", "kl", "nll", "agreement", "stderr"} <= set(first)
     loaded, order = language_model(), window_order(windows(), made.seed)[:3]
     # One row by hand, and the plan's own: a forward over the whole text with the cut in it.
-    for row, names, budgets in (
+    for row, names, counts in (
         (by_name["expected", "fisher_weighted"], "expected", made.allocations["expected"]["fisher_weighted"]),
         (by_name[BEST, "plan"], made.policies, made.budgets),
     ):
@@ -349,7 +349,7 @@ def test_a_trial_compares_rows_of_one_size() -> None:
             (ids,) = windows().batches(1, [index])
             with torch.inference_mode():
                 whole = loaded.model(ids).logits[0, CONTEXT:].log_softmax(-1)
-                with ll.intervene(loaded, keys=names, count=budgets, cut=CONTEXT):
+                with ll.intervene(loaded, keys=names, count=counts, cut=CONTEXT):
                     part = loaded.model(ids, use_cache=False).logits[0, CONTEXT:].log_softmax(-1)
             found.append(float((whole.exp() * (whole - part)).sum(-1).mean()))
         assert row.kl == pytest.approx(np.mean(found), rel=1e-3)

@@ -1,20 +1,29 @@
-"""Numbers behind a cache plan: curves of random keys from a probe, and errors of budgets on held-out windows."""
+"""Numbers behind a cache plan: Fisher costs of heads, allocations of a budget among heads, and errors of budgets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.cut import CutCurves
+from limitlens.cache.cut import CutCurves, keys_below
 from limitlens.errors import Array
 from limitlens.estimate import Estimate
+from limitlens.models import Captured, LoadedModel, Windows
+from limitlens.models.relay import Output, hook_attention
 from limitlens.probing.result import ProbeRun
 from limitlens.statistics.documents import jackknife
 
 BEST, RANDOM = "best", "random"  # the best policy for each head, and the policy whose curve a probe measures
+ALLOCATIONS = ("uniform", "equal_error", "fisher_weighted")  # functions that divide a cache among key/value heads
+SAMPLES = 4  # continuations sampled for the Fisher costs of each window
+BISECTIONS = 60  # steps of the bisection for equal errors
 
 
 @dataclass(frozen=True)
@@ -76,3 +85,95 @@ def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: flo
     oracle = name != BEST and POLICIES[name].sees_queries
     share = float(keys.mean() / check.context)
     return PolicyTotal(name, oracle, share, Estimate(middle, stderr), high, within)
+
+
+def uniform(shape: tuple[int, ...], total: int) -> NDArray[np.intp]:
+    """The same number of keys for every head, rounded down."""
+    return np.full(shape, total // int(np.prod(shape)), dtype=np.intp)
+
+
+def equal_error(errors: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
+    """Keys (...) at the smallest error that all heads reach with `total` keys together, for errors (..., sizes)."""
+    low, high = 0.0, float(np.nanmax(errors)) + 1
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if keys_below(errors, sizes, middle).sum() <= total:
+            high = middle
+        else:
+            low = middle
+    return keys_below(errors, sizes, high)
+
+
+def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
+    """Keys n_h (...) that minimise Σ_h c_h(n_h) subject to Σ_h n_h = `total`, for Fisher costs (..., sizes).
+
+    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull. Segments
+    of the hulls are taken in the order of cost saved per key; the last one is cut where the keys run out.
+    """
+    segments = []
+    for head, cost in enumerate(costs.reshape(-1, len(sizes))):
+        corners = _hull(sizes, cost)
+        for left, right in pairwise(corners):
+            width = sizes[right] - sizes[left]
+            segments.append(((cost[left] - cost[right]) / width, head, width))
+    keys = np.full(costs.shape[:-1], sizes[0], dtype=np.intp)
+    left_over = total - int(keys.sum())
+    for gain, head, width in sorted(segments, key=lambda segment: -segment[0]):
+        taken = min(width, left_over)
+        if gain <= 0 or taken <= 0:
+            break
+        keys.flat[head] += taken
+        left_over -= taken
+    return keys
+
+
+def _hull(sizes: Sequence[int], cost: Array) -> list[int]:
+    """Indices of the corners of the lower convex hull of points (size, cost), from left to right."""
+    corners: list[int] = []
+    for new in range(len(sizes)):
+        while len(corners) > 1:
+            first, middle = corners[-2:]
+            rise = (cost[new] - cost[first]) * (sizes[middle] - sizes[first])
+            if (cost[middle] - cost[first]) * (sizes[new] - sizes[first]) < rise:
+                break
+            corners.pop()
+        corners.append(new)
+    return corners
+
+
+def fisher_costs(
+    loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, *, seed: int = 0
+) -> Array:
+    """Fisher costs g_h of all heads, (layers, heads): nats of divergence a token per unit of squared output error.
+
+    To second order, a change δ of a head's output changes the predicted distributions by the divergence
+    ½ E <∂ log p(y) / ∂o, δ>² over tokens y sampled from the model (the Fisher information). For δ of random direction
+    this is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim). It is a heuristic: errors have directions, and those of
+    several heads are added up.
+    """
+    model, generator = loaded.model, torch.Generator().manual_seed(seed)
+    total: Array | None = None
+    for row in indices:
+        (ids,) = windows.batches(1, [row])
+        ids = ids.to(model.device)
+        with torch.no_grad():
+            cache = model(input_ids=ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
+        outputs: list[Tensor] = []
+
+        def watch(call: Captured, go_on: Callable[[Tensor], Output], outputs: list[Tensor] = outputs) -> Output:
+            output, weights = go_on(call.query)
+            # Gradients need a graph from the first layer on; weights of the model have none.
+            outputs.append(output if outputs else output.detach().requires_grad_())
+            return outputs[-1], weights
+
+        with torch.enable_grad(), hook_attention(model, watch):
+            logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0]
+        log_p = logits.log_softmax(-1)
+        sampled = torch.multinomial(log_p.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)
+        for sample in sampled.T.to(model.device):
+            likelihood = log_p.gather(-1, sample[:, None]).sum()
+            slopes = torch.autograd.grad(likelihood, outputs, retain_graph=True)
+            squares = torch.stack([slope[0].square().mean(-1).mean(0) / 2 for slope in slopes]).cpu().double().numpy()
+            total = squares if total is None else total + squares
+    assert total is not None
+    return np.asarray(total / (SAMPLES * len(indices)))

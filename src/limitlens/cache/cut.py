@@ -80,6 +80,15 @@ def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.
     return np.asarray(np.ceil(np.where(start >= last, n[-1], crossing).round(6))).astype(np.intp)
 
 
+def check_decoder(loaded: LoadedModel) -> None:
+    """Refuse a model that keeps no cache."""
+    if not loaded.causal:
+        raise InputError(
+            f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
+            "selects the keys of an encoder)"
+        )
+
+
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
     """The text in windows of a context and the tokens after it."""
     length = context + BEHIND
@@ -108,8 +117,7 @@ def measure_cut(
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
     """Measure the curves of every head over some windows, each of them `context` + BEHIND tokens long."""
-    if not loaded.causal:
-        raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2")
+    check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head
 

@@ -18,17 +18,16 @@ import torch
 from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import allocate
+from limitlens.cache import budgets
 from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_total, probe_errors
-from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, plan_cost, window_order
-from limitlens.cache.fisher import fisher_costs
+from limitlens.cache.cut import CutCurves, check_decoder, cut_windows, keys_below, measure_cut, plan_cost, window_order
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
 from limitlens.models import Captured, LoadedModel, capture, load, resolve_source
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import Run, json_text, read_run, text_writer
-from limitlens.report.view import Section, Table, Text, View, head_map
+from limitlens.report.view import Section, Table, View, head_map
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
 
@@ -131,18 +130,13 @@ class Plan(Result):
              "–" if one.within is None else f"{one.within:.0%}")
             for one in self.totals
         ]  # fmt: skip
-        counted = self.table.groupby("policy")["budget"].agg(["size", "mean"])
-        used = [(_label(str(name)), int(row["size"]), round(row["mean"])) for name, row in counted.iterrows()]
         places, shares = zip(*(((row.layer, row.kv_head), row.share) for row in self.table.itertuples()), strict=True)
         columns = ("key policy", "share of the cache", "error, median head", "90% of heads below",
                    "heads within the target error")  # fmt: skip
         lead = (
             f"The cache is cut once, after {self.context:,} tokens. Curves come from {self.fitted} windows of the text "
-            f"and errors from {self.checked} others. An oracle uses the scores of later queries and is never chosen."
-        )
-        export = (
-            "A saved plan holds kv_budgets.json with budgets[layer][kv_head], shares and policies of the same shape; "
-            "examples/ applies it in plain transformers and in kvpress."
+            f"and errors from {self.checked} others. An oracle uses the scores of later queries and is never chosen. A "
+            "saved plan holds kv_budgets.json for other programs."
         )
         trust = [
             "Errors are those of single heads in an otherwise unchanged model; limitlens trial measures their joint "
@@ -166,9 +160,7 @@ class Plan(Result):
                     Table("The whole model under each policy", columns, rows),
                     head_map("Share of the context kept by each key/value head", "share kept", places, shares,
                              height=340),
-                    Table("Policies chosen", ("key policy", "key/value heads", "keys, mean"), used),
                 ]),
-                Section("For other programs", "", [Text([export])]),
             ],
             trust=trust,
         )  # fmt: skip
@@ -225,11 +217,7 @@ def plan(
         corpus = "stdlib-docs" if probed is None else resolve_source(probed.corpus, probed.made)
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
     entry_bytes, kv_heads = _cache_entry(loaded)
-    if not loaded.causal:
-        raise InputError(
-            f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
-            "selects the keys of an encoder)"
-        )
+    check_decoder(loaded)
     share = _share_of(total, entry_bytes, kv_heads * context) if isinstance(total, int) else total
     cut = cut_windows(loaded, corpus, special, context)
     fitted, needed = windows[0], sum(windows)
@@ -242,14 +230,16 @@ def plan(
         except InputError as problem:
             need = f"budgets of random keys need a probe of {PROBE_TOKENS:,} tokens"
             raise InputError(f"{need}, or one given as the run: {problem}") from None
-    if probed is not None:
-        _check_probe(probed, loaded)
+    if probed is not None and probed.model_sha256 != loaded.sha256:
+        raise InputError(
+            f"the run is of {probed.model!r} with other weights (its digest differs); probe the model again"
+        )
     check_cost("the plan", *plan_cost(loaded, context, needed), yes=True)
     order = window_order(cut, seed)[:needed]
     curves = measure_cut(
         loaded, cut, order, context, tuple(POLICIES), seed=seed, progress=progress, checkpoint=checkpoint
     )
-    costs = fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
+    costs = budgets.fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
     layers = loaded.model.config.get_text_config().num_hidden_layers
     made = make_plan(curves, costs, layers, policy=policy, error=error, share=share, run=probed, fitted=fitted)
     return replace(
@@ -292,14 +282,14 @@ def make_plan(
         chosen = candidates[needed[candidates].argmin(0)]
     else:
         assert share is not None
-        keys = allocate.fisher_weighted(costs[candidates].min(0), curves.sizes, round(share * everything))
+        keys = budgets.fisher_weighted(costs[candidates].min(0), curves.sizes, round(share * everything))
         chosen = candidates[at_keys(costs[candidates], curves.sizes, keys).argmin(0)]
     total = int(keys.sum())
     allocated = {
         name: {
-            "uniform": allocate.uniform(shape, total),
-            "equal_error": allocate.equal_error(worst[i], curves.sizes, total),
-            "fisher_weighted": allocate.fisher_weighted(costs[i], curves.sizes, total),
+            "uniform": budgets.uniform(shape, total),
+            "equal_error": budgets.equal_error(worst[i], curves.sizes, total),
+            "fisher_weighted": budgets.fisher_weighted(costs[i], curves.sizes, total),
         }
         for i, name in enumerate(curves.policies)
     }
@@ -323,12 +313,6 @@ def make_plan(
         allocations={name: {kind: rows(table) for kind, table in kinds.items()} for name, kinds in allocated.items()},
         probed=run is not None,
     )  # fmt: skip
-
-
-def _check_probe(run: ProbeRun, loaded: LoadedModel) -> None:
-    """Raise an error unless a probe is one of these weights."""
-    if run.model_sha256 != loaded.sha256:
-        raise InputError(f"the run is of {run.model!r} with other weights (its digest differs); probe the model again")
 
 
 def _cache_entry(model: LoadedModel) -> tuple[int, int]:

@@ -47,7 +47,7 @@ class TrialRow:
     """Predictions under one policy and allocation; `stderr` has the standard error of each number by its name."""
 
     policy: str  # a key policy, "best", or "full" for the full cache
-    allocation: str  # one of `allocate.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"
+    allocation: str  # one of `budgets.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"
     task: str
     share: float  # of the cache that is kept
     bytes: int
