@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from head_cases import SIZES, curve_of, head_record, probe_run, replicate_rows
+from limitlens.estimate import Estimate
 from limitlens.probing.overview import LayerRecord
 from limitlens.probing.record import HeadRecord, Sink
 from limitlens.probing.result import ProbeRun
@@ -31,7 +32,9 @@ def probe_case(
     rng = np.random.default_rng(seed)
     records = [_head(rng, layer, head, groups, sink, shift) for layer in range(layers) for head in range(heads)]
     judged = tuple(
-        LayerRecord(layer, "hidden states", Verdict.ABOVE_GAUSSIAN if layer else Verdict.SUB_GAUSSIAN, 1.5, 0.1, 0.05)
+        LayerRecord(
+            layer, "hidden states", Verdict.ABOVE_GAUSSIAN if layer else Verdict.SUB_GAUSSIAN, 1.5, Estimate(0.1, 0.05)
+        )
         for layer in range(layers)
     )
     given = {

@@ -21,7 +21,7 @@ from limitlens.estimate import Estimate
 from limitlens.probing.result import ProbeRun
 from limitlens.record import json_text, read_run
 from limitlens.report.page import page
-from limitlens.statistics.multiple_testing import holm
+from limitlens.statistics.documents import holm
 from limitlens.statistics.regimes import Regime
 
 NASTY = "<script>window.hacked=1</script>\"'</title>&amp; 模型 \u2028 ]]>"

@@ -50,7 +50,7 @@ EDGES = {
     "report": "estimate",
     "results": "record report",
     "sampling": "arrays attention errors measures record",
-    "statistics": "arrays attention errors estimate measures outcome record report results theory",
+    "statistics": "arrays attention errors estimate measures outcome report results theory",
     "theory": "errors measures outcome",
 }
 

@@ -42,8 +42,8 @@ from limitlens.probing.result import ProbeRun as ProbeRun
 from limitlens.published.reproduction import reproduce as reproduce
 from limitlens.sampling.checkpoint import Checkpoint as Checkpoint
 from limitlens.statistics.error_curve import ErrorCurve as ErrorCurve
-from limitlens.statistics.error_curve import TokensFor as TokensFor
 from limitlens.statistics.fit import Rate as Rate
 from limitlens.statistics.regimes import Regime as Regime
+from limitlens.statistics.tokens_for import TokensFor as TokensFor
 
 __version__: str

@@ -20,8 +20,8 @@ from limitlens.probing.result import ProbeRun
 from limitlens.record import to_json
 from limitlens.report.text import plural
 from limitlens.results import Result
+from limitlens.statistics.documents import holm, p_value
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.multiple_testing import holm, p_value
 from limitlens.statistics.regimes import Regime
 
 Value: TypeAlias = tuple[Estimate, int | None]  # a number of a run, and the number of replicates behind it, if known

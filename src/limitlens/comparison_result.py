@@ -19,7 +19,7 @@ from limitlens.record import to_json
 from limitlens.report.text import join, plural, short
 from limitlens.report.view import Axis, Colour, Figure, Row, Section, Table, View, line, points
 from limitlens.results import Result
-from limitlens.statistics.multiple_testing import holm, p_value
+from limitlens.statistics.documents import holm, p_value
 
 LEVEL = 0.05  # of the tests of differences
 TOKENS = "tokens for 5%"  # the quantity n(5%)

@@ -17,7 +17,7 @@ from limitlens.errors import InputError
 from limitlens.probing import binned_law_cuda as gathering
 from limitlens.probing.pilot import Layer, Traits
 from limitlens.probing.predict import predict_layer, predicted_sizes
-from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.error_curve import PredictedErrors
 from limitlens.theory.exact_bootstrap import pilot_errors
 
 M, SIZES, CHOSEN = 500, np.array([4.0, 16, 64, 256, 1024]), np.array([0, 2, 3])

@@ -15,7 +15,7 @@ import pytest
 from limitlens.comparison import compare
 from limitlens.probing.record import kept_share
 from limitlens.probing.result import ProbeRun
-from limitlens.statistics.answers import CONTEXTS, ERRORS
+from limitlens.statistics.tokens_for import CONTEXTS, ERRORS
 from report_cases import NASTY, bare_probe, probe_case
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

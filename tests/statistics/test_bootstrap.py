@@ -9,8 +9,7 @@ import pytest
 
 from limitlens.errors import Array
 from limitlens.statistics.bootstrap import student_factor
-from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.statistics.regimes import Regime, classify, resampled
 from limitlens.theory.exact_bootstrap import pilot_errors
 

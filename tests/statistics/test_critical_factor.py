@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from limitlens.statistics.critical_factor import CriticalFactor, critical_factors, some_rows, within
-from limitlens.statistics.gap_counting import critical_inverse_temperature, critical_rows
+from limitlens.statistics.critical_factor import (
+    CriticalFactor,
+    critical_factors,
+    critical_inverse_temperature,
+    critical_rows,
+    some_rows,
+    within,
+)
 from limitlens.theory import critical_beta, uniform
 
 

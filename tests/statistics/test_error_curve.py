@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
-from limitlens.statistics.answers import CONTEXTS, ERRORS, MARKS, answers
 from limitlens.statistics.bootstrap import TwoWayBootstrap
-from limitlens.statistics.error_curve import ErrorCurve, TokensFor
+from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.fit import fit_rate
+from limitlens.statistics.tokens_for import CONTEXTS, ERRORS, MARKS, TokensFor, answers
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 

@@ -18,6 +18,7 @@ def test_generalised_pareto_fit_recovers_shape_and_scale(shape):
     rng = np.random.default_rng(0)
     u = rng.random((200, 500))
     x = 2.0 * (-np.log(u) if shape == 0 else (u**-shape - 1) / shape)
+    x.sort()
     k, sigma = tails.fit_generalised_pareto(x)
     assert k.shape == (200,)
     # The estimator has a bias of order 1/m; its standard error over 200 fits is 0.005.
@@ -32,7 +33,7 @@ def test_fit_agrees_with_maximum_likelihood():
 
     rng = np.random.default_rng(1)
     x = genpareto.rvs(0.4, scale=3.0, size=2000, random_state=rng)
-    k, sigma = tails.fit_generalised_pareto(x)
+    k, sigma = tails.fit_generalised_pareto(np.sort(x))
     ml_k, _, ml_sigma = genpareto.fit(x, floc=0)
     assert float(k) == pytest.approx(ml_k, abs=0.02)
     assert float(sigma) == pytest.approx(ml_sigma, rel=0.02)
@@ -60,12 +61,6 @@ def test_extreme_scores_do_not_break_the_fit():
     scores = np.concatenate((np.linspace(0, 1, 50), [5000.0]))
     assert np.isfinite(tails.sorted_shape(scores))
     assert tails.sorted_shape(scores) > 0.7
-
-
-def test_hill_recovers_a_power_tail():
-    rng = np.random.default_rng(3)
-    x = rng.random((50, 20_000)) ** -0.4
-    assert tails.hill(x, 500).mean() == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +131,7 @@ def test_no_verdict_promises_that_proved_rates_apply():
 
 def test_log_moment_curve_of_laplace_is_its_own():
     tokens = np.random.default_rng(4).laplace(size=(200_000, 1))
-    report = tails.check_tails(tokens, directions=[[1.0]], points=4)
+    report = tails.check_tails(tokens, points=4)
     s = report.tilts[0]
     exact = -np.log(1 - s**2 / 2) / (s**2 / 2) - 1  # unit variance: scale 1/√2
     assert report.excess[0, 0] == pytest.approx(exact, abs=4 * report.stderr[0, 0])
@@ -266,13 +261,8 @@ def test_saved_results_are_read_back(tmp_path):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tails.fit_generalised_pareto([1.0, 2.0]),
-        lambda: tails.fit_generalised_pareto([-1.0, 1, 2, 3, 4]),
-        lambda: tails.hill([1.0, 2.0, 3.0], 3),
-        lambda: tails.hill([-1.0, -2.0, 3.0], 2),
         lambda: tails.check_tails(np.ones((10, 2))),
         lambda: tails.check_tails(np.ones((1000, 2))),
-        lambda: tails.check_tails(np.random.default_rng(0).normal(size=(200, 2)), directions=[[0.0, 0.0]]),
         lambda: heavy.laplace_limit([[0.1]], -1.0),
         lambda: heavy.laplace_law(-1.0, 1.0),
         lambda: heavy.student_law(0),

@@ -10,8 +10,7 @@ import pytest
 import limitlens as ll
 from limitlens.errors import Array, InputError
 from limitlens.sampling.workers import product, summed
-from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory import weight_nodes
 from limitlens.theory.curve import query_error
 from limitlens.theory.exact_bootstrap import pilot_errors

@@ -15,8 +15,7 @@ from limitlens.measures import Discrete, Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure
 from limitlens.measures.sphere import SMOOTH_FROM, limit_covariance
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
-from limitlens.statistics.controls import GaussianControls
-from limitlens.statistics.estimators import TokenSums
+from limitlens.statistics.estimators import GaussianControls, TokenSums
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ over the largest size: each costs O(1), not O(queries)

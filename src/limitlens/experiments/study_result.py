@@ -32,10 +32,10 @@ from limitlens.report.view import (
 )
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
-from limitlens.statistics.controls import controlled
-from limitlens.statistics.error_curve import ErrorCurve, TokensFor
-from limitlens.statistics.estimators import denoised
+from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.estimators import controlled, denoised
 from limitlens.statistics.fit import Rate
+from limitlens.statistics.tokens_for import TokensFor
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates; the others are E|error|
 FIELD_OF = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # by prefix in a file

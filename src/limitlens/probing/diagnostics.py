@@ -29,12 +29,11 @@ from limitlens.probing.pilot import DETAIL_QUERIES, Layer, layer_sinks
 from limitlens.probing.predict import predict_pool
 from limitlens.probing.record import HeadRecord
 from limitlens.record import to_json
-from limitlens.statistics.critical_factor import critical_factors, some_rows, within
+from limitlens.statistics.critical_factor import critical_factors, critical_rows, some_rows, within
+from limitlens.statistics.error_curve import PredictedErrors
 from limitlens.statistics.estimators import members, norm_by_squaring
-from limitlens.statistics.gap_counting import critical_rows
-from limitlens.statistics.predicted_curve import PredictedErrors
 from limitlens.statistics.regimes import Thresholds, classify, resampled
-from limitlens.statistics.tails import TailReport, sorted_shape, tail_length, tails_of
+from limitlens.statistics.tails import TailReport, check_tails, sorted_shape, tail_length
 
 FLOOR_QUERIES = 4  # queries of a head that are attended to again in float64
 PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
@@ -238,7 +237,7 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
     rows = store.index_select(0, array_like(store, slots)).flatten(1).double()
     known = torch.linalg.eigh(torch.cov(rows.T))[1] if axes is None else axes
     leading = known[:, -min(PRINCIPAL_AXES, max(1, len(rows) // _TOKENS_PER_AXIS)) :]
-    return tails_of(rows @ leading), tokens
+    return check_tails(rows @ leading), tokens
 
 
 @dataclass(frozen=True, eq=False)

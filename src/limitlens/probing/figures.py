@@ -13,9 +13,9 @@ from limitlens.probing.overview import count_regimes, slowest
 from limitlens.probing.record import ERRORS, HeadRecord, share_of_keys
 from limitlens.record import to_json
 from limitlens.report.view import Colour, Dash, Figure, head_map
-from limitlens.statistics.answers import CONTEXTS, answers
-from limitlens.statistics.answers import ERRORS as WANTED
 from limitlens.statistics.regimes import Regime
+from limitlens.statistics.tokens_for import CONTEXTS, answers
+from limitlens.statistics.tokens_for import ERRORS as WANTED
 from limitlens.theory import rates
 
 if TYPE_CHECKING:

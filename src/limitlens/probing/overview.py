@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from limitlens.errors import Array
+from limitlens.estimate import Estimate
 from limitlens.probing.record import CONSTANT_RATE, CURVES, HeadRecord
 from limitlens.record import to_json
 from limitlens.statistics.error_curve import ErrorCurve
@@ -39,8 +40,7 @@ class LayerRecord:
     tokens: str  # the tokens tested: "hidden states" or "keys"
     verdict: Verdict  # this and the numbers below are those of `statistics.tails.TailReport`
     variance_proxy: float
-    pareto_norm: float
-    pareto_norm_stderr: float
+    pareto_norm: Estimate
 
 
 def slowest(heads: Iterable[HeadRecord]) -> list[HeadRecord]:

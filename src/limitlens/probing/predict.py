@@ -28,8 +28,7 @@ from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, one_after_another, product, summed, workers_for
-from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory.exact_bootstrap import PARTS, QUARTERS, PilotErrors, pilot_errors
 
 READ = 100_000  # tokens of the text (or all, if fewer) among which the pilot's windows are drawn

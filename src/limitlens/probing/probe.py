@@ -329,7 +329,7 @@ class _Work:
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal, window, self.options.thresholds, self.seed)
             if (tails := geometry.tails) is not None:
-                found = (tails.verdict, tails.variance_proxy, tails.pareto_norm, tails.pareto_norm_stderr)
+                found = (tails.verdict, tails.variance_proxy, tails.pareto_norm)
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))
             floor = max(floor, float(measured.detail.floor.max()))
             states |= _tensors(layer, measured.curves.reference)

@@ -22,8 +22,9 @@ import numpy as np
 from limitlens.errors import Array, check_relative
 from limitlens.record import from_json, to_json
 from limitlens.statistics.critical_factor import CriticalFactor
-from limitlens.statistics.error_curve import ErrorCurve, TokensFor
+from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.regimes import Regime
+from limitlens.statistics.tokens_for import TokensFor
 from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given

@@ -20,8 +20,7 @@ from limitlens.probing.view import probe_view
 from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
-from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.predicted_curve import PredictedErrors
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.statistics.regimes import Regime
 
 STATES = "states.safetensors"

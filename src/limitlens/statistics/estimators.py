@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.arrays import to_device, to_numpy
+from limitlens.attention.head import Head
 from limitlens.errors import Array
+from limitlens.measures import Gaussian
 
 LEAST_KEPT = 0.02  # share of a squared error that remains at least after its noise is subtracted
 _SQUARINGS = 20
+FEWEST_REPLICATES = 30  # per coefficient of a control variate; with fewer, one outlier can increase the variance
 PARTS = (1, 2, 4)  # the queries are divided into so many parts, to extrapolate in their number
 
 
@@ -104,16 +107,8 @@ def moment_errors(
     return Y[0] - G[0] + limit_mean - mean, spread - covariance
 
 
-def _operator_norm(symmetric: Tensor) -> Tensor:
-    """Operator norm of symmetric matrices (r, v, v), their largest |eigenvalue|: (r,)."""
-    if symmetric.device.type != "cpu":  # a GPU is slow at small eigenvalue problems
-        return norm_by_squaring(symmetric)
-    values: Tensor = torch.linalg.eigvalsh(symmetric)
-    return values[:, (0, -1)].abs().amax(-1)
-
-
 def norm_by_squaring(symmetric: Tensor) -> Tensor:
-    """Operator norm of symmetric matrices (r, v, v) by repeated squaring: (r,).
+    """Largest |eigenvalue| of symmetric matrices (r, v, v) by repeated squaring, which suits a GPU: (r,).
 
     Also valid for a product of two positive matrices, whose eigenvalues are positive. The longest column x of a high
     power of M lies in the leading eigenspace of M², and |M x| / |x| has the relative error √v^(1/2²⁰) − 1 < 4e-6 at
@@ -135,11 +130,10 @@ def replicate_errors(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Error norms of each replicate by name, the noise in their squares, and the norms from fewer queries.
 
-    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, `covariance_operator` ‖·‖₂, and `output`, the root mean square
-    over the queries. Subtracting the noise from the square of `mean` or `covariance` removes its bias; it is 0 if all
-    tokens are queries. The norms from fewer queries (r, 2) are averages over halves and over quarters (for the operator
-    norm one half and one quarter, since eigenvalues of large matrices cost as much as attention); those of the mean,
-    whose noise is known exactly, come with their squares (r, 4). `limits` are the sums of G.
+    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, and `output`, the root mean square over the queries. Subtracting
+    the noise from the square of `mean` or `covariance` removes its bias; it is 0 if all tokens are queries. The norms
+    from fewer queries (r, 2) are averages over halves and over quarters; those of the mean, whose noise is known
+    exactly, come with their squares (r, 4). `limits` are the sums of G.
     """
     q, outputs = Y.shape[1], QuerySums.of(Y)
     found = []
@@ -161,8 +155,7 @@ def replicate_errors(
 def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Norms (r,) of errors (r, v) and (r, v, v) of the moments, and squares, averaged over the parts of the queries."""
     centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
-    frobenius, operator = torch.linalg.matrix_norm(spread).mean(0), _operator_norm(spread[0])
-    norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": frobenius, "covariance_operator": operator}
+    norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": torch.linalg.matrix_norm(spread).mean(0)}
     return norms, {"mean": centre.square().sum(-1).mean(0)}
 
 
@@ -312,3 +305,70 @@ class ClusteredMoments:
         found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
         shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
         return 2 * shares - shares.mean(-1, keepdim=True)
+
+
+class GaussianControls:
+    """Control variates for Gaussian tokens: functions of a sample that correlate with its errors and have mean zero.
+
+    At a small horizon the errors of a sample of n Gaussian tokens come from its mean x̄ and covariance S. With Σ the
+    covariance of the law, g = VΣA the slope of the limit and Δ = S − Σ, the first order in (x̄, Δ) is
+
+        mean of the outputs:        V (I + ΣA) (x̄ − E x),
+        their covariance:           T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ,    M = AΣgᵀ.
+
+    The expected squares of both are known exactly for every n and every horizon, so each square minus its expectation
+    is a control variate [P]. They remove nearly all of the variance of the mean's error at a small horizon, and nothing
+    far beyond H = 1 (measured).
+    """
+
+    def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
+        known = (measure.covariance, head.A, head.V, measure.mean)
+        sigma, A, V, mean = (torch.from_numpy(np.asarray(part)).to(device) for part in known)
+        self.mean, self.covariance = mean, sigma
+        slope = V @ sigma @ A
+        M = A @ sigma @ slope.T
+        self.pull = V + slope
+        self.terms = ((V, M), (M.T, V.T), (slope, slope.T))
+        self.pull_square = float(((self.pull @ sigma) * self.pull).sum())  # n E|V (I + ΣA) (x̄ − E x)|²
+        self.spread_square = float(sum(self._product(*one, *other) for one in self.terms for other in self.terms))
+
+    def _product(self, L: Tensor, R: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """(n − 1) E<LΔR, lΔr>, from (n − 1) E ΔCΔ = Σ tr(CΣ) + ΣCᵀΣ."""
+        sigma, C = self.covariance, R @ right.T
+        return (L @ (sigma * torch.sum(C * sigma) + sigma @ C.T @ sigma) * left).sum()
+
+    def of(self, sums: TokenSums) -> Tensor:
+        """Control variates (r, 2) of samples, from the sums over their tokens; 0 where the expected square is 0."""
+        n, average = sums.count, sums.first / sums.count
+        found = average.new_zeros(len(average), 2)
+        if self.pull_square > 0:
+            pull = (average - self.mean) @ self.pull.T
+            found[:, 0] = pull.square().sum(-1) * (n / self.pull_square) - 1
+        if self.spread_square > 0 and n > 1:
+            delta = (sums.second - n * average[:, :, None] * average[:, None, :]) / (n - 1) - self.covariance
+            spread = sum(L @ delta @ R for L, R in self.terms)
+            found[:, 1] = torch.as_tensor(spread).square().sum((-1, -2)) * ((n - 1) / self.spread_square) - 1
+        return found
+
+
+def controlled(rows: Array, controls: Array) -> Array:
+    """Rows (replicates, sizes) with the part explained by control variates (replicates, sizes, F) subtracted.
+
+    A least-squares fit per size; each row is adjusted by the fit to all others, b₋ᵣ = b − (XᵀX)⁻¹xᵣ eᵣ/(1 − hᵣ). The
+    controls of a row, of mean zero, are then independent of its coefficients, so adjusted rows have exactly the
+    expectation of the rows [P]. With fewer than 30 replicates per fitted coefficient, rows are returned unchanged.
+    """
+    count, sizes, known = controls.shape
+    if not known or count < FEWEST_REPLICATES * (known + 1):
+        return rows
+    result = np.empty_like(rows)
+    for j in range(sizes):
+        design = np.column_stack((np.ones(count), controls[:, j]))
+        inverse = np.linalg.pinv(design)  # column r is (XᵀX)⁻¹xᵣ
+        coefficients = inverse @ rows[:, j]
+        residual = rows[:, j] - design @ coefficients
+        leverage = np.sum(design.T * inverse, axis=0)
+        share = residual / np.maximum(1 - leverage, 1e-9)
+        without = coefficients[1:, None] - inverse[1:] * share
+        result[:, j] = rows[:, j] - np.sum(controls[:, j].T * without, axis=0)
+    return result

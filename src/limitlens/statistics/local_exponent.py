@@ -14,18 +14,15 @@ r₀ > 0, and α̂ may exceed the dimension. So its r_k is ranked among those of
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
-from limitlens.arrays import library
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.scaling.control import check_keys, check_theta
 from limitlens.theory.scaling.laws import LocalPower
 
-FEWEST_NEIGHBOURS = 5
 REFERENCES = 64  # keys whose distances to their own neighbours are the reference
 OUTSIDE = 1 / REFERENCES  # below this a query is outside the support: no reference key has neighbours as far away
 _COINCIDENT = 1e-6  # a key this close is the query itself, up to the rounding of float32
@@ -70,55 +67,38 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
     """
     values = as_array("distances", distances, ndim=1)
     n = values.size
-    count = usual_count(n) if neighbours is None else neighbours
-    if count < FEWEST_NEIGHBOURS:
-        raise InputError(f"neighbours is {count}; expected at least {FEWEST_NEIGHBOURS} to have a standard error")
+    count = _neighbours(n, neighbours)
+    if count < 5:
+        raise InputError(f"neighbours is {count}; expected at least 5 to have a standard error")
     if count > n:
         raise InputError(f"{n} keys were given; expected at least {count}, the number of neighbours, so give more keys")
     nearest = np.sort(np.partition(values, count - 1)[:count])
     if nearest[0] <= 0:
-        given = f"the smallest distance is {nearest[0]:g}"
-        raise InputError(f"{given}; expected positive distances, so leave the query itself out")
+        raise InputError(f"a distance is {nearest[0]:g}; expected positive distances, so leave the query itself out")
     if nearest[0] == nearest[-1]:
         raise InputError(f"the {count} nearest distances are all equal; expected a spread, so use more neighbours")
-    exponent = float(exponents(nearest))
+    exponent = (count - 2) / float(np.log(nearest[-1] / nearest[:-1]).sum())
     low, high = (special.gammaincinv(count - 1, [0.025, 0.975]) * (exponent / (count - 2))).tolist()
     return LocalExponent(exponent, exponent / math.sqrt(count - 3), (low, high), count, float(nearest[-1]), n)
-
-
-def exponents(nearest: Any) -> Any:
-    """α̂ = (k − 2)/Σ log(r_k/r_j) from the k nearest distances in increasing order: (..., k) to (...)."""
-    return (nearest.shape[-1] - 2) / library(nearest).log(nearest[..., -1:] / nearest[..., :-1]).sum(-1)
-
-
-def support_of(radii: Any, reference_radii: Any) -> Any:
-    """(1 + #{reference radii ≥ r})/(1 + their number) of radii (..., q) among reference radii (..., m): (..., q)."""
-    farther = (reference_radii[..., None, :] >= radii[..., None]).sum(-1)
-    return (1 + farther) / (1 + reference_radii.shape[-1])
 
 
 def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
     """Share of keys (n, d) whose k-th neighbour is at least as far away as the given radii: (q,) to (q,).
 
-    The share is over reference keys (`support_of`), and a conformal p-value: for a query drawn like one more key it is
-    at most p with probability p. Below `OUTSIDE` the query lies outside the support of the keys.
+    The share (1 + #{reference keys with a larger radius})/(1 + their number) is a conformal p-value: for a query drawn
+    like one more key it is at most p with probability p. Below `OUTSIDE` the query lies outside the keys' support.
     """
     n = len(keys)
-    count = usual_count(n) if neighbours is None else neighbours
-    chosen = keys[references(n)]
+    count = min(_neighbours(n, neighbours), n - 1)
+    chosen = keys[np.random.default_rng(0).permutation(n)[:REFERENCES]]
     square = np.square(keys).sum(1) + np.square(chosen).sum(1)[:, None] - 2 * chosen @ keys.T
-    own = np.sqrt(np.maximum(np.partition(square, min(count, n - 1), axis=1)[:, min(count, n - 1)], 0))  # 0: itself
-    return np.asarray(support_of(np.asarray(radii), own))
+    own = np.sqrt(np.maximum(np.partition(square, count, axis=1)[:, count], 0))  # neighbour 0 is the key itself
+    return np.asarray((1 + (own >= np.asarray(radii)[:, None]).sum(-1)) / (1 + len(own)))
 
 
-def usual_count(n: int) -> int:
-    """Default number of neighbours for n keys, √n but at least 20."""
-    return max(20, round(math.sqrt(n)))
-
-
-def references(n: int) -> NDArray[np.int64]:
-    """Indices of the reference keys among n keys, (at most `REFERENCES`,): random, the same on every call."""
-    return np.random.default_rng(0).permutation(n)[:REFERENCES]
+def _neighbours(n: int, neighbours: int | None) -> int:
+    """Number of nearest keys to use among n keys: the given one, or by default √n but at least 20."""
+    return max(20, round(math.sqrt(n))) if neighbours is None else neighbours
 
 
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:

@@ -1,4 +1,4 @@
-"""Tests of tails, which decide whether a bound applies: Pareto shape, Hill index and log-moment curves.
+"""Tests of tails, which decide whether a bound applies: Pareto shape of attention weights, log-moment curves of tokens.
 
 A generalised Pareto law with shape k has finite moments only below the order 1/k, so weights with k̂ < 1/2 look like a
 law of finite variance. k̂ describes the observed tail; `theory.observed_validity` judges intervals.
@@ -6,19 +6,18 @@ law of finite variance. k̂ describes the observed tail; `theory.observed_validi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from limitlens.arrays import array_like, library, native, pd, to_numpy
 from limitlens.errors import Array, InputError, as_array
+from limitlens.estimate import Estimate
 from limitlens.outcome import Outcome
-from limitlens.record import Run
 from limitlens.report.text import sentence
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Guide, Section, Table, View, cells, points
 from limitlens.results import Result
@@ -42,26 +41,16 @@ def sorted_shape(scores: Any) -> Any:
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
     lib, m = library(scores), scores.shape[-1] - 1
     exceedances = lib.expm1(lib.clip(scores[..., 1:] - scores[..., :1], None, 300.0))
-    return (m * _posterior_mean(exceedances)[0] + 5.0) / (m + 10.0)
+    return (m * fit_generalised_pareto(exceedances)[0] + 5.0) / (m + 10.0)
 
 
-def fit_generalised_pareto(exceedances: ArrayLike) -> tuple[Array, Array]:
+def fit_generalised_pareto(x: Any) -> tuple[Any, Any]:
     """Shape k and scale σ of a generalised Pareto law by the posterior mean of Zhang and Stephens (2009).
 
-    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, (..., m) to (...) twice. The
-    profile likelihood in θ = -k/σ is averaged over a grid placed by the first quartile, without iteration.
+    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, given in increasing order,
+    (..., m ≥ 5) to (...) twice. The profile likelihood in θ = -k/σ is averaged over a grid placed by the first
+    quartile, without iteration.
     """
-    x = np.sort(as_array("exceedances", exceedances), axis=-1)
-    if x.ndim == 0 or x.shape[-1] < 5:
-        raise InputError(f"exceedances have shape {x.shape}; expected at least 5 per tail")
-    if (x[..., 0] < 0).any():
-        raise InputError(f"an exceedance is {x.min():.3g}; expected values above the threshold, zero or positive")
-    shape, scale = _posterior_mean(x)
-    return np.asarray(shape), np.asarray(scale)
-
-
-def _posterior_mean(x: Any) -> tuple[Any, Any]:
-    """Pareto shape and scale of exceedances in increasing order, (..., m) to (...) twice."""
     lib, m = library(x), x.shape[-1]
     flat = x[..., -1:] <= 0.0
     x = lib.where(flat, 1.0, x)  # a tail of equal values has shape 0 by convention, set below
@@ -80,20 +69,6 @@ def _posterior_mean(x: Any) -> tuple[Any, Any]:
     theta_hat = (theta * posterior).sum(-1) / posterior.sum(-1)
     k = lib.log1p(-theta_hat[..., None] * x).mean(-1)
     return lib.where(flat[..., 0], 0.0, k), lib.where(flat[..., 0], 0.0, -k / theta_hat)
-
-
-def hill(values: ArrayLike, tail: int) -> Array:
-    """Hill estimator γ̂ = 1/α of a power tail: mean of ln(x_(i)/x_(tail+1)) over the `tail` largest, (..., n) to (...).
-
-    γ̂ is positive for every law and small only for very light tails, so use it together with `fit_generalised_pareto`.
-    """
-    x = np.sort(as_array("values", values), axis=-1)
-    if x.ndim == 0 or not 1 <= tail < x.shape[-1]:
-        raise InputError(f"tail is {tail} for values of shape {x.shape}; expected between 1 and n - 1")
-    threshold = x[..., -tail - 1, None]
-    if (threshold <= 0).any():
-        raise InputError("the tail has values of 0 or below; expected positive ones, so use a smaller tail or |values|")
-    return np.asarray(np.mean(np.log(x[..., -tail:] / threshold), axis=-1))
 
 
 class Verdict(Outcome):
@@ -134,28 +109,13 @@ class TailReport(Result):
     excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, positive where tokens exceed the Gaussian curve
     stderr: Array  # (directions, points): standard error of the excess (delta method, whitening included)
     variance_proxy: float  # the largest K̂(s u)/(s²/2), at least 1: times Σ, the variance proxy seen in the sample
-    hill_norm: float  # Hill γ̂ of the norms of the whitened tokens
-    pareto_norm: float  # generalised Pareto shape k̂ of the same norms and its standard error (1 + k̂)/√m
-    pareto_norm_stderr: float
+    pareto_norm: Estimate  # generalised Pareto shape k̂ of the norms of whitened tokens, standard error (1 + k̂)/√m
     kurtosis: float  # Mardia's E|y|⁴ - d(d+2) of whitened tokens y in standard errors of a Gaussian sample
     needed: int  # tokens needed to detect one Laplace direction in this dimension nine times in ten
 
     def document(self) -> dict[str, Any]:
-        """The report as a JSON-ready mapping."""
-        names = ("variance_proxy", "hill_norm", "kurtosis", "needed")
-        return {
-            **{"verdict": self.verdict.value, "meaning": self.verdict.meaning, "remedy": self.verdict.remedy},
-            **{name: getattr(self, name) for name in names},
-            "pareto_norm": {"measured": self.pareto_norm, "stderr": self.pareto_norm_stderr},
-            "log_moment": {name: getattr(self, name) for name in ("tilts", "excess", "stderr")},
-        }
-
-    @classmethod
-    def load(cls, run: Run) -> Self:
-        """The report that a run folder holds."""
-        document, norm = run.document, run.document["pareto_norm"]
-        norms = {"pareto_norm": norm["measured"], "pareto_norm_stderr": norm["stderr"]}
-        return super().load(replace(run, document={**document, **document["log_moment"], **norms}))
+        """The report as JSON, with meaning and remedy of the verdict."""
+        return super().document() | {"meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -176,14 +136,15 @@ class TailReport(Result):
         figure = Figure("Excess over the Gaussian curve", *axes, series, [Guide("Gaussian", y=0.0)])
         title = "K(s u)/(s²/2) − 1 along whitened directions u: positive where it exceeds the Gaussian curve"
         table = Table(title, ["direction", *(f"s = {s:.2f}" for s in self.tilts)], rows, shown=5)
+        norm = self.pareto_norm
         measured = (
             f"The log-moment curves of the tokens along {len(rows)} whitened directions and their kurtosis were "
             "compared with those of a Gaussian law, and a Pareto tail was fitted to their norms."
         )
         found = (
             f"The verdict is {self.verdict.value}: variance proxy {self.variance_proxy:.3g}, kurtosis "
-            f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape {self.pareto_norm:.2f} "
-            f"± {self.pareto_norm_stderr:.2f} and Hill index {self.hill_norm:.2f}; {self.verdict.meaning}."
+            f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape {norm.value:.2f} "
+            f"± {norm.stderr:.2f}; {self.verdict.meaning}."
         )
         advice = f"{sentence(self.verdict.remedy)} The test detects one heavy direction from {self.needed} tokens on."
         subtitle = f"{len(rows)} directions · lengths s up to {self.tilts[-1]:.2f}"
@@ -191,19 +152,16 @@ class TailReport(Result):
         return View(f"Tails: {self.verdict.value}", subtitle, (measured, found, advice), sections)
 
     def __repr__(self) -> str:
-        return (
-            f"<TailReport: {self.verdict.value}, variance proxy {self.variance_proxy:.3g}, Pareto shape of the norms "
-            f"{self.pareto_norm:.2f} ± {self.pareto_norm_stderr:.2f}>"
-        )
+        return f"<TailReport: {self.verdict.value}, variance proxy {self.variance_proxy:.3g}>"
 
 
-def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
+def check_tails(tokens: Any, points: int = 8) -> TailReport:
     """Compare the log-moment curve of tokens (n, d) with ½ tᵀΣt along directions, and fit the tail of their norms.
 
-    At least 100 tokens are centred and whitened with their own covariance; `directions` (directions, d) are in whitened
-    coordinates, by default both signs of the principal axes and of the coordinate axes. The curve has `points` lengths
-    up to s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess is significant from four standard
-    errors on (in one dimension; more with more directions).
+    At least 100 tokens, an array or a tensor on any device, are centred and whitened with their own covariance; the
+    directions are both signs of the principal axes and of the coordinate axes. The curve has `points` lengths up to
+    s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess is significant from four standard errors on
+    (in one dimension; more with more directions).
 
     Mardia's kurtosis E|y|⁴ is tested the same way, and needs no direction: strictly sub-Gaussian laws have at most the
     d(d+2) of the Gaussian one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². It sets the power of the
@@ -212,44 +170,34 @@ def check_tails(tokens: ArrayLike, directions: ArrayLike | None = None, points: 
     exponential ones zero), one standard error in the upper quarter of the tail, and mostly distinct values: a law on
     few points has no power tail.
     """
-    x = as_array("tokens", tokens, ndim=2)
+    x = tokens if hasattr(tokens, "detach") else as_array("tokens", tokens, ndim=2)
     if len(x) < 100 or x.shape[1] < 1:
-        raise InputError(f"tokens have shape {x.shape}; expected at least 100 rows to judge a tail")
-    return tails_of(x, directions, points)
-
-
-def tails_of(x: Any, directions: ArrayLike | None = None, points: int = 8) -> TailReport:
-    """`check_tails` for tokens (n, d) that need no check: an array, or a tensor on any device."""
+        raise InputError(f"tokens have shape {tuple(x.shape)}; expected at least 100 rows to judge a tail")
     n, centred = len(x), x - x.mean(0)
     covariance = centred.T @ centred / n
     as_array("the covariance of the tokens", *to_numpy(covariance))
     to_white, coordinates = _whitener(*to_numpy(*library(x).linalg.eigh(covariance)))
     white, rank = centred @ array_like(x, to_white), to_white.shape[1]
-    axes = np.concatenate((np.eye(rank), coordinates))
-    units = np.concatenate((axes, -axes)) if directions is None else as_array("directions", directions, ndim=2)
-    lengths = np.linalg.norm(units, axis=1, keepdims=True)
-    if units.shape[1] != rank or not (lengths > 0).all():
-        raise InputError(f"directions have shape {units.shape}; expected non-zero rows of length {rank}")
+    axes = np.concatenate((np.eye(rank), coordinates / np.linalg.norm(coordinates, axis=1, keepdims=True)))
     tilts = np.linspace(0, np.sqrt(2 * np.log(n)) / 2, points + 1)[1:]
-    projections = array_like(x, units / lengths) @ white.T
+    projections = array_like(x, np.concatenate((axes, -axes))) @ white.T
     measured = _log_moment_excess(projections if library(x) is np else native(projections), tilts)
     excess, stderr, squares = to_numpy(*measured, (white * white).sum(1))
     gaussian = rank * (rank + 2)
     # A Gaussian sample whitened by itself has the mean d(d+2)(n-1)/(n+1) and the variance 8d(d+2)/n.
     kurtosis = float((np.mean(squares**2) - gaussian * (n - 1) / (n + 1)) / np.sqrt(8 * gaussian / n))
     norms, tail = np.sort(np.sqrt(squares)), tail_length(n)
-    (shape, shape_stderr), (upper, upper_stderr) = (_tail_shape(norms, m) for m in (tail, max(tail // 4, 5)))
+    shape, upper = (_tail_shape(norms, m) for m in (tail, max(tail // 4, 5)))
     verdict, needed = Verdict.SUB_GAUSSIAN, tokens_needed(rank)
     differ = np.mean(np.diff(norms[-tail:]) > 1e-9 * norms[-1]) > 0.5  # most values differ, as under a density
-    if shape > 3 * shape_stderr and upper > upper_stderr and differ:
+    if shape.value > 3 * shape.stderr and upper.value > upper.stderr and differ:
         verdict = Verdict.POWER
     elif kurtosis > 4 or (excess > ndtri(1 - FALSE_ALARM / excess.size) * stderr).any():
         verdict = Verdict.ABOVE_GAUSSIAN
     elif n < needed:
         verdict = Verdict.CANNOT_TELL
     proxy = 1.0 + max(float(excess.max()), 0.0)
-    index = float(hill(norms, tail))
-    return TailReport(verdict, tilts, excess, stderr, proxy, index, shape, shape_stderr, kurtosis, needed)
+    return TailReport(verdict, tilts, excess, stderr, proxy, shape, kurtosis, needed)
 
 
 def tokens_needed(dim: int) -> int:
@@ -260,10 +208,10 @@ def tokens_needed(dim: int) -> int:
     return 28 * dim * (dim + 2) + 300
 
 
-def _tail_shape(norms: Array, tail: int) -> tuple[float, float]:
-    """Pareto shape of the largest of sorted norms and its standard error (1 + k̂)/√m."""
+def _tail_shape(norms: Array, tail: int) -> Estimate:
+    """Pareto shape of the largest of sorted norms with its standard error (1 + k̂)/√m."""
     shape = float(fit_generalised_pareto(norms[-tail:] - norms[-tail - 1])[0])
-    return shape, (1.0 + max(shape, 0.0)) / float(np.sqrt(tail))
+    return Estimate(shape, (1.0 + max(shape, 0.0)) / float(np.sqrt(tail)))
 
 
 def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:

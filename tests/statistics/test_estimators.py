@@ -8,8 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.statistics.controls import GaussianControls, controlled
-from limitlens.statistics.estimators import TokenSums, denoised
+from limitlens.statistics.estimators import GaussianControls, TokenSums, controlled, denoised
 
 
 def drawn_sums(law: ll.Gaussian, n: int, rounds: int, seed: int) -> TokenSums:

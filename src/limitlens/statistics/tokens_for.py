@@ -1,10 +1,14 @@
-"""Solve for the size n at which an error curve falls to a target error.
+"""n(ε), the number of tokens at which an error curve falls to a target error ε.
 
-Between neighbouring sizes e is a power law; outside them it is the power law through the three nearest sizes, up to ten
-times the largest size. A sample of n of the C tokens of a finite context has the error e(n) √(1 − n/C).
+Between neighbouring sizes the error e is a power law of n; outside them it is the power law through the three nearest
+sizes, up to ten times the largest size. A sample of n of the C tokens of a context has the error e(n) √(1 − n/C).
 """
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,6 +17,65 @@ from limitlens.errors import Array
 BEYOND = 10  # a curve is extrapolated up to this many times the largest measured size
 LINE_SIZES = 3  # sizes used for the power law that extends a curve
 _STEPS = 60  # at most of Newton's method, which converges in about six
+ERRORS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+CONTEXTS = (2048, 8192, 32768, 131072, None)  # None: infinitely many tokens
+MARKS = ("measured", "extrapolated", "beyond", "not known")  # a page refers to them by index
+
+
+@dataclass(frozen=True)
+class TokensFor:
+    """n(ε): number of randomly sampled tokens at which the error falls to ε, without or with a finite context."""
+
+    n: int | None  # None where it is not known; the whole context where that needs every token
+    interval: tuple[int | None, int | None] = (None, None)  # 95%; None where an end is unbounded
+    extrapolated: bool = True  # the number lies outside the measured sizes
+    beyond: bool = False  # the number exceeds `farthest`
+    farthest: int | None = None  # largest n up to which the curve is extrapolated
+    why: str = ""  # reason why there is no number, where there is none
+
+    @property
+    def mark(self) -> str:
+        """Origin of the number: "measured", "extrapolated", "beyond" or "not known"."""
+        if self.why:
+            return "not known"
+        return "beyond" if self.beyond else "extrapolated" if self.extrapolated else "measured"
+
+    def plus(self, atoms: int) -> Self:
+        """The answer with `atoms` more tokens, which are always kept."""
+        n, low, high = (None if value is None else value + atoms for value in (self.n, *self.interval))
+        return replace(self, n=n, interval=(low, high))
+
+    def document(self) -> dict[str, Any] | None:
+        """The answer as JSON; None where there is no number."""
+        if self.n is None or self.beyond:
+            return None
+        return {"n": self.n, "interval": list(self.interval), "extrapolated": self.extrapolated}
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"not known: {self.why}"
+        if self.n is None:
+            return f"more than {self.farthest:,} tokens" if self.farthest else "beyond the range of extrapolation"
+        low, high = ("more" if end is None else f"{end:,}" for end in self.interval)
+        note = ", the whole context" if self.beyond else ", extrapolated" if self.extrapolated else ""
+        return f"{self.n:,} tokens (95%: {low} to {high}{note})"
+
+
+def answers(
+    curves: Sequence[Callable[[float, float], TokensFor]],
+    errors: Sequence[float] = ERRORS,
+    contexts: Sequence[float | None] = CONTEXTS,
+) -> dict[str, Any]:
+    """n(ε) of each curve (its `tokens_for`) for every error and context; an infinite context is passed as infinity.
+
+    `n`, `low`, `high` and `mark` are lists by curve, error and context: the number, the ends of its 95% interval (None
+    where there is none), and its origin as an index into `MARKS`.
+    """
+    ends = [math.inf if context is None else context for context in contexts]
+    found = [tokens_for(error, end) for tokens_for, error, end in product(curves, errors, ends)]
+    rows = np.array([(answer.n, *answer.interval, MARKS.index(answer.mark)) for answer in found], dtype=object)
+    parts = rows.reshape(len(curves), len(errors), len(ends), 4)
+    return {name: parts[..., place].tolist() for place, name in enumerate(("n", "low", "high", "mark"))}
 
 
 def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: float = BEYOND) -> Array:
