@@ -11,8 +11,8 @@ import pytest
 import limitlens as ll
 from limitlens.errors import InputError
 from limitlens.models.catalog import LoadedModel
+from limitlens.sampling.assignment import DocumentAssignment
 from limitlens.sampling.cells import Cells
-from limitlens.sampling.documents import DocumentAssignment
 from tiny_models import TINY, tiny_tokenizer
 
 WINDOW = 32

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian
+from limitlens.sampling.assignment import assign, draw_counts
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.random_counts import assign, draw_counts
 from limitlens.sampling.streams import PAGE, IidStream, PoolStream
 
 

@@ -35,11 +35,10 @@ from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
 from limitlens.probing.stream import Pool, stream
-from limitlens.sampling.assignment import Assignment
+from limitlens.sampling.assignment import SAMPLINGS, Assignment, DocumentAssignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.clock import Clock
-from limitlens.sampling.documents import SAMPLINGS, DocumentAssignment
 from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for

@@ -4,6 +4,9 @@ A cell of few tokens is smaller than its state (queries · (values + 1) numbers 
 stream ends. A cell of many tokens streams: it holds one state, into which every block is merged. The first replicates
 keep all their tokens, for the diagnostics that need every score. Memory depends on the sizes, not on the length of the
 stream.
+
+Each token goes to at most one cell, so replicates are disjoint samples without replacement. Only counts are kept in
+memory: the number of tokens of a block that go to each cell is drawn from the places still open.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.arrays import to_device
+from limitlens.errors import InputError
 from limitlens.sampling.cells import Cells
-from limitlens.sampling.random_counts import assign, draw_counts
 
 KEPT_STEP = 512  # largest step whose cells keep their tokens: with 256 queries about the size of a state
 KEPT_TOKENS = 1 << 14  # tokens that the whole replicates may hold together, where that is more than one of them
@@ -26,6 +29,9 @@ WHOLE_REPLICATES = 2  # largest number of replicates that keep all their tokens
 LEFT_OVER = 4  # states that share the tokens assigned to no cell, so that workers can attend to them in parallel
 SUBSET = 4  # one token in so many is in `ForwardSlice.subset`
 HIDDEN = 4096  # kept tokens whose hidden states are stored, at most
+GOLDEN = 0.6180339887498949  # multiples modulo 1 are evenly spread, for any number of them
+# Random tokens of all windows, random tokens of one window, or consecutive tokens of one window.
+SAMPLINGS = ("pooled", "document", "contiguous")
 COUNTED = 1 << 20  # tokens of the stream that enter the moments: the first ones, which gives 0.2% precision
 
 
@@ -168,3 +174,68 @@ class Assignment:
             self.filled = self.filled + counts
             self.seen += block
             yield assigned
+
+
+class DocumentAssignment(Assignment):
+    """An assignment whose replicates are documents of `length` tokens each; blocks hold whole documents.
+
+    A sample has random positions of its document or, if `contiguous`, consecutive ones from a random position on,
+    continued at the beginning of the document where it ends. Tokens of one document are not independent, so its samples
+    approach the limit of the pool of all documents more slowly than samples of the pool, and a whole document still
+    differs from that limit. The bootstrap resamples whole replicates, and so whole documents.
+    """
+
+    single = True
+
+    def __init__(
+        self, blocks: list[int], cells: Cells, replicates: int, seed: int, length: int, contiguous: bool, **kept: int
+    ) -> None:
+        super().__init__(blocks, cells, replicates, seed, **kept)
+        self.length, self.contiguous = length, contiguous
+
+    def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
+        """Assign evenly spaced documents to replicates; their remaining tokens and other documents go to no cell."""
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
+        # Neighbouring replicates are far apart in the stream, so that any few of them represent all of it.
+        spread = np.argsort(np.argsort(np.arange(self.replicates) * GOLDEN % 1))
+        rows = {int(rank) * (sum(self.blocks) // self.length) // self.replicates: r for r, rank in enumerate(spread)}
+        (_, steps), passed = self.filled.shape, 0
+        for block in self.blocks:
+            counts, parts, rest = np.zeros_like(self.filled), [np.empty(0, np.int64)] * self.filled.size, []
+            for first in range(0, block, self.length):
+                order = generator.permutation(self.length)
+                if self.contiguous:
+                    order = (np.arange(self.length) + generator.integers(self.length)) % self.length
+                if (row := rows.get(passed)) is not None:
+                    counts[row] = self.cells.steps
+                    *samples, order = np.split(order, self.cells.sizes)
+                    parts[row * steps : (row + 1) * steps] = [first + places for places in samples]
+                rest.append(first + order)
+                passed += 1
+            yield counts, [*parts, np.concatenate(rest)]
+
+
+def draw_counts(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Draw, for each block of the given lengths, how many of its tokens go to each cell, (replicates, steps).
+
+    Every replicate fills its cells exactly, so replicates · n_max ≤ N, the sum of the blocks. Given the counts,
+    `assign` distributes the tokens of a block in uniformly random order; together this is a uniformly random assignment
+    of the whole stream.
+    """
+    total, needed = sum(blocks), replicates * cells.sizes[-1]
+    if needed > total:
+        given = f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}"
+        raise InputError(f"{given}; give more tokens, or lower the replicates or the largest size")
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xDEA1]))
+    places = np.tile(np.asarray(cells.steps, dtype=np.int64), replicates)
+    left = np.append(places, total - needed)  # the last entry is "no cell": tokens of the reference alone
+    for size in blocks:
+        taken = generator.multivariate_hypergeometric(left, size, method="marginals")
+        left -= taken
+        yield taken[:-1].reshape(replicates, len(cells.steps))
+
+
+def assign(counts: NDArray[np.int64], block: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Split a random order of a block's tokens by counts: indices for each cell, row by row, then those of no cell."""
+    order = generator.permutation(block)
+    return np.split(order, np.cumsum(counts.ravel()))
