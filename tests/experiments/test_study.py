@@ -102,9 +102,9 @@ def test_two_halves_measure_the_noise_of_the_queries():
     assert float((errors["mean"] ** 2).mean()) > true + 20 * float(unbiased.std()) / rounds**0.5
 
 
-@pytest.mark.parametrize("horizon", [0.3, 0.5, 0.7])
-def test_central_limit_constants(horizon):
-    """n Var of the mean and covariance errors at n = 1e5; `make soak` has the replicates to see them within 5%."""
+def test_central_limit_constants():
+    """n Var of the mean and covariance errors at n = 1e5; `make soak` has other horizons and more replicates."""
+    horizon = 0.5
     curve = ll.study(LINE, ll.Head(horizon), [100_000], replicates=600, queries=96, seed=7)
     predicted = {
         "mean": mean_error_covariance([[1.0]], [[horizon]])[0, 0],

@@ -157,10 +157,10 @@ def test_slopes_of_many_studies_scatter_as_their_standard_errors_say(horizon: fl
     law, rng = ll.Gaussian(np.zeros(3), 1.0), np.random.default_rng(0)
     rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     head = ll.Head(horizon * rotation)
-    curves = [ll.study(law, head, "100:2000:4", replicates=100, queries=64, seed=seed) for seed in range(40)]
+    curves = [ll.study(law, head, "100:2000:4", replicates=100, queries=64, seed=seed) for seed in range(24)]
     for name in ("mean", "covariance", "output"):
         rates = [curve.rate(name) for curve in curves]
         slopes, stderrs = (np.array([getattr(rate, part) for rate in rates]) for part in ("slope", "stderr"))
-        assert np.std(slopes, ddof=1) == pytest.approx(np.sqrt(np.mean(stderrs**2)), rel=0.4), name  # 40 of them: ± 11%
+        assert np.std(slopes, ddof=1) == pytest.approx(np.sqrt(np.mean(stderrs**2)), rel=0.4), name  # 24 of them: ± 15%
     shares = [curve.errors["mean"].error_moments[0].var(0) / curve.denoised_moments("mean").var(0) for curve in curves]
     assert np.mean(shares) < (0.12 if horizon < 0.5 else 0.8)
