@@ -110,7 +110,7 @@ def test_a_device_synchronises_once_and_copies_little(monkeypatch: pytest.Monkey
 
     def told(tensor: torch.Tensor) -> list[float]:
         waits.append(tuple(tensor.shape))
-        return [-9.0, 6.0, -3.0]
+        return [-9.0, 6.0, -3.0, -8.0]
 
     def back(tensor: torch.Tensor) -> torch.Tensor:
         waits.append(tuple(tensor.shape))
@@ -123,7 +123,7 @@ def test_a_device_synchronises_once_and_copies_little(monkeypatch: pytest.Monkey
     given = layer_of(device="meta")
     with Calls() as calls:
         (found,) = gathering.layer_errors(*given, SIZES, CHOSEN, None)
-    assert waits == [(3,), (2, 27, 18, len(SIZES))]
+    assert waits == [(4,), (2, 27, 18, len(SIZES))]
     assert found[1].halves.shape == (2, 6, 18, len(SIZES))
     assert calls.names.total() < 1500  # views among them
     assert not {"_local_scalar_dense.default", "nonzero.default", "scatter_add_.default"} & set(calls.names)

@@ -84,11 +84,17 @@ def _binned(
     `close_gaps` first, unless it is known to be `wide`.
     """
     device, (_, queries, tokens) = logs.device, logs.shape
-    light = logs.kthvalue(max(1, int(np.ceil(grid.lightest_share(n) * tokens))), -1).values
+    share = grid.lightest_share(n)
+    light, faint = (
+        logs.kthvalue(max(1, int(np.ceil(part * tokens))), -1).values.min()
+        for part in (share, min(share, grid.FAINT_SHARE))
+    )
     # The only wait for the GPU: the number of nodes and points.
-    low, high, lightest = torch.stack((logs.min(), logs.max(), light.min())).tolist()
+    low, high, lightest, faint_log = torch.stack((logs.min(), logs.max(), light, faint)).tolist()
     if not np.isfinite(low + high):
         raise InputError(law.NO_TOKEN)
+    low = max(low, faint_log - grid.FAINT_MARGIN)
+    logs = logs.clip(low)  # lighter tokens share the first node
     if high - low > grid.WIDE_RANGE and not wide:
         return None
     node, first = grid.nodes(low, high)

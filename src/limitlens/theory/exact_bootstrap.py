@@ -119,7 +119,7 @@ def pilot_errors(
         block = slice(start, start + queries)
         logs = columns[:, block] - tops[block]
         sink: Any = None if atom is None else atom[0][block] - tops[block]
-        if np.min(logs, where=np.isfinite(logs), initial=0.0) < -grid.WIDE_RANGE:
+        if grid.lowest_log(logs, n) < -grid.WIDE_RANGE:
             logs, sink = grid.close_gaps(logs, sink)
         binned, log_mean = BinnedTokens.of(logs, pilot, n, matmul, bags)
         own = atom and (np.exp(np.minimum(sink - log_mean, MAX_LOG_ATOM)), atom[1][block])

@@ -14,7 +14,7 @@ from limitlens.errors import Array
 STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a step of 0.1
 GAP = 0.125  # spacing of the logarithms of the nodes: squared errors are within 3e-3
 SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
-WIDE_RANGE = 100.0  # range of scores from which on `close_gaps` is applied
+WIDE_RANGE = 100.0  # range of the nodes from which on `close_gaps` is applied
 MAX_GAP = 50.0  # a token e^50 times heavier than the next one is the whole output of every sample that contains it
 MAX_EXPONENT = 300.0  # of s and of s W: e^{−sW} has long been zero there
 RARE = 1e-8  # probability that no token of the smallest sample is heavier than 3/s, at the last s
