@@ -1,1 +1,1 @@
-"""Every head of a model: measured in one pass over a corpus (`probe`), or predicted from a pilot (`predict`)."""
+"""Error curves of every head of a model: measured on a corpus (`probe`), or predicted from few tokens (`predict`)."""

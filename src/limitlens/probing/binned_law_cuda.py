@@ -1,9 +1,10 @@
-"""The exact bootstrap of all heads of a layer at once on a GPU: tokens binned by weight (`theory.exact_bootstrap`).
+"""GPU version of the exact bootstrap (`theory.exact_bootstrap`): expected errors of all heads of a layer at once.
 
-On a CPU a sparse matrix for each query is fastest. Here tokens are sorted by weight, so that those of a few nodes are
-neighbours and one program adds them up (`attention.kernels.programs`): no two additions meet in one place, so results
-are reproducible. Nodes are powers of e^GAP for every head, so a head has the same errors alone and among others, to
-single precision. Points s extend as far as one of the heads needs.
+Tokens are binned by softmax weight onto a grid of weights, whose points are called nodes. On a CPU a sparse matrix for
+each query is fastest. On a GPU tokens are sorted by weight, so that the tokens of neighbouring nodes are contiguous and
+one Triton program adds them up (`attention.kernels.programs`). No two programs add to one place, so results are
+reproducible. Nodes are powers of e^GAP for every head, so the errors of a head do not depend on the heads computed with
+it, to single precision. The quadrature points s extend as far as any of the heads needs.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from limitlens.theory.exact_bootstrap import PARTS, BinnedTokens, PilotErrors
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of the work on a GPU."""
+    """How the work of the exact bootstrap is divided on a GPU."""
 
-    at_once: int = 1 << 18  # queries · values at a time: arrays of up to 2.4 GB
-    nodes: int = 16  # nodes whose tokens one program adds up
-    block: int = 32  # tokens that it reads at a time
+    at_once: int = 1 << 18  # queries × value dimensions computed at a time: arrays of up to 2.4 GB
+    nodes: int = 16  # nodes (grid points of the weight) whose tokens one program adds up
+    block: int = 32  # tokens that one program reads at a time
 
 
 TILING = Tiling()
@@ -43,7 +44,12 @@ def layer_errors(
     layer: Layer, key: Tensor, value: Tensor, n: Array, chosen: NDArray[np.int64], quarters: NDArray[np.intp] | None,
     tiling: Tiling = TILING,
 ) -> Iterator[tuple[PilotErrors, ...]]:  # fmt: skip
-    """Compute `pilot_errors` of the chosen queries of all heads of a layer, as many heads at a time as fit."""
+    """Yield the expected errors (`theory.exact_bootstrap.pilot_errors`) of all heads of a layer, some heads at a time.
+
+    `key` and `value` (M, Hkv, ·) are the pilot's tokens, `n` (J,) the sample sizes, `chosen` the indices of the queries
+    used in every head, `quarters` (M,) the quarter of the text from which each token comes. Each tuple holds the errors
+    without the layer's atom (sink token in every context) and, where the layer has an atom, those with it.
+    """
     (shared, groups, m, _), device = layer.query.shape, key.device
     part, rows = law.parts_of(len(key), quarters), groups * len(chosen)
     order, asked = to_device(np.argsort(part, kind="stable"), device), to_device(chosen, device)
@@ -78,10 +84,11 @@ def layer_errors(
 def _binned(
     logs: Tensor, values: Tensor, spans: list[slice], n: Array, tiling: Tiling, wide: bool = False
 ) -> BinnedTokens | None:
-    """Split each of M tokens between the two nodes around its weight, of mean 1, given as logarithms (B, r, M).
+    """Tokens binned by softmax weight: each of M tokens is split between the two grid nodes around its weight.
 
-    Values are (B, M, v); the parts of the pilot are spans of its tokens. None where the range of the logarithms needs
-    `close_gaps` first, unless it is known to be `wide`.
+    `logs` (B, r, M) are logarithms of weights with mean 1, for r queries of each of B key/value heads; `values` are
+    (B, M, v); `spans` are the parts of the pilot, as slices of its tokens. Returns None if the logarithms range so
+    widely that `weight_nodes.close_gaps` must be applied first; `wide` says that this was done.
     """
     device, (_, queries, tokens) = logs.device, logs.shape
     share = grid.lightest_share(n)
@@ -89,7 +96,7 @@ def _binned(
         logs.kthvalue(max(1, int(np.ceil(part * tokens))), -1).values.min()
         for part in (share, min(share, grid.FAINT_SHARE))
     )
-    # The only wait for the GPU: the number of nodes and points.
+    # The only wait for the GPU: these numbers fix the number of nodes and of quadrature points.
     low, high, lightest, faint_log = torch.stack((logs.min(), logs.max(), light, faint)).tolist()
     if not np.isfinite(low + high):
         raise InputError(law.NO_TOKEN)
@@ -114,9 +121,11 @@ def _binned(
 def _on_nodes(
     logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, nodes: int, tiling: Tiling
 ) -> tuple[Tensor, Tensor]:
-    """Sums on every node for log weights (m, M), values (B, M, v) and limits (m, v), as `BinnedTokens` holds them.
+    """Sums over the tokens of every grid node, in the form that `BinnedTokens` holds.
 
-    Counts (parts, K, m), and sums of W d, W and W |d|² over the weight of the node, (parts, K, m, v + 2).
+    For log weights (m, M), values (B, M, v) and limits (m, v) of m queries: counts of tokens (parts, K, m) on K nodes,
+    and sums of W d, W and W |d|², divided by the weight of the node, (parts, K, m, v + 2), with W the weight of a token
+    and d its value minus the limit.
     """
     (rows, tokens), v = logs.shape, values.shape[-1]
     parts = [logs[:, span].float().sort(-1) for span in spans]

@@ -1,6 +1,6 @@
-"""The samples of one layer while the corpus streams by.
+"""Collectors: the sampled tokens and attention states of one layer, updated as the model reads the corpus.
 
-Memory depends on the sizes, replicates and queries, and not on the number of blocks.
+Memory depends on the sample sizes, replicates and queries, not on the length of the corpus.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from limitlens.probing.pilot import Layer
 from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
 from limitlens.sampling.workers import InTurn
 
-JOINED_NUMBERS = 1 << 29  # numbers in the states of layers that are measured together: 4 GB
+JOINED_NUMBERS = 1 << 29  # most numbers in the states of layers that are measured together: 4 GB
 
-Work: TypeAlias = dict[str, Callable[[], None]]  # named pieces of work; each is done as a whole or not at all
+Work: TypeAlias = dict[str, Callable[[], None]]  # tasks by name; each task is done completely or not at all
 
 
 class Moments:
-    """Mean and covariance of vectors (heads, d) that arrive in blocks.
+    """Running mean and covariance, for each head, of vectors of dimension d that arrive in blocks.
 
-    Sums within a chunk are float32, sums of chunks float64. Vectors are taken relative to a rough mean, so that nothing
-    cancels.
+    Sums within a chunk are float32, sums of chunks float64. A rough mean (heads, d) is subtracted from all vectors
+    first, so that no digits cancel.
     """
 
     def __init__(self, rough_mean: Tensor) -> None:
@@ -47,17 +47,17 @@ class Moments:
 
     @classmethod
     def joined(cls, parts: Sequence[Moments]) -> Moments:
-        """The moments of several layers, each of the same number of vectors, as those of one with all their heads."""
+        """Moments of several layers, concatenated along the heads; all layers must have seen as many vectors."""
         whole = copy.copy(parts[0])
         for name in ("shift", "total", "products"):
             setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
         return whole
 
     def add(self, rows: Tensor, turn: int | None = None) -> None:
-        """Add rows (n, heads, d); forwards that run side by side are added in the order of their turns."""
+        """Add n vectors per head, `rows` (n, heads, d); concurrent forward passes are added in the order of `turn`."""
         sums = [[part.sum(0, dtype=torch.float64) for part in pair] for pair in chunk_sums(rows, self.shift)]
 
-        def add() -> None:  # the sums exist by now: where memory runs out nothing was changed
+        def add() -> None:  # runs after all sums were computed: if memory ran out before, nothing was changed
             self.count += len(rows)
             for total, products in sums:
                 self.total += total
@@ -69,26 +69,28 @@ class Moments:
             self.in_turn(turn, add)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sums so far."""
+        """Sums of the vectors added so far, by name, as a checkpoint saves them."""
         return {"count": self.count, "total": self.total, "products": self.products}
 
     @property
     def mean(self) -> Tensor:
-        """Mean, (heads, d), float64."""
+        """Mean of the vectors added so far, (heads, d), float64."""
         return self.shift + self.total / self.count
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance, (heads, d, d), divided by the number of vectors; positive semi-definite up to rounding."""
+        """Covariance of the vectors added so far, (heads, d, d), with divisor n; positive semi-definite to rounding."""
         mean = self.total / self.count
         raw = self.products / self.count - mean[:, :, None] * mean[:, None, :]
         return (raw + raw.mT) / 2
 
 
 class Collector:
-    """What one layer has seen of the pool: kept tokens, states of cells, moments.
+    """Data that one layer has collected from the pool (tokens that samples are drawn from).
 
-    `fused` chooses the Triton programs; by default they run where the device and the layer allow.
+    It holds the keys and values of kept tokens, the attention states of streamed cells (tokens of one replicate and
+    size step, merged and not kept) and second moments. `fused` switches the Triton programs on or off; by default they
+    run where the device and the layer allow.
     """
 
     def __init__(self, layer: Layer, assignment: Assignment, fused: bool | None = None) -> None:
@@ -98,40 +100,41 @@ class Collector:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
         detail = torch.arange(m, device=query.device).view(-1, layer.query.shape[2])[:, layer.detail].flatten()
         self.queries = JobQueries.of(query, detail, value, layer.kernel, layer.traits.softcap, fused)
-        # moments of "query", "key" and, where they are known, "hidden" states
+        # moments of the "query", the "key" and, where it is known, the "hidden" state of pooled tokens
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
-        # Keys and values, (rows, Hkv, ·), in the model's precision: first the kept tokens in their slots, then those
-        # that wait for the rest of their block, then the special ones among them.
+        # Keys and values, (rows, Hkv, ·), in the model's precision: first the kept tokens in their slots, then tokens
+        # that wait until their block is complete, then copies of the special tokens among the waiting ones.
         rows = assignment.slots + assignment.wait + assignment.marks
         self.stores = tuple(tokens.new_zeros(rows, *tokens.shape[1:]) for tokens in (key, value))
         self.key, self.value = (store[: assignment.slots] for store in self.stores)
         hidden = layer.traits.rough_mean.get("hidden")
         # (kept, d): hidden states of the first kept tokens
         self.hidden = None if hidden is None else query.new_zeros(assignment.hidden, hidden.shape[-1])
-        # States (cells + 1, Hkv, G · m) and peaks (cells + 1, Hkv, G · q) of the streamed cells; the last entry is of
-        # all special tokens, which are in their cells too.
+        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the streamed cells; the
+        # last entry holds all special tokens, which belong to their cells too.
         self.states = State.empty((assignment.states + 1, heads), m, v, device=query.device)
         self.peaks = Peak.empty((assignment.states + 1, heads), len(detail), v, like=query)
-        # (2, Hkv): largest |number| of the keys and values that wait, which the Triton kernel scales by
+        # (2, Hkv): largest absolute number in the waiting keys and values, by which the Triton kernel scales them
         self.largest = None if self.queries.halves is None else query.new_zeros(2, heads)
 
     @property
     def query(self) -> Tensor:
-        """Queries, (Hkv, G · m, k)."""
+        """All queries of the layer by key/value head, (Hkv, G · m, k)."""
         return self.queries.query
 
     @property
     def detail_query(self) -> Tensor:
-        """Queries of the diagnostics, (Hkv, G · q, k)."""
+        """Detail queries (the few queries whose every score the diagnostics use), (Hkv, G · q, k)."""
         return self.queries.detail_query
 
     def work(
         self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int, turn: int | None
     ) -> Work:
-        """List the work for what the layer captured in one forward.
+        """List the tasks that store the tokens that the layer captured in one forward pass and update the moments.
 
-        The pooled tokens are those at `positions` of the forward's windows; `part` says where they go. `special` (s,)
-        are the special ones among them, of which `marks` are waiting already. Forwards side by side have turns.
+        Pooled tokens are the tokens at `positions` of the windows of the forward pass; `part` says into which row each
+        goes. `special` (s,) are the indices of special tokens among them; `marks` special tokens of earlier forward
+        passes are waiting already. `turn` orders forward passes that run concurrently.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         first = self.assignment.slots + self.assignment.wait + marks
@@ -149,9 +152,10 @@ class Collector:
         return work
 
     def cells(self, block: BlockAssignment, marks: int) -> list[Callable[[], None]]:
-        """List the work once an assignment is complete: attend to the waiting tokens and to `marks` special ones.
+        """List the tasks that attend to the waiting tokens of a complete block and to its `marks` special tokens.
 
-        On a CPU each cell is a piece of its own, for the workers; a GPU takes all of them in one launch.
+        On a CPU every cell (tokens of one replicate and size step) is one task for the workers; on a GPU one launch
+        computes all cells.
         """
         wait, last = self.assignment.wait, self.assignment.states
         jobs = np.array([(last, wait, wait + marks), *block.streamed])
@@ -159,7 +163,7 @@ class Collector:
         return [partial(self._attend, jobs[start : start + step]) for start in range(0, len(jobs), step)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything collected, between two blocks, without copies."""
+        """All tensors that the layer has collected, by name, without copies; valid between two blocks of tokens."""
         found = {"key": self.key, "value": self.value}
         if self.hidden is not None:
             found["hidden"] = self.hidden
@@ -167,27 +171,27 @@ class Collector:
         return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Go back to where `tensors` were saved."""
+        """Restore the collector to the state in which its `tensors` were saved."""
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
 
     def settle(self, copy: bool) -> None:
-        """End the stream: convert kept tokens to float32 and free the others, which takes a copy of the kept ones."""
+        """Finish collecting: convert kept tokens to float32; `copy` copies them, so that waiting tokens are freed."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = ()
 
     def attend(self, jobs: NDArray[np.int64], heads: slice) -> tuple[State, Peak]:
-        """Attend to kept tokens, from slot start to slot stop for each of jobs (J, 2): (J, h, ·)."""
+        """Attention states and peaks (J, h, ·) over kept tokens in the slots start to stop of each of `jobs` (J, 2)."""
         return attend_jobs(self.queries, self.key, self.value, jobs, heads=heads)
 
     def _attend(self, jobs: NDArray[np.int64]) -> None:
-        """Merge the attention over waiting tokens into cells, for jobs (cell, start, stop)."""
+        """Attend to the waiting tokens and merge the states into their cells, for `jobs` (cell, start, stop)."""
         key, value = (store[self.assignment.slots :] for store in self.stores)
         state, peak = attend_jobs(self.queries, key, value, jobs[:, 1:], largest=self.largest)
         first = int(jobs[0, 0])
         cells = slice(first, first + 1) if len(jobs) == 1 else to_device(jobs[:, 0].copy(), key.device)
         merged = self.states[cells].merge(state).tensors() | self.peaks[cells].merge(peak).tensors()
-        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():  # no memory is needed from here on
+        for name, tensor in (self.states.tensors() | self.peaks.tensors()).items():  # allocates nothing
             tensor[cells] = merged[name]
         if self.largest is not None:
             self.largest.zero_()
@@ -200,7 +204,7 @@ class Collector:
 
     @classmethod
     def joined(cls, collectors: Sequence[Collector]) -> Collector:
-        """Merge layers of equal shape into one layer that holds all their heads, so that one call measures them."""
+        """Merge collectors of layers of equal shape into one with the heads of all, to measure them in one call."""
         if len(collectors) == 1:
             return collectors[0]
         whole = copy.copy(collectors[0])
@@ -219,9 +223,9 @@ class Collector:
 
 
 def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[Collector]]:
-    """Group neighbouring layers of equal shape to be measured together, which saves launches on a GPU.
+    """Group consecutive layers of equal shape that are measured in one call, which saves kernel launches on a GPU.
 
-    On a CPU, and where memory is bounded, every layer is alone.
+    On a CPU, or if memory is `bounded` by the user, every group is a single layer.
     """
 
     def shapes(collector: Collector) -> tuple[object, ...]:
@@ -240,5 +244,5 @@ def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[
 
 
 def tokens_of(tensor: Tensor) -> Tensor:
-    """Reshape (B, H, L, k) to one row a token, (B · L, H, k)."""
+    """Reshape keys or values (B, H, L, k) of a batch of windows to one row per token, (B · L, H, k)."""
     return tensor.transpose(1, 2).flatten(0, 1)

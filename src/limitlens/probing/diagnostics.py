@@ -1,8 +1,8 @@
-"""Measurement of a layer that has seen the pool: errors, concentration of weights, geometry of scores; head records.
+"""Measurements of a layer after the corpus was read: errors, concentration of weights, geometry of scores.
 
 Concentration (effective tokens, largest weight, entropy, tail, critical factor) uses every score of some queries of
-each head over the replicates that keep all their tokens, without the atom (sink) that every context contains. Geometry
-(horizons, coupling, tilts) comes from second moments over all pooled tokens.
+each head over the replicates that keep all their tokens, without the atom (sink token in every context). Geometry
+(horizons, coupling, tilts) comes from second moments over all pooled tokens. `head_records` collects both by head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from limitlens.statistics.estimators import members, norm_by_squaring
 from limitlens.statistics.regimes import Thresholds, classify, resampled
 from limitlens.statistics.tails import TailReport, check_tails, sorted_shape, tail_length
 
-FLOOR_QUERIES = 4  # queries of a head that are attended to again in float64
+FLOOR_QUERIES = 4  # queries of a head whose outputs are computed again in float64, for the numerical floor
 PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
 _FEWEST_SCORES = 6  # smallest number of scores whose tail is fitted
 _SCORES_AT_ONCE = 1 << 27  # scores formed at a time on a GPU
@@ -45,9 +45,10 @@ _TOKENS_PER_AXIS = 16  # with fewer tokens per axis, whitening by their own cova
 
 @dataclass(frozen=True, eq=False)
 class LayerDetail(ByHead):
-    """Concentration of the attention weights of every head of a layer.
+    """Concentration of the softmax weights of every query head of a layer.
 
-    Sums are over the queries of each of C clusters, in each of W whole replicates.
+    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of W whole replicates
+    (replicates that keep all their tokens); J is the number of sample sizes.
     """
 
     effective_sums: Array  # (heads, W, C, J): effective tokens 1/Σw² of samples of each size
@@ -59,14 +60,14 @@ class LayerDetail(ByHead):
     floor: Array  # (heads,): relative error of a few outputs over the largest sample against float64
 
     def mean(self, sums: Array) -> Array:
-        """Mean over queries and whole replicates of a quantity (heads, W, C, ...) summed by cluster: (heads, ...)."""
+        """Mean over queries and replicates, (heads, ...), from `sums` (heads, W, C, ...) over each query cluster."""
         return np.asarray(sums.sum(2).mean(1) / self.members[0].sum())
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
-    """Concentration of the weights of a layer, a few key/value heads at a time.
+    """Concentration of the softmax weights of every head of a layer, computed for a few key/value heads at a time.
 
-    The critical factor uses samples of at most `context` tokens.
+    `context` is the largest number of tokens in the samples that the critical factor uses.
     """
     step = _heads_at_once(collector)
     starts = range(0, collector.query.shape[0], step)
@@ -74,7 +75,7 @@ def layer_detail(collector: Collector, context: int) -> LayerDetail:
 
 
 def _heads_at_once(collector: Collector) -> int:
-    """Key/value heads at a time: one on a CPU, so that its scores stay in cache; on a GPU as many as memory allows."""
+    """Number of key/value heads computed at a time: one on a CPU (scores stay in cache), as many as fit on a GPU."""
     if collector.key.device.type == "cpu":
         return 1
     assignment = collector.assignment
@@ -83,7 +84,7 @@ def _heads_at_once(collector: Collector) -> int:
 
 
 def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail:
-    """Concentration of the weights of the query heads that read some key/value heads."""
+    """Concentration of the softmax weights of the query heads that read the key/value heads of the slice `heads`."""
     assignment, layer = collector.assignment, collector.layer
     detail, query = layer.detail, collector.detail_query[heads]
     q = len(detail)
@@ -115,12 +116,12 @@ def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail
 
 
 def _effective_tokens(scores: Tensor, sizes: list[int]) -> Tensor:
-    """Effective tokens 1/Σw² of nested samples, the first n of scores (..., m, N) for each of J sizes: (..., m, J)."""
+    """Effective tokens 1/Σw², (..., m, J): over the first n of N scores (..., m, N), for each n of J `sizes`."""
     nested: list[Tensor] = []
     for start, stop in pairwise([0, *sizes]):
         if stop > start:
             block = scores[..., start:stop]
-            peak = block.amax(-1, keepdim=True)  # of the block itself, so that not all its weights vanish
+            peak = block.amax(-1, keepdim=True)  # of this block only, so that not all its weights underflow
             weights = torch.exp(block - peak)
             sums = torch.stack((weights.sum(-1), torch.linalg.vecdot(weights, weights))).double()
             both = sums.log() + torch.stack((peak, 2 * peak)).double()[..., 0]
@@ -132,7 +133,7 @@ def _effective_tokens(scores: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _top_weight_and_entropy(scores: Tensor) -> Tensor:
-    """Largest softmax weight and entropy of the weights of scores (..., m, n): (..., m, 2)."""
+    """Largest softmax weight and entropy of the softmax weights, (..., m, 2), from scores (..., m, n)."""
     below = scores - scores.amax(-1, keepdim=True)  # relative to the largest score, so that nothing cancels
     weights = torch.exp(below)
     mass = weights.sum(-1, keepdim=True).double()
@@ -141,7 +142,7 @@ def _top_weight_and_entropy(scores: Tensor) -> Tensor:
 
 
 def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Relative error of the kernel against dense float64 attention, for a few queries over one sample, (h,)."""
+    """Error of the kernel in each key/value head, (h,), relative to float64 attention, for a few queries (h, q, k)."""
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
@@ -150,7 +151,7 @@ def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> T
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """The `count` largest scores in increasing order: (..., N) to (..., count)."""
+    """The `count` largest of N scores in increasing order, (..., count), from scores (..., N)."""
     rows = native(scores)
     if isinstance(rows, Tensor):
         return rows.topk(count, -1).values.flip(-1)
@@ -158,7 +159,7 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 
 def _pareto(largest: Tensor) -> Any:
-    """Pareto shape of each query's weights from its largest scores in increasing order: (..., k) to (...)."""
+    """Pareto tail shape of the softmax weights of each query, (...), from its k largest scores, ascending (..., k)."""
     if largest.shape[-1] < _FEWEST_SCORES:
         return torch.full_like(largest[..., 0], torch.nan)
     return sorted_shape(native(largest))
@@ -166,24 +167,24 @@ def _pareto(largest: Tensor) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
-    """Geometry of the scores of a layer by query head, and the tails of its tokens."""
+    """Geometry of the attention scores of each query head of a layer, and the tail test of the layer's tokens."""
 
     horizon: Array  # (heads,): two-sided horizon H over all pooled tokens
     mean_tilt: Array  # (heads,): tilt τ₀ of the mean query
     score_std: Array  # (heads,): standard deviation of scores over the pool, before a softcap; RMS over queries
     horizon_one_sided: Array | None  # (heads,): ‖Σ^{1/2} A‖ from the layer's input and projections, where known
     coupling: Array | None  # (heads,): Ψ, where the one-sided horizon is known
-    note: str  # why those two are not known, or a caveat; empty where there is nothing to say
+    note: str  # why the one-sided horizon and the coupling are not known, or a caveat, or empty
     tails: TailReport | None  # tails of the tokens along their leading principal axes; None with too few tokens
     tokens: str  # the tokens tested: "hidden states", or "keys" where hidden states are not known
 
 
 def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerGeometry]:
-    """Compute the geometry of layers; `whole` holds the heads of all of them (`Collector.joined`).
+    """Geometry of the scores of each of `layers`; `whole` is their `Collector.joined`, with the heads of all layers.
 
     The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
-    scale · √λ_max(RᵀCov(q)R), the mean tilt scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is that of
-    white queries: Cov(q) = Wq Wqᵀ in the place of Wq Σ Wqᵀ.
+    scale · √λ_max(RᵀCov(q)R), the mean tilt is scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is the
+    horizon for white inputs of the query projection: Cov(q) = Wq Wqᵀ in place of Wq Σ Wqᵀ.
     """
     moments, (shared, groups, _, dim), count = whole.moments, whole.layer.query.shape, len(layers)
     mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
@@ -217,8 +218,8 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
 
 
 def _score_norms(key: Tensor, query: Tensor) -> Tensor:
-    """√λ_max(RᵀBR) of covariances of keys A = RRᵀ, (Hkv, d, d), and of the queries that share them, (heads, d, d)."""
-    if key.device.type != "cpu":  # eigenproblems one by one leave a GPU idle: A B has the eigenvalues of RᵀBR
+    """√λ_max(RᵀBR) of each query head, for covariances A = RRᵀ of keys (Hkv, d, d) and B of queries (heads, d, d)."""
+    if key.device.type != "cpu":  # single eigenproblems leave a GPU idle; A B has the same eigenvalues as RᵀBR
         return norm_by_squaring(key.repeat_interleave(len(query) // len(key), 0) @ query).sqrt()
     values, axes = torch.linalg.eigh(key)
     root = (axes * values.clamp_min(0).sqrt()[..., None, :]).repeat_interleave(len(query) // len(key), 0)
@@ -227,7 +228,10 @@ def _score_norms(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
-    """Test the tails of replicate 0 along the principal axes that a sample of its size can resolve."""
+    """Tail test of replicate 0 along its leading principal axes (None with too few tokens), and the kind of token.
+
+    `axes` (d, d) are all principal axes, computed from the tokens if None; a test uses as many as its size resolves.
+    """
     slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
     if collector.hidden is not None:
         tokens, store = "hidden states", collector.hidden
@@ -242,18 +246,18 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All measurements of one layer; `special` (heads,) is the share of the pooled mass on special tokens."""
+    """All measurements of one layer; `special` (heads,) is the share of softmax mass that special tokens have."""
 
     layer: Layer
     curves: LayerCurves
     detail: LayerDetail
     geometry: LayerGeometry
     special: Array
-    predictions: list[tuple[PredictedErrors, ...]]  # of each head: without its atom, and with it where there is one
+    predictions: list[tuple[PredictedErrors, ...]]  # by head: without atom (sink), and with it if it has one
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
-    """Measure layers of equal shape that have seen the pool, in windows of `window` tokens."""
+    """Measure layers of equal shape, whose collectors have read the pool in windows of `window` tokens."""
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
@@ -274,7 +278,7 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
 
 
 def _run_all(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
-    """Run pieces of work; on a GPU each in a CUDA stream of its own, since small ones leave most of it idle."""
+    """Results of the functions `work`; on a GPU each runs in its own CUDA stream, since small kernels leave it idle."""
     if device.type == "cpu":
         return [piece() for piece in work]
     torch.linalg.eigh(torch.eye(1, device=device))  # the first call must come from one thread
@@ -294,19 +298,22 @@ def _run_all(work: Sequence[Callable[[], Any]], device: torch.device) -> list[An
 
 @cache
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """CUDA streams, the same in every call: memory freed on a stream is reused there."""
+    """`count` CUDA streams of a device, cached over calls, because memory freed on a stream is reused only there."""
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
 def head_records(measured: Measured, causal: bool, window: int, thresholds: Thresholds, seed: int) -> list[HeadRecord]:
-    """Build the records of a layer's query heads, in order."""
+    """Record (`HeadRecord`) of every query head of a measured layer, in order of heads.
+
+    `causal` says whether the model is a decoder, `window` is the number of tokens in a window of text.
+    """
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     known["finite_population_correction"] = curves.finite_population_correction
     sinks = layer_sinks(layer, curves.reference.lse, curves.pool, sizes, window)
     effective, top = detail.mean(detail.effective_sums), detail.mean(detail.top_sums)
-    # a number for each head; None where it is not known
+    # arrays with one number per head; None where a quantity is not known
     numbers = {name: getattr(geometry, name) for name in ("horizon", "mean_tilt", "score_std", "horizon_one_sided")}
     numbers |= {"coupling": geometry.coupling, "pareto_k": detail.pareto_k, "top_weight": top}
     numbers |= {"entropy": detail.mean(detail.entropy_sums)}

@@ -1,8 +1,8 @@
-"""The pool of a probe spread over the workers of a cluster.
+"""Run a probe on the workers of a Ray cluster, each of which reads a share of the windows of text.
 
-A probe is an ordered list of blocks of windows. A worker runs the model over a few of them, merges what they give as
-one process would, and returns the result as plain tensors. The driver assigns every token and merges the results in
-order.
+The pool of a probe is an ordered list of blocks of windows. A worker runs the model over a few blocks, merges their
+attention states as a single process would, and returns plain tensors. The driver assigns every token to its cell
+(replicate, size step) and merges the tensors of the workers in order.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from limitlens.sampling.interrupt import Interrupt
 
 Tensors: TypeAlias = dict[str, Tensor]
 Blocks: TypeAlias = tuple[Tensor, list[BlockAssignment]]  # token ids (windows, length) of blocks, and their cells
-Share: TypeAlias = tuple[dict[int, Tensors], Clock]  # the collected tensors of each layer, and the seconds it took
+Share: TypeAlias = tuple[dict[int, Tensors], Clock]  # a worker's result: tensors of each layer, and seconds taken
 
 KEPT = ("key", "value", "hidden")  # tensors of a collector with a row for each kept token
 
 
 class _SentWindows(Windows):
-    """Windows that were sent to a worker: token ids (windows, length)."""
+    """Windows of text that the driver sent to a worker, as token ids (windows, length)."""
 
     def __init__(self, ids: Tensor, special: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self.ids, (self.prefix, self.suffix), (self.count, self.length) = ids.numpy(), special, ids.shape
@@ -50,7 +50,7 @@ class _SentWindows(Windows):
 
 
 class _SentAssignment(Assignment):
-    """An assignment of which the driver has assigned some blocks."""
+    """Assignment of tokens to cells on a worker, limited to the blocks that the driver has assigned and sent."""
 
     def __init__(self, assignment: Assignment, assigned: list[BlockAssignment]) -> None:
         vars(self).update(vars(assignment))
@@ -62,10 +62,10 @@ class _SentAssignment(Assignment):
 
 @dataclass(frozen=True, eq=False)
 class _WorkerInput:
-    """What every worker must know."""
+    """Input that every worker gets from the driver, the same for all workers."""
 
     model: str | LoadedModel  # a name, loaded by the worker, or the model itself
-    sha256: str | None  # of the driver's model
+    sha256: str | None  # digest of the weights of the driver's model
     device: str
     special: tuple[tuple[int, ...], tuple[int, ...]]  # special tokens before and after each window
     rows: tuple[int, int, int]  # windows of a forward, of a block and at once, as in `Pool`
@@ -73,7 +73,7 @@ class _WorkerInput:
     assignment: Assignment
 
     def prepare(self) -> Callable[[Blocks], Share]:
-        """Load the model, and return the function that does the work."""
+        """Load the model on the worker, and return the function that computes the result (`Share`) of some blocks."""
         loaded = load(self.model, device=choose_device(self.device)) if isinstance(self.model, str) else self.model
         if loaded.sha256 != self.sha256:
             raise InputError(
@@ -100,9 +100,10 @@ def run(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
 ) -> None:  # fmt: skip
-    """Do what `stream` does on the workers of the cluster at an address; an interrupt waits for the work under way.
+    """Run the model over the pool like `stream`, on the workers of the Ray cluster at `address`.
 
-    Workers load the `model` by its name where it has one; the driver has `loaded` the same.
+    A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. An interrupt takes
+    effect after the blocks that were already sent. The other arguments are those of `stream`.
     """
     if isinstance(model, str) and os.path.exists(model):
         model = os.path.abspath(model)
@@ -113,7 +114,7 @@ def run(
     special, rows = (pool.windows.prefix, pool.windows.suffix), (pool.per_forward, pool.per_block, pool.at_once)
     work = _WorkerInput(model, loaded.sha256, device, special, rows, replace(pilot, layers=bare, sizes={}), assignment)
     blocks, done = resume(pool, assignment, collectors, job, report)
-    sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of the work under way
+    sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of work sent and not returned yet
 
     def pieces(workers: int) -> Iterator[Blocks]:
         start, at_once = done * pool.per_block, max(1, len(assignment.blocks) // (PIECES * workers))
@@ -132,19 +133,19 @@ def run(
         clock.attention += spent.attention
         done += count
         interrupt.during(report, tokens)
-        if not sent or not interrupt.asked:  # a checkpoint in between, or the end of the work under way
+        if not sent or not interrupt.asked:  # save now, or once all work sent has returned
             job.passed(tokens, partial(checkpoint_state, done, pool, assignment, collectors), interrupt)
 
 
 def share_of(collector: Collector, slots: NDArray[np.int64]) -> Tensors:
-    """Tensors of a collector on the CPU; of the kept tokens only those in these slots."""
+    """Tensors of a layer's collector, moved to the CPU; of the kept tokens only those in `slots`, which it has read."""
     rows = torch.as_tensor(slots)
     found = {name: part.cpu() for name, part in collector.tensors().items()}
     return found | {name: found[name][rows[rows < len(found[name])]] for name in KEPT if name in found}
 
 
 def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) -> None:
-    """Merge the share of another collector of the layer, whose kept tokens are those in these slots."""
+    """Merge a worker's tensors `share` of this layer, with the kept tokens in `slots`, into the driver's collector."""
     device = collector.query.device
     share = {name: part.to(device) for name, part in share.items()}
     states = collector.states.merge(State(**under("state.", share))).tensors()
@@ -164,7 +165,7 @@ def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) ->
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Copy a structure with every tensor in it moved to a device."""
+    """Copy of a nested structure of dicts and dataclasses in which every tensor is moved to `device`."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Figures of a probe, and data for the interactive parts of its page: map, panel of a head, rates, budgets."""
+"""Figures of a probe, and data for the interactive parts of its HTML page: map of heads, one head, rates, budgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from limitlens.theory import rates
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
-TIGHT = 0.05  # relative error for which a page first shows budgets
+TIGHT = 0.05  # target error for which a page shows budgets (numbers of keys) when it opens
 COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
 # Rates of the output error in theory, for Gaussian tokens: name, function of `theory.rates`, dash of the line.
 OUTPUT_LINES: tuple[tuple[str, str, Dash], ...] = (
@@ -31,7 +31,7 @@ OUTPUT_LINES: tuple[tuple[str, str, Dash], ...] = (
 
 
 def map_figure(run: ProbeRun, quantity: str) -> Figure:
-    """All heads, layer by head, coloured by a quantity: "rate", "regime", or any column of `heads` with numbers."""
+    """Map of all heads, layer by head, coloured by `quantity`: "rate", "regime", or a numeric column of `run.heads`."""
     words = [regime.value for regime in Regime] if quantity == "regime" and run.measured else []
     if words:
         found: list[Any] = [head.regime and words.index(head.regime.value) for head in run.records]
@@ -49,10 +49,10 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
     return head_map(label, label, [head.place for head in run.records], found, words=words)
 
 
-BEYOND = "beyond"  # in place of a number of tokens that lies beyond the largest size predicted
+BEYOND = "beyond"  # shown in place of a number of tokens that exceeds the largest size predicted
 
 
-# Fields of a head that a page reads under their own names.
+# Fields of a `HeadRecord` that a page reads under the same names.
 FIELDS = (
     "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
     "entropy", "sink_mass", "pareto_k", "sliding_window", "regime_reason",
@@ -61,7 +61,7 @@ CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest 
 
 
 class Quantity(NamedTuple):
-    """A number of a head: its key in the page's data, its label and help; with a `kind` it can colour the map."""
+    """One number of a head on the page: key in the page's data, label, help text, and `kind` if the map shows it."""
 
     key: str
     label: str
@@ -102,7 +102,7 @@ QUANTITIES = (
 
 
 def page_data(run: ProbeRun) -> dict[str, Any]:
-    """Everything the widgets of a page read; heads are columns, one list for each quantity."""
+    """Data that the widgets of the page of a run read; "heads" holds one list per quantity, with an entry per head."""
     rows = [_row(head) for head in run.records]
     regimes = count_regimes(run.records)
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
@@ -122,11 +122,11 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
 
 
 def _row(head: HeadRecord) -> dict[str, Any]:
-    """The numbers of one head by name, curves as lists."""
+    """Numbers of one head for the page, by name; an error curve is a list with one number per size."""
     curve, rate, sink, bare = head.curve, head.curve.rate, head.sink, head.without_sink
     rate_without_sink, argmax = head.curve_without_sink.rate, head.moment_curves.get("hardmax")
     needed = {error: curve.tokens_for(error) for error in ERRORS}
-    # the page derives the interval of a measured curve from its standard error
+    # low and high only for predicted curves: the page computes intervals of measured ones from their standard errors
     low, high = (None, None) if curve.measured else curve.interval.tolist()
     effective = None if head.effective_tokens is None else head.effective_tokens.tolist()
     exact = head.pilot_error if curve.measured else None
@@ -154,7 +154,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
 
 
 def _budgets(run: ProbeRun) -> dict[str, Any]:
-    """Keys that every head needs, for a few errors and contexts; an encoder has no context beyond its window."""
+    """Number of random keys that each head needs, by target error and context length (for an encoder, one window)."""
     window, heads = run.window, run.records
     contexts = CONTEXTS if run.causal else (*(size for size in (window // 4, window // 2) if size > 1), window, None)
     found = answers([head.keys_for for head in heads], WANTED, contexts)
@@ -181,7 +181,7 @@ def _budgets(run: ProbeRun) -> dict[str, Any]:
 
 
 def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
-    """Quantities that rates are drawn against, with the lines and boundaries of theory."""
+    """x axes of the page's plot of measured rates: horizon, score spread, mean tilt, with the lines of theory."""
     far = math.sqrt(2 * math.log(run.n[-1]))
     borders = [
         {"x": far / 2, "label": "√(2 ln n)/2: averaging ends"},

@@ -1,18 +1,18 @@
-"""Error curves of the heads of a layer: merge its cells cumulatively and compare them with the merge of everything.
+"""Error curves of the heads of a layer: outputs over nested samples against outputs over the pool (all tokens read).
 
-*Output.* The same samples are compared in two ways. Without a sink: Γ_n against Γ_N. With the atom that every context
-contains (the sink): its mass does not grow with n, so a sample of n tokens and the atom is compared with n tokens'
-worth of the pool,
+*Output.* Samples of n tokens are merged from cells (tokens of one replicate and size step) and compared with the pool
+of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (sink token in every context): its mass does not
+grow with n, so a sample of n tokens and the atom is compared with the pool weighted as n tokens and the atom,
 
     Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
 
-the limit of many samples of n. Errors are divided by √(1 − n/N), since samples are drawn from the pool without
-replacement.
+which has the expected numerator and denominator of a sample. Errors are divided by √(1 − n/N), since samples are drawn
+from the pool without replacement.
 
 *Mean and covariance of the outputs over queries*: `statistics.estimators.ClusteredMoments`.
 
-*Hardmax*: the value at the largest score among n tokens, against that in the whole pool. For Gaussian tokens its error
-falls like a power of ln n, not of n (`theory.hardmax`).
+*Hardmax*: the value at the largest score among n tokens, against the value at the largest score in the whole pool. For
+Gaussian tokens the error of hardmax falls like a power of ln n, not of n (`theory.hardmax`).
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.estimators import ClusteredMoments, members
 
 FLOATS_AT_ONCE = 1 << 18  # numbers in the outputs that are merged at a time, few enough to stay in cache: 1 MiB
-DEVICE_TIMES = 128  # times as many on a GPU, where a launch takes as long for few numbers as for many
-MIN_SNR = 4.0  # errors of moments below so many standard errors, whose squares may be 0, are not fitted
+DEVICE_TIMES = 128  # factor on FLOATS_AT_ONCE on a GPU, where a launch takes as long for few numbers as for many
+MIN_SNR = 4.0  # fits of moment curves leave out errors smaller than this many of their standard errors
 
 
 class ByHead:
     """Base of dataclasses whose fields are all arrays with one row per query head."""
 
     def of(self, heads: slice) -> Self:
-        """Restrict to some heads."""
+        """The same dataclass, restricted to the query heads of a slice."""
         return type(self)(*(getattr(self, own.name)[heads] for own in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Join several groups of heads."""
+        """Concatenate several of these dataclasses along the query heads."""
         names = [own.name for own in fields(cls)]  # type: ignore[arg-type]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
 class Squares(ByHead):
-    """Squared errors of one kind, of every head of a layer."""
+    """Squared errors of one kind (such as of the output), by head of a layer, query cluster, replicate and size."""
 
-    # (heads, C, R, J): by replicate and cluster of queries; their mean over C clusters is that over all queries. They
-    # are errors against the pool, smaller than those against the law by 1 − n/N.
+    # (heads, C, R, J): weighted so that the mean over C clusters is the mean over all queries. Errors are against the
+    # pool of N tokens; their squares are smaller than those against the law of tokens by the factor 1 − n/N.
     squares: Array
-    outputs: Array  # (heads, C, J): squared size of the limit in each cluster, relative to that over all queries
-    scale: Array  # (heads, J): size of the limit, by which errors are divided
+    outputs: Array  # (heads, C, J): squared norm of the limit in each cluster, relative to its mean over all queries
+    scale: Array  # (heads, J): root mean square norm of the limit, by which errors are divided
 
     def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
-        """Curve of a head's relative errors; the finite population correction is exact for squares."""
+        """Error curve of one head's relative errors; `known` holds further fields of `ErrorCurve`."""
         return ErrorCurve(tuple(map(int, sizes)), self._error_moments[head], self.outputs[head], **known)
 
     @cached_property
     def _error_moments(self) -> Array:
-        """Squared relative errors of every head; NaN where the limit is 0."""
+        """Squared relative errors of every head, (heads, C, R, J); NaN where the limit is 0."""
         scale = self.scale[:, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(scale > 0, self.squares / scale**2, np.nan)
@@ -81,29 +81,29 @@ class Squares(ByHead):
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """Measured error curves of a layer."""
+    """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over the whole pool."""
 
-    counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the stream was cut short
-    pool: int  # N, the tokens of the reference
+    counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the run was interrupted
+    pool: int  # N, number of tokens in the pool
     reference: State  # attention over the whole pool, (Hkv, G · m)
-    # squared errors by kind: "output" without the atom, "atomic" with it where the layer has one, and without the atom
-    # those of the "mean" and the "covariance" of outputs, and of "hardmax"
+    # squared errors by kind: of the output without the atom (sink), "output", and with it, "atomic", if the layer has
+    # one; and without the atom of the "mean" and the "covariance" of outputs over queries, and of "hardmax"
     kinds: dict[str, Squares]
 
     def of(self, heads: slice, shared: slice) -> LayerCurves:
-        """Restrict to some query heads and the key/value heads that they read."""
+        """Errors of the query heads `heads` only; `shared` are the key/value heads that these query heads read."""
         kinds = {name: part.of(heads) for name, part in self.kinds.items()}
         return LayerCurves(self.counts, self.pool, self.reference[shared], kinds)
 
     @property
     def finite_population_correction(self) -> Array:
-        """√(1 − n/N): (J,), or (R, J) where a stream was cut short and samples differ in length."""
+        """√(1 − n/N) for each size, (J,), or (R, J) if the run was interrupted and replicates differ in length."""
         factor = np.sqrt(1 - self.counts / self.pool)
         return np.asarray(factor[0] if (factor == factor[0]).all() else factor)
 
 
 def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> LayerCurves:
-    """Merge the cells of a layer and measure its errors, on a CPU mostly one key/value head at a time."""
+    """Measure the errors of a layer's heads, in groups of heads whose outputs hold about `floats_at_once` numbers."""
     assignment = collector.assignment
     shared, rows = collector.query.shape[:2]
     floats = floats_at_once * (1 if collector.query.device.type == "cpu" else DEVICE_TIMES)
@@ -115,14 +115,14 @@ def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> 
 
 
 def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State, dict[str, Squares]]:
-    """Measure h key/value heads: the reference (h, G · m), and the squared errors of each kind."""
+    """Attention over the pool (h, G · m) and squared errors by kind, for the h key/value heads of the slice `heads`."""
     assignment, atom = collector.assignment, collector.layer.atom
     counts = assignment.filled.cumsum(1)
     (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
     reference = State.joined([*(step.union()[None] for step in steps), left_over]).union()
     with_atom = None
     if atom is not None:
-        # One count for all replicates, unless the stream was cut short.
+        # All replicates have the same counts, unless the run was interrupted.
         distinct = counts.T[:, :1] if (counts == counts[0]).all() else counts.T
         shares = to_device(distinct.flatten() / assignment.seen, reference.lse.device)
         limits = reference.thinned(shares).merge(atom[heads]).tensors()
@@ -135,9 +135,10 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
-    """States (R, h, G · m) and peaks (R, h, G · q) of the cells of each step; of the tokens of no cell (·, h, ·) last.
+    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the R cells of each size step.
 
-    Of a step the first replicates, or all, are kept and attended to here; the others are streamed.
+    The last entry, (·, h, ·), is of tokens that belong to no cell. Of each step the tokens of the first replicates, or
+    of all, were kept and are attended to here; the states of the other replicates were computed during the stream.
     """
     assignment = collector.assignment
     kept = assignment.kept.T
@@ -163,13 +164,14 @@ def _output_errors(
     collector: Collector, steps: Sequence[State], reference: Tensor, with_atom: tuple[State, State] | None,
     moments: ClusteredMoments, floats: int,
 ) -> dict[str, Squares]:  # fmt: skip
-    """Output errors of nested samples, merged from their steps (R, h, G · m), against the reference (h, G · m, v).
+    """Squared output errors of nested samples against the pool, by kind: "output", and "atomic" if there is an atom.
 
-    `with_atom` is an atom (h, G · m) and the limits (J, R, h, G · m) of every size and replicate with it; R is 1
-    where all replicates have one limit. `moments` collects the differences without the atom. A few replicates are
-    merged at a time, so that their states stay in cache, or all of several sizes. Outputs are merged as differences D
-    from the reference Γ, in single precision, which loses nothing of the errors. An atom of value v that weighs t in a
-    sample and u in its limit makes them D(1 − t) + (v − Γ)(t − u).
+    Samples are merged from `steps`, (R, h, G · m) each; `reference` Γ (h, G · m, v) is the output over the pool.
+    `with_atom` is the atom's state (h, G · m) and the limits (J, R, h, G · m) of samples with the atom; R is 1 if all
+    replicates share their limits. `moments` is updated with the differences without the atom. At most `floats` numbers
+    are merged at a time, to stay in cache. Outputs are merged as differences D = Γ_n − Γ in single precision, which
+    loses no accuracy of the errors. With an atom of value v, whose softmax weight is t in a sample and u in the limit,
+    the difference is D(1 − t) + (v − Γ)(t − u).
     """
     replicates, *own = steps[0].output.shape
     member = members(collector.layer.clusters, steps[0].lse.device)
@@ -206,23 +208,23 @@ def _output_errors(
 
 
 def _cluster_squares(vectors: Tensor, member: Tensor) -> Tensor:
-    """Squared norms of vectors (..., h, G · m, v) by cluster, (..., h · G, C); the mean over C is that over queries."""
+    """Squared norms of vectors (..., h, G · m, v) summed by query cluster and multiplied by C/m, (..., h · G, C)."""
     squares: Tensor = torch.linalg.vecdot(vectors, vectors)
     m, clusters = member.shape
     return squares.double().reshape(*vectors.shape[:-3], -1, m) @ (member * (clusters / m))
 
 
 def _relative(errors: Tensor, outputs: Tensor) -> Squares:
-    """Squared errors (heads, C, R, J) of a limit with squared outputs (heads, C, J)."""
+    """`Squares` from squared errors (heads, C, R, J) and squared norms of the limit `outputs` (heads, C, J)."""
     mean = outputs.mean(1, keepdim=True)
     return Squares(*to_numpy(errors, torch.where(mean > 0, outputs / mean, 1.0), mean[:, 0].sqrt()))
 
 
 def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
-    """Squared errors of the value at the largest score, relative to the value over the pool, for h key/value heads.
+    """Squared errors of hardmax (value at the largest score) over nested samples, relative to hardmax over the pool.
 
-    `peaks` has for each step those of the cells of every replicate, (R, h, G · q), and last those of the tokens of no
-    cell, (·, h, G · q).
+    `peaks` holds the peaks of the cells of each size step, (R, h, G · q), and last those of tokens in no cell,
+    (·, h, G · q), for the q detail queries of h key/value heads.
     """
     best = Peak.joined(peaks).union().value
     _, clusters = np.unique(layer.clusters[layer.places(DETAIL_QUERIES)], return_inverse=True)

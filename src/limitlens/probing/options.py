@@ -1,7 +1,7 @@
-"""Constants of a probe, its cost, and how it fits a bound on memory: windows per forward, and tokens that wait.
+"""Options of a probe that trade speed and memory, its estimated cost, and batch sizes that fit a bound on memory.
 
-A probe keeps as much as its sizes, replicates and queries need (`sampling.assignment`). A bound on memory changes only
-how many tokens are on their way to the cells at a time, and never which token goes to which cell.
+A probe keeps the data that its sizes, replicates and queries need (`sampling.assignment`). A bound on memory changes
+only how many tokens are processed at a time, never which token goes to which cell (replicate, size step).
 """
 
 from dataclasses import dataclass, field
@@ -17,41 +17,47 @@ from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
 from limitlens.statistics.regimes import Thresholds
 
-# Speed of one thread, measured for two models (docs/reliability.md): operations a second in attention over queries, and
-# seconds for everything else of a head.
+# Speed of one CPU thread, measured for two models (docs/reliability.md): operations per second in attention over the
+# queries, and seconds per head for all other measurements.
 ATTENTION_SPEED, HEAD_SECONDS = 2.5e10, 0.08
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Constants of a probe that trade speed, memory and detail; memory costs were measured."""
+    """Options of a probe that trade speed, memory and detail; the defaults for memory were measured."""
 
-    block: int = 1 << 14  # tokens assigned together: every large cell gets some, and they fit in memory while they wait
-    # Tokens of a block on a GPU, at most, where launches cost the same for few tokens as for many and states are merged
-    # once a block: from 32 small blocks on, a sixth of the pool.
+    block: int = 1 << 14  # tokens assigned to cells together; they are held in memory until their block is complete
+    # Most tokens in a block on a GPU, where large blocks save launches and merges of states. A pool of at least 32
+    # blocks of `block` tokens is cut into about six blocks, none larger than this.
     device_block: int = 1 << 19
-    device_forward: int = 1 << 18  # tokens of a forward on a GPU, at most
-    kept_step: int = KEPT_STEP  # largest step whose cells keep their tokens
+    device_forward: int = 1 << 18  # most tokens in a forward pass on a GPU
+    kept_step: int = KEPT_STEP  # cells of at most this many tokens keep their keys and values
     whole_replicates: int = WHOLE_REPLICATES  # largest number of replicates that keep all their tokens
-    clusters: int = CLUSTERS  # clusters of queries, about
+    clusters: int = CLUSTERS  # approximate number of clusters into which queries are grouped by window
     thresholds: Thresholds = field(default_factory=Thresholds)  # limits between the regimes of heads
-    activations: int = 32  # vectors of the hidden width that a token of a forward needs, captured ones included
-    forward_share: int = 4  # a forward may take one part in so many of the memory left beside the model
-    layer_copies: int = 2  # copies of the tokens and states that a layer keeps while it is measured
-    score_copies: int = 12  # copies of the scores of a layer's detail queries while it is measured
+    activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width, with captured ones
+    forward_share: int = 4  # a forward pass may use 1/forward_share of the memory left beside the model
+    layer_copies: int = 2  # copies of a layer's kept tokens and states that exist while the layer is measured
+    score_copies: int = 12  # copies of the scores of a layer's detail queries while the layer is measured
 
     def window_bytes(self, loaded: LoadedModel, length: int) -> int:
-        """Bytes that one window of `length` tokens needs while a forward runs."""
+        """Bytes of memory that one window of `length` tokens needs during a forward pass of the model."""
         return int(self.activations * 4 * length * loaded.model.config.get_text_config().hidden_size)
 
     def windows_at_once(self, window: int, wanted: int, device: torch.device, memory: int | None) -> int:
-        """Windows of `window` bytes in a forward: as many as `wanted`, or a whole fraction of that which fits."""
+        """Number of windows per forward pass: `wanted`, or its largest divisor that fits in memory.
+
+        `window` is the memory that a window needs in bytes, `memory` the user's bound on memory in bytes, if any.
+        """
         share = self.forward_share
         left = room(memory, device, share * window, "a forward of one window")
         return max(few for few in range(1, wanted + 1) if wanted % few == 0 and (few - 1) * share * window <= left)
 
     def tokens_waiting(self, pilot: Pilot, assignment: Assignment, part: int, forward: int, memory: int | None) -> int:
-        """Tokens that may wait: a multiple of the `part` that a forward of `forward` bytes brings, or a whole block."""
+        """Number of tokens that memory allows to wait for their block: a multiple of `part`, at most a whole block.
+
+        `part` is the number of pooled tokens in a forward pass, `forward` the memory of a forward pass in bytes.
+        """
         held = measured = token = 0
         for layer in pilot.layers.values():
             shared, groups, m, k = layer.query.shape
@@ -69,10 +75,9 @@ class ProbeOptions:
     def cost(
         self, loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int
     ) -> tuple[float, float]:
-        """Estimate seconds and bytes of a probe from counts alone.
+        """Estimate the seconds and bytes that a probe takes, from the sizes of the model and of the run.
 
-        Besides the forward passes (`forward_cost`), a token takes 4 operations for each number of its keys and each
-        query.
+        Besides the forward passes (`forward_cost`), a token costs 4 operations per query and number in its keys.
         """
         config = loaded.model.config.get_text_config()
         layers = getattr(config, "num_hidden_layers", 1)

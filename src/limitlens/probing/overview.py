@@ -1,9 +1,9 @@
 """Summaries of the heads of a layer or a model: medians, regimes, slowest heads, and the accuracy of predicted rates.
 
-Output errors and errors of the outputs' moments have different exponents, so rates of each kind are compared only with
-formulas for that kind. All curves of a probe are root mean squares over replicates. On real heads every formula is a
-heuristic, even one that is proved for Gaussian tokens: H and Ψ come from the covariance, which need not be a variance
-proxy of the tokens.
+Errors of outputs and errors of their mean and covariance over queries have different exponents, so rates of each kind
+of error are compared only with formulas for that kind. All curves of a probe are root mean squares over replicates. On
+real heads every formula is a heuristic, even one that is proved for Gaussian tokens: the horizon H and the coupling Ψ
+come from the covariance, which need not be a variance proxy of the tokens.
 """
 
 from collections import Counter
@@ -28,34 +28,34 @@ MEDIANS = ("horizon", "mean_tilt", "score_std", "top_weight", "entropy", "sink_m
 OUTPUT = ("rate_rms_output", "rate_sharp_output", "rate_pilot")
 MOMENT = ("rate_sharp", "rate_rms", "rate_drawn", "rate_drawn_coupling", "rate_proved")
 PREDICTORS = {"output": OUTPUT, "mean": MOMENT, "covariance": MOMENT}  # formulas for the rate of each kind of error
-DRAWN = ("rate_drawn", "rate_drawn_coupling")
-ORDERED = ("horizon", "score_std", "mean_tilt")  # these predict an order of the heads, not a rate
+DRAWN = ("rate_drawn", "rate_drawn_coupling")  # formulas whose status is `Status.DRAWN`
+ORDERED = ("horizon", "score_std", "mean_tilt")  # quantities that predict the order of the heads by rate, not the rate
 
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """Tail test of the tokens of a layer; there is none where too few tokens were seen."""
+    """Result of the tail test of the tokens of one layer; layers with too few tokens have no record."""
 
     layer: int
     tokens: str  # the tokens tested: "hidden states" or "keys"
-    verdict: Verdict  # this and the numbers below are those of `statistics.tails.TailReport`
+    verdict: Verdict  # verdict, variance proxy and Pareto shape as in `statistics.tails.TailReport`
     variance_proxy: float
     pareto_norm: Estimate
 
 
 def slowest(heads: Iterable[HeadRecord]) -> list[HeadRecord]:
-    """Heads sorted by their error at the largest n, the largest error first and heads without one last."""
+    """Heads sorted by error at the largest n, the largest error first and heads without a defined error last."""
     return sorted(heads, key=lambda head: -head.curve.error[-1] if head.curve.defined else np.inf)
 
 
 def count_regimes(heads: Iterable[Any]) -> dict[Regime, int]:
-    """Number of heads in each regime that occurs, averaging first."""
+    """Number of heads in each regime (averaging, selective, frozen) that occurs, in the order of `Regime`."""
     found = Counter(head.regime for head in heads)
     return {regime: found[regime] for regime in Regime if regime in found}
 
 
 def layer_documents(heads: Iterable[HeadRecord], layers: Iterable[LayerRecord]) -> list[dict[str, Any]]:
-    """The JSON of each layer: a summary of its heads, and the tail test of its tokens."""
+    """JSON entry of each layer: summary of the layer's heads, and tail test of the layer's tokens if there is one."""
 
     def verdict(layer: LayerRecord) -> dict[str, Any]:
         found = {name: value for name, value in to_json(layer).items() if name != "layer"}
@@ -71,7 +71,7 @@ def layer_documents(heads: Iterable[HeadRecord], layers: Iterable[LayerRecord]) 
 
 
 def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
-    """Medians over heads and the number of heads in each regime."""
+    """Summary of heads as JSON: number in each regime, spread of rates and errors, medians of other quantities."""
     return {
         "heads": len(heads),
         "regimes": dict(Counter(head.regime.value for head in heads if head.regime)),
@@ -84,27 +84,27 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
 
 
 def _rates(curves: Iterable[ErrorCurve | None]) -> dict[str, float] | None:
-    """Spread of the rates of the curves that have one."""
+    """Smallest, median and largest rate of the error curves that have a fitted rate; None if no curve has one."""
     return _spread(curve.rate.slope for curve in curves if curve is not None and curve.rate is not None)
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    """The smallest, the median and the largest of the known values; None where there is none."""
+    """Smallest, median and largest of the values that are finite numbers; None if there are none."""
     known = [float(value) for value in values if value is not None and np.isfinite(value)]
     return {"smallest": min(known), "median": float(np.median(known)), "largest": max(known)} if known else None
 
 
 def curve_of_kind(head: HeadRecord, kind: str) -> ErrorCurve | None:
-    """A head's curve of a kind of error without a sink, to which theory applies."""
+    """Error curve of a head for a `kind` of error ("output", "mean", "covariance"), without the sink, as in theory."""
     return head.curve_without_sink if kind == "output" else head.moment_curves.get(kind)
 
 
 def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, Any]:
-    """Predicted rates of a kind of error against measured ones; without predictors where nothing was measured.
+    """Accuracy of the predicted rates for a `kind` of error, over the heads whose rate was measured.
 
-    For each predictor its status on real heads, the mean absolute error, the rank correlation with the measured rates
-    (none for a constant), and the share of heads that converge at least as fast as it says, which for a bound should be
-    all. The baselines are the constant 1/2 and the best single constant, the median of the measured rates.
+    For each predictor: status on real heads, mean absolute error, rank correlation with the measured rates (None for a
+    constant), and the share of heads that converge at least as fast as predicted (for a bound it should be 1). The
+    baselines are the constant 1/2 and the best single constant, which is the median of the measured rates.
     """
     curves = [(head, curve) for head in heads if (curve := curve_of_kind(head, kind)) is not None and curve.measured]
     known = [(head, curve.rate.slope) for head, curve in curves if curve.rate is not None]
@@ -131,7 +131,7 @@ def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, A
 
 
 def rate_skills(heads: Sequence[HeadRecord]) -> dict[str, Any]:
-    """Accuracy of the predictors of the output's rate, and under "moments" of the mean's and the covariance's."""
+    """Accuracy (`rate_skill`) of predicted rates of the output error, and under "moments" of mean and covariance."""
     return rate_skill(heads) | {"moments": {kind: rate_skill(heads, kind) for kind in ("mean", "covariance")}}
 
 

@@ -1,7 +1,7 @@
-"""The pilot: a forward over a few random windows that gives the queries. These windows are left out of the pool.
+"""The pilot: forward passes over a few random windows that give the queries. Samples do not use these windows.
 
-An encoder's queries come from all positions. A causal model's come from the last positions of its windows, and only
-keys before all of these are pooled, so that every pooled key lies in the past of every query.
+Queries of an encoder come from all positions. Queries of a causal model come from the last positions of windows, and
+samples use only keys before these positions, so that every sampled key lies in the past of every query.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from limitlens.probing.record import Sink
 from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
 
-LARGEST_TAIL = 4  # a causal model's queries come at most from the last 1/4 of a window
-DETAIL_QUERIES = 64  # queries of a head behind the diagnostics that need every score
+LARGEST_TAIL = 4  # queries of a causal model come from the last 1/LARGEST_TAIL of a window at most
+DETAIL_QUERIES = 64  # number of detail queries of a head, for the diagnostics that need every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-CLUSTERS = 32  # clusters of queries, about: each of as many windows; memory grows with their number
+CLUSTERS = 32  # approximate number of clusters of queries, of equally many windows each; memory grows with it
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """Properties of a layer that do not depend on what it reads."""
+    """Properties of an attention layer that are fixed by the model: scale, softcap, sinks, projections and so on."""
 
-    scale: float  # as in `Captured`, times the score scale
+    scale: float  # scale of the scores as in `Captured`, times the probe's `score_scale`
     softcap: float | None
     sinks: Tensor | None
     sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
-    # mean query, key and, where it is known, hidden state of the first windows: (heads, d) each
+    # mean "query", "key" and, where it is known, "hidden" state of the first windows: (heads, d) each
     rough_mean: dict[str, Tensor]
-    # as `limitlens.models.projections` and `Projections.ratios` give them, where they are known
+    # query and key projections and their `Projections.ratios`; None if the layout of the layer is not known
     projections: Projections | None
     ratios: Tensor | None
-    note: str  # why they are not known, or a caveat
-    # an empty "key" and "value", (0, Hkv, ·), with the type and device of the layer's
+    note: str  # why the projections are not known, or a caveat
+    # an empty "key" and "value", (0, Hkv, ·), that show the dtype and device of the layer's keys and values
     tokens: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def factor(self) -> float | None:
-        """Factor between the projections' score matrix and the scores (`Projections.factor`); waits for a GPU."""
+        """Ratio of the layer's scores to those of its projections (`Projections.factor`); None if no ratio is known."""
         return None if self.projections is None else self.projections.factor(self.ratios)
 
     @property
     def reason(self) -> str:
-        """Why there is no such factor, or a caveat; empty where there is nothing to say."""
+        """Why the layer has no score matrix (`factor` is None), or a caveat about the matrix; else empty."""
         return self.note if self.projections is None or self.factor is not None else NORMALISED
 
 
@@ -68,16 +68,16 @@ class Layer:
 
     index: int  # index of the layer in the model
     query: Tensor  # (Hkv, G, m, k): queries, times the scale of the scores
-    # the atom, which is in every context once, (Hkv, G · m): first token of the query's own window, and learned sink
+    # attention to the atom (sink in every context), (Hkv, G · m): first token of the query's window, and learned sink
     atom: State | None
-    first: bool  # whether the atom contains that first token
-    clusters: NDArray[np.intp]  # (m,): cluster of each query; queries of one window are not independent, and share one
+    first: bool  # whether the atom contains the first token of the window
+    clusters: NDArray[np.intp]  # (m,): cluster of each query; dependent queries, those of one window, share a cluster
     traits: Traits
-    precision: Precision = "accurate"  # of its kernel
+    precision: Precision = "accurate"  # precision of the attention kernel
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """The kernel of its scores: the device's own, by precision, unless they are capped."""
+        """Attention kernel of the layer: a precision of the device's own kernel, or a function if it has a softcap."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -87,33 +87,33 @@ class Layer:
 
     @property
     def detail(self) -> Tensor:
-        """Indices of the detail queries, (q,), spread over all windows that gave queries."""
+        """Indices (q,) of the detail queries (for diagnostics that need every score), spread over the windows."""
         return self.some(DETAIL_QUERIES)
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """Indices of `count` queries, or of all, spread over all windows that gave queries."""
+        """Indices of `count` queries (all, if there are fewer), spread evenly over the windows that gave queries."""
         m = self.query.shape[2]
         return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
 
     def some(self, count: int) -> Tensor:
-        """The same as `places`, on the device of the queries."""
+        """Indices of `count` queries, as `places` chooses them, as a tensor on the device of the queries."""
         return to_device(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:
-        """Queries of each key/value head, (Hkv, G · m, k): its keys need not be repeated."""
+        """Queries grouped by key/value head, (Hkv, G · m, k), so that keys need not be repeated for G query heads."""
         return self.query.flatten(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Result of the pilot: the layers by index in the model."""
+    """Result of the pilot (forward passes that give the queries): layers by index in the model, and queries drawn."""
 
     layers: dict[int, Layer]
     causal: bool
     positions: range  # positions of a window whose keys are pooled
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
-    sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, with a description: see `check`
+    sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, by description, for `check`
 
     def source(self, loaded: LoadedModel, windows: Windows) -> dict[str, Any]:
         """Fields of a `ProbeRun` that describe the model, the windows of text and the queries."""
@@ -125,7 +125,7 @@ class Pilot:
         }  # fmt: skip
 
     def check(self) -> None:
-        """Refuse numbers that are not finite; waits for a GPU."""
+        """Raise an `InputError` if queries, keys or values of a layer are not finite; waits for a GPU."""
         sizes = torch.stack(list(self.sizes.values())).tolist() if self.sizes else []
         for given, size in zip(self.sizes, sizes, strict=True):
             if not np.isfinite(size):
@@ -139,10 +139,11 @@ def run_pilot(
     precision: Precision = "accurate", check: bool = True, workers: Workers = one_after_another,
     clusters: int = CLUSTERS,
 ) -> Pilot:  # fmt: skip
-    """Run the model over the pilot's windows, `batch` at a time, and take its queries; `report` is called with tokens.
+    """Run the model over the windows with these indices, `batch` at a time, and draw `queries` queries for each head.
 
-    `score_scale` multiplies every score before a softcap; the model's own forward is unchanged. Without `check` nothing
-    waits for a GPU, and the caller must call `Pilot.check`.
+    `report` is called with the number of tokens of each forward pass. `score_scale` multiplies every score before a
+    softcap; the model's own forward is unchanged. Without `check` the function does not wait for a GPU, and the caller
+    must call `Pilot.check`.
     """
     draw = _Draw(loaded.name, windows.length, indices, queries, seed)
     projections = projector(loaded.model)
@@ -179,16 +180,16 @@ def run_pilot(
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """The random choice of queries."""
+    """Random choice of the windows and positions that give queries."""
 
     model: str
-    length: int  # of a window
-    indices: NDArray[np.intp]  # of the pilot's windows
+    length: int  # tokens in a window
+    indices: NDArray[np.intp]  # windows of the pilot
     queries: int
     seed: int
 
     def tail(self, causal: bool) -> int:
-        """Last positions of a window that give queries: all of an encoder's."""
+        """Number of last positions of a window that may give queries; all positions if the model is not `causal`."""
         if not causal:
             return self.length
         tail = min(-(-self.queries // len(self.indices)), max(1, self.length // LARGEST_TAIL))
@@ -198,9 +199,9 @@ class _Draw:
         return tail
 
     def chosen(self, causal: bool) -> NDArray[np.intp]:
-        """Draw queries: their windows, as places in `indices`, and positions, (m, 2).
+        """Draw m queries at random: window (as index into `indices`) and position of each, (m, 2).
 
-        Every window gives as many, or one more: differences between windows then add least to the mean.
+        All windows give the same number of queries, or one more, so that no window dominates the mean over queries.
         """
         count, tail = len(self.indices), self.tail(causal)
         turn, place = divmod(np.arange(min(self.queries, count * tail)), count)
@@ -212,21 +213,21 @@ class _Draw:
 
 @dataclass(eq=False)
 class _Forward:
-    """One forward of the pilot, and what it takes from each layer. Nothing waits for a GPU."""
+    """One forward pass of the pilot, and the queries, keys and values taken from each layer; never waits for a GPU."""
 
-    start: int  # place of its first window among the pilot's
+    start: int  # index of the first window of this forward pass among the pilot's windows
     ids: Tensor  # (windows, length)
     draw: _Draw
     score_scale: float
     causal: bool | None = None
     place: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
-    # by layer: queries, and the first keys and values of their windows
+    # by layer: the queries drawn, and the key and the value of the first token of each query's window
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     sizes: dict[str, Tensor] = field(default_factory=dict)
     traits: dict[int, Traits] = field(default_factory=dict)
 
     def take(self, captured: Captured) -> None:
-        """Take the rows of a captured layer that were drawn as queries."""
+        """Store the queries of a captured layer at the windows and positions that were drawn, and check the layer."""
         name = self.draw.model
         if self.causal is None:
             self.causal = captured.causal
@@ -253,7 +254,7 @@ class _Forward:
 
 
 def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
-    """Read the traits of a layer off its first call and its projections."""
+    """Traits (fixed properties) of a layer, from its captured first call and its projections `made`, if known."""
     if made is not None and captured.hidden is None:
         made, note = None, "the input of the query projection could not be read"
     rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
@@ -266,7 +267,7 @@ def _traits(captured: Captured, score_scale: float, made: Projections | None, no
 
 
 def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: int) -> Pilot:
-    """Join what the forwards took, in order."""
+    """Pilot with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
     causal = bool(done[0].causal)
     chosen, tail = draw.chosen(causal), draw.tail(causal)
     rank = np.unique(chosen[:, 0], return_inverse=True)[1]
@@ -288,9 +289,9 @@ def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: in
 
 
 def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bool) -> State | None:
-    """The atom of queries (Hkv, G, m, k): the first token of a query's window (with `first`) and the learned sink.
+    """Attention of queries (Hkv, G, m, k) to the atom: first token of the query's window (if `first`) and learned sink.
 
-    Keys and values (m, Hkv, ·) are those of the first tokens.
+    `keys` and `values` (m, Hkv, ·) belong to the first token of each query's window. None if the layer has no atom.
     """
     if not first and traits.sinks is None:
         return None
@@ -305,13 +306,13 @@ def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bo
 
 
 def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: int) -> list[Sink] | None:
-    """The sink of every head of a layer, a token that every context contains once; None where there is none.
+    """Sink (token that every context contains once) of every head of a layer; None if the layer has no sink.
 
-    With s the score of the sink and m = E e^{score} over the law of the other tokens, n other tokens leave the sink the
-    share e^s / (e^s + n m). This replaces the sum over tokens by its expectation, which is accurate where many of them
-    share the mass. m is estimated from a pool of N tokens as e^{lse}/N, and everything is computed from logarithms.
-    `lse` (Hkv, G · m) is the log-sum-exp of each query's scores over a pool of so many tokens; shares are taken at
-    `sizes` (J,) and in a window.
+    With s the score of the sink and m = E e^{score} over the law of the other tokens, the sink has the share
+    e^s / (e^s + n m) of the softmax mass among n other tokens. This replaces the sum over tokens by its expectation,
+    which is accurate if many tokens share the mass. m is estimated from N = `pool` tokens as e^{lse}/N, in logarithms;
+    `lse` (Hkv, G · m) is the log-sum-exp of each query's scores over the pool. Shares are computed at `sizes` (J,) and
+    in a window of `window` tokens.
     """
     if layer.atom is None:
         return None
@@ -326,18 +327,20 @@ def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: in
 
 
 def sink_share(n: ArrayLike, sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """Share of the attention mass that the sink has among n other tokens, n (...) broadcast against the queries.
+    """Share of the softmax mass that the sink has among n other tokens, for each query; n is broadcast against queries.
 
-    Per query (...): the score of the sink, and the log-sum-exp of the scores of a pool of `rest_count` other tokens.
+    `sink_score` (...) is the score of the sink for each query, `rest_lse` (...) the log-sum-exp of the scores of
+    `rest_count` other tokens, from which the share at n is extrapolated.
     """
     with np.errstate(divide="ignore"):
         return np.asarray(expit(_log_length(sink_score, rest_lse, rest_count) - np.log(np.asarray(n, dtype=float))))
 
 
 def dilution_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """The n (...) at which the sink's share (`sink_share`), averaged over the queries (..., m), falls to one half.
+    """Number of tokens n (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is one half.
 
-    For one query it is e^s/m. Below 1 the sink never holds half of the mass.
+    For one query it is e^s/m, with s the sink's score and m the mean of e^{score} over the other tokens. Below 1 the
+    sink never holds half of the mass.
     """
     lengths = _log_length(sink_score, rest_lse, rest_count)
     low, high = lengths.min(-1), lengths.max(-1)  # at the smallest length every share is at least one half
@@ -350,5 +353,5 @@ def dilution_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Ar
 
 
 def _log_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """log(e^s / m) per query."""
+    """log(e^s / m) of each query, with s the sink's score and m the mean of e^{score} over the other tokens."""
     return np.asarray(np.asarray(sink_score) - np.asarray(rest_lse) + np.log(rest_count), dtype=float)

@@ -1,7 +1,7 @@
 """Predict the error curve of every head of a model from a pilot of a few thousand tokens; nothing is measured.
 
-The pilot's tokens stand for the law of all tokens, and the expected error of n samples of that law follows exactly
-(`theory.exact_bootstrap`). The keys and values of a layer are released as soon as its heads are predicted.
+The pilot's tokens stand for the law of all tokens, and the expected error of attention over n tokens drawn from that
+law is computed exactly (`theory.exact_bootstrap`). The keys and values of a layer are freed once its heads are done.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from limitlens.sampling.workers import Workers, one_after_another, product, summ
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory.exact_bootstrap import PARTS, QUARTERS, PilotErrors, pilot_errors
 
-READ = 100_000  # tokens of the text (or all, if fewer) among which the pilot's windows are drawn
-QUERY_WINDOWS = 32  # fewest windows that give queries: intervals come from resampling them
-QUERIES_PER_WINDOW = 3  # at most, where the text is long enough
-FEWEST_TOKENS = PARTS  # of a pilot
-POOL_TOKENS = 8192  # tokens of a probe's pool that its predictions use
+READ = 100_000  # tokens of the text (or all, if fewer) from which the pilot's windows are drawn
+QUERY_WINDOWS = 32  # smallest number of windows that give queries: intervals come from resampling these windows
+QUERIES_PER_WINDOW = 3  # largest number of queries from one window, if the text is long enough
+FEWEST_TOKENS = PARTS  # smallest number of tokens in a pilot
+POOL_TOKENS = 8192  # tokens of a probe's pool from which its predictions are computed
 POOL_QUERIES = 64  # queries of a head that predictions of a probe use, spread over the windows that gave queries
 NEAREST, FARTHEST = 8, 64  # predictions reach from the smallest size / NEAREST to the largest size × FARTHEST
-RESERVED = 0.1  # share of the windows left unread, on which a cache plan can be checked
+RESERVED = 0.1  # share of the windows that the model does not read, on which a cache plan can be tested
 DECODER = "intervals of a decoder are too narrow: in tests 64 to 86% of its 95% intervals held the measured error"
 
 
@@ -55,16 +55,16 @@ def predict(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> ProbeRun:
-    """Predict the error curve, the rate and n(ε) of every head of a model from a few tokens.
+    """Predict the error curve, the rate and n(ε) (tokens for an error ε) of every head of a model from a few tokens.
 
-    The result is a `ProbeRun`, as of `limitlens.probe`, whose curves have no replicates.
+    The result is a `ProbeRun`, as `limitlens.probe` returns, whose curves have no replicates.
 
     Parameters
     ----------
     model, corpus, window, special, device : as in `limitlens.probe`
-    tokens : size of the pilot: so many tokens, in random windows, stand for the whole text
-    queries : queries per head, from other windows than the tokens
-    sizes : numbers of tokens n at which errors are predicted, a list or "lo:hi:k"; they may exceed the pilot
+    tokens : size of the pilot: number of tokens, in random windows, that stand for the whole text
+    queries : queries per head, from other windows than the pilot's tokens
+    sizes : numbers of tokens n at which errors are predicted, a list or "lo:hi:k"; they may exceed `tokens`
     progress : called with (layers done, layers in all)
 
     >>> run = ll.predict(model, corpus=text, tokens=500, window=50, queries=8, sizes=[8, 32, 128])
@@ -108,7 +108,7 @@ def predict(
 def _draw(
     windows: Windows, corpus: str, tokens: int, queries: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Random windows for queries, for keys and for checks, none for two of these, and warnings about their number."""
+    """Disjoint random windows for queries, for keys and for testing cache plans, and warnings about their number."""
     if windows.count < 2:
         raise InputError(
             f"the corpus {corpus!r} holds {windows.count} whole windows of {windows.length} tokens; expected one for "
@@ -132,10 +132,10 @@ def _heads(
     loaded: LoadedModel, windows: Windows, key_windows: np.ndarray, pilot: Pilot, n: Sequence[int],
     batch: int, seed: int, workers: Workers, progress: Progress | None,
 ) -> list[HeadRecord]:  # fmt: skip
-    """Run the model over the windows of the keys and predict the heads of each layer once it has seen them all."""
+    """Run the model over the windows of keys, and predict the heads of a layer once it has read all these windows."""
     positions = slice(pilot.positions.start, pilot.positions.stop)
     tokens, queries = len(key_windows) * len(pilot.positions), len(pilot.queries)
-    # Tokens of one window are not independent: the quarters of the pilot are whole windows where there are enough.
+    # Tokens of one window are not independent: the quarters of the pilot consist of whole windows if there are four.
     parts = len(key_windows) if len(key_windows) >= QUARTERS else tokens
     quarters = np.arange(tokens) // (tokens // parts) * QUARTERS // parts
     waiting: dict[int, list[tuple[Tensor, ...]]] = {index: [] for index in pilot.layers}
@@ -165,7 +165,10 @@ def _heads(
 
 
 def _records(layer: Layer, key: Tensor, curves: Sequence[Sequence[ErrorCurve]], window: int) -> list[HeadRecord]:
-    """The heads of a layer from the pilot's keys (M, Hkv, k) and the curves of each: without its sink, and with it."""
+    """Records of the heads of a layer, from the pilot's keys (M, Hkv, k) and the predicted curves of each head.
+
+    `curves` holds for each head the curve without the sink and, if the layer has a sink, the curve with the sink.
+    """
     lse = torch.stack(
         [
             scores_of(layer.flat_query[pair], key[:, pair], layer.traits.softcap).logsumexp(-1)
@@ -184,11 +187,11 @@ def _records(layer: Layer, key: Tensor, curves: Sequence[Sequence[ErrorCurve]], 
 
 
 def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
-    """Predict the errors of each head of a probed layer from `POOL_TOKENS` of the tokens that the layer has kept."""
+    """Predict the errors of each head of a probed layer from `POOL_TOKENS` random tokens that its collector kept."""
     assignment = collector.assignment
     slots = assignment.random_slots(POOL_TOKENS)
     some = to_device(slots, collector.key.device)
-    # Replicates of single documents contain the scatter of the text, which is not added again.
+    # Replicates that are single documents already vary as the text does: this variation must not be added again.
     quarters = None if assignment.single else assignment.origin[slots] * QUARTERS // assignment.seen
     sizes = np.rint(assignment.filled.cumsum(1).mean(0)).tolist()
     key, value = (tokens.index_select(0, some) for tokens in (collector.key, collector.value))
@@ -196,7 +199,7 @@ def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
 
 
 def predicted_sizes(sizes: Sequence[float]) -> list[int]:
-    """The sizes given, with smaller and larger ones a factor of two apart."""
+    """Sizes at which errors are predicted: the given ones, and smaller and larger ones in steps of a factor two."""
     low, high = float(sizes[0]), float(sizes[-1])
     below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
     above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
@@ -208,11 +211,12 @@ def predict_layer(
     *, queries: int = POOL_QUERIES, quarters: NDArray[np.intp] | None = None, few_windows: bool = False, seed: int = 0,
     workers: Workers = one_after_another,
 ) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
-    """Predict the errors of each head of a layer from keys and values (M, Hkv, ·): without its atom, and with it.
+    """Predict the errors of each head of a layer from keys and values (M, Hkv, ·) of M tokens.
 
-    The second prediction exists only where every context contains an atom (a sink). `quarters` (M,) says from which
-    quarter of the text each token comes; without it tokens are in random order. `few_windows` says that the tokens come
-    from few windows of text, which hold less information than their number suggests (`PredictedErrors.of`).
+    The tuple of a head holds the prediction without the atom (sink token in every context) and, if the layer has an
+    atom, the one with it. `quarters` (M,) says from which quarter of the text each token comes; None means random
+    order. `few_windows` says that the tokens come from few windows of text, which widens the intervals
+    (`PredictedErrors.of`). `queries` is the number of queries used per head.
     """
     wanted = np.asarray(predicted_sizes(sizes), dtype=float)
     shared, groups, m, _ = layer.query.shape
@@ -236,7 +240,7 @@ def predict_layer(
         values = np.asarray(value[:, pair].double().cpu())
         return list(by_head(pilot_errors(np.asarray(scores), values, wanted, atom, **options)))  # type: ignore[arg-type]
 
-    if key.device.type == "cpu" or missing() is not None:  # heads that share keys go together, for the cache
+    if key.device.type == "cpu" or missing() is not None:  # one key/value head at a time
         return list(chain.from_iterable(workers(of_pair, range(shared))))
     at_once = layer_errors(layer, key, value, wanted, chosen, quarters)
     return [head for found in at_once for head in by_head(found)]

@@ -1,8 +1,8 @@
-"""Every head of a real transformer in one pass over a corpus.
+"""Measure the error curve of every head of a transformer in one pass over a corpus.
 
-A pilot over a few random windows gives the queries. Then the model runs once over the pool, and each layer's keys and
-values are assigned at random to cells (replicate, size step) as they pass: all sizes and replicates, and the reference,
-come from one forward.
+A pilot over a few random windows gives the queries. Then the model runs once over the other windows (the pool), and the
+probe assigns each layer's keys and values at random to cells (replicate, size step). So samples of all sizes, all
+replicates and the reference (attention over the whole pool) come from one pass.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
 
-PILOT, RESERVED = 0.05, 0.10  # shares of the windows for queries and for checking plans
-# Windows that give queries whatever the share: so many where they are a quarter of all at most, and a quarter of them
-# where that is two fifths. Error bars come from resampling them, and their choice is most of a run's uncertainty.
+PILOT, RESERVED = 0.05, 0.10  # shares of the windows that give queries, and that are reserved for testing plans
+# At least so many windows give queries: QUERY_WINDOWS, but at most 1/4 of all; in short texts FEWEST_QUERY_WINDOWS, but
+# at most 2/5 of all. Error bars come from resampling these windows, whose choice causes most of the uncertainty.
 QUERY_WINDOWS = 64
 FEWEST_QUERY_WINDOWS = QUERY_WINDOWS // 4
-FEWEST_REPLICATES = 2  # error bars come from the scatter of replicates
+FEWEST_REPLICATES = 2  # standard errors come from the scatter of replicates
 
 
 def probe(
@@ -74,31 +74,31 @@ def probe(
     precision: str = "accurate",
     options: ProbeOptions | None = None,
 ) -> ProbeRun:
-    """Measure every head of a model on a corpus: `run.heads`, `run.layers`, `run.document()`.
+    """Measure the error curve and the diagnostics of every head of a model on a corpus, in one pass.
 
     Parameters
     ----------
     model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a loaded model
     corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
-    tokens : tokens to read; 5% of their windows, or 64, give queries, 10% are reserved for checking plans, the rest is
-        pooled
-    window : tokens a window; 256, or the number of the model's positions where that is smaller
+    tokens : tokens to read; 5% of their windows, or 64, give queries, 10% are reserved for testing cache plans, and
+        samples are drawn from the rest (the pool)
+    window : tokens per window; 256, or the number of the model's positions if that is smaller
     special : tokens put around each window: "auto" as the model was trained, "none", or "bos", its first token alone
     sizes : sample sizes n, as a list or as "lo:hi:k"
-    replicates : disjoint samples behind every point; as many as the pool holds where these are fewer
-    queries : queries a head
+    replicates : number of disjoint samples of each size; fewer if the pool is too small
+    queries : queries per head
     score_scale : factor on every attention score of the measurement; the model's own forward is unchanged
     device : auto, cpu or cuda: where a model given by name is loaded; a loaded model stays where it is
-    batch : windows a forward; about 4,000 tokens by default
+    batch : windows per forward pass; about 4,000 tokens by default
     yes : start even if the probe takes more than a day, or more memory than there is (`limitlens.cost`)
     progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with the tokens read so far
     checkpoint : where the run is saved as it goes, so that the same call resumes it (`limitlens.Checkpoint`)
-    memory : bytes that the process may hold (on a GPU: there); it changes the size of blocks, not the samples
+    memory : bytes that the process may use (of GPU memory on a GPU); changes the size of batches, not the samples
     ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
-    sampling : samples of all windows ("pooled"), of single windows at random places ("document"), or runs of
-        their tokens ("contiguous"), all compared with the limit of the pool
+    sampling : a sample is drawn from all windows ("pooled"), at random places of one window ("document"), or as a run
+        of consecutive tokens of one window ("contiguous"); errors are always against attention over the whole pool
     precision : of attention on a GPU: "accurate", to about 1e-6; "fast", to 1e-3; "exact", plain float32, slow
-    options : constants that trade speed, memory and detail
+    options : further options that trade speed, memory and detail
 
     Examples
     --------
@@ -117,7 +117,7 @@ def probe(
         raise InputError(f"sampling is {sampling!r}; expected one of {', '.join(SAMPLINGS)}")
     accuracy = as_precision(precision)
     length = WINDOW if window is None else window
-    if isinstance(model, str) and length >= 1 and tokens >= 1:  # sizes that no model can serve, before it is loaded
+    if isinstance(model, str) and length >= 1 and tokens >= 1:  # refuse sizes that fit no model before loading one
         _Split.of(-(-tokens // length), seed).replicates(cells, replicates, sampling, length, length)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
@@ -134,10 +134,10 @@ def probe(
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """Windows of a corpus split at random into those of the pilot, those reserved for plans, and the pool."""
+    """Random split of the windows of text: for queries (pilot), testing cache plans (reserved), and samples (pool)."""
 
-    count: int  # of all windows
-    share: float  # of the windows that give queries
+    count: int  # number of all windows
+    share: float  # share of the windows that give queries
     pilot: NDArray[np.intp]
     reserved: NDArray[np.intp]
 
@@ -148,7 +148,10 @@ class _Split:
         return cls(count, share, *choose(count, (share, RESERVED), seed))
 
     def replicates(self, cells: Cells, wanted: int, sampling: str, positions: int, length: int) -> int:
-        """Replicates that the pool holds, at most `wanted`, if `positions` of the `length` tokens of a window count."""
+        """Number of replicates that the pool is large enough for, at most `wanted`.
+
+        Of the `length` tokens of a window, `positions` may be sampled. Raises an `InputError` if the pool is too small.
+        """
         windows = self.count - len(self.pilot) - len(self.reserved)
         largest, pool = cells.sizes[-1], windows * positions
         if sampling != "pooled":
@@ -170,7 +173,7 @@ class _Split:
 
 @dataclass
 class _Work:
-    """One probe while it runs."""
+    """State of a running probe: its arguments, the split of the windows, the pilot, the collectors of each layer."""
 
     loaded: LoadedModel
     windows: Windows
@@ -216,7 +219,7 @@ class _Work:
         self.done = 0
 
     def run(self, checkpoint: Checkpoint) -> None:
-        """Run the pilot, then the stream over the pool; the collectors hold what they found."""
+        """Run the model over the pilot's windows, then over the pool; the collectors then hold the samples."""
         begun = time.perf_counter()
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
@@ -245,12 +248,12 @@ class _Work:
                     warnings=self.warnings,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                if interrupt.again:  # within a block: what was read is not a random sample
+                if interrupt.again:  # within a block: the tokens read are not a random sample
                     raise
                 self._cut_short()
 
     def _run_pilot(self) -> None:
-        """Run the pilot, with fewer windows at a time where a GPU runs out of memory."""
+        """Run the pilot (windows that give the queries), with fewer windows at a time if a GPU runs out of memory."""
         while not hasattr(self, "pilot"):
             try:
                 self.pilot = run_pilot(
@@ -277,7 +280,7 @@ class _Work:
         return DocumentAssignment(*known, positions, contiguous, kept_step=kept_step, whole_replicates=whole)
 
     def _request(self) -> dict[str, Any]:
-        """Everything that the measurements depend on."""
+        """All inputs that determine the measurements; a checkpoint is resumed only if they are equal."""
         windows = self.windows
         text = {"text": windows.sha256, "tokens": windows.tokens, "window": windows.length, "special": windows.around}
         run = {"sizes": self.cells.sizes, "batch": self.pool.per_forward, "device": self.loaded.model.device}
@@ -286,7 +289,7 @@ class _Work:
         return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **run, **arguments}
 
     def _measured(self, window: int) -> Iterator[Measured]:
-        """Measure every layer, in order, and free it."""
+        """Yield the measurements of every layer in order, freeing the collector of each layer once it is measured."""
         left = groups(self.collectors.values(), bounded=self.memory is not None)
         self.collectors.clear()
 
@@ -302,7 +305,7 @@ class _Work:
             self.progress(self.done, self.total)
 
     def _cut_short(self) -> None:
-        """Go on with the tokens assigned so far, if they give a sample of every size."""
+        """After an interrupt, keep the tokens assigned so far as the samples, if every size has some; else raise."""
         filled, seen, total = self.assignment.filled, self.assignment.seen, sum(self.assignment.blocks)
         reached = np.rint(filled.cumsum(1).mean(0))
         if seen == 0 or (filled[:, 0] == 0).any() or (np.diff(reached) <= 0).any():
@@ -315,7 +318,7 @@ class _Work:
             )
 
     def result(self, begun: float, corpus: str, tokens: int) -> ProbeRun:
-        """Measure every layer and build the result; `begun` is when the probe started."""
+        """Measure every layer and build the `ProbeRun`; `begun` is `time.perf_counter()` at the start of the probe."""
         heads: list[HeadRecord] = []
         layers: list[LayerRecord] = []
         floor = 0.0
@@ -351,7 +354,7 @@ class _Work:
 
 
 def _tensors(layer: Layer, reference: State) -> dict[str, Tensor]:
-    """Reference, queries and atom of a layer, by head: (heads, m, ·)."""
+    """Tensors of a layer that a run folder stores, (heads, m, ·): attention over the pool, queries, and atom (sink)."""
     found = {"query": layer.flat_query, "reference.lse": reference.lse, "reference.output": reference.output}
     if layer.atom is not None:
         found |= {"atom.lse": layer.atom.lse, "atom.output": layer.atom.output}

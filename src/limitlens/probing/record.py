@@ -1,12 +1,13 @@
-"""One head of a model, measured by a probe or predicted from a pilot, to and from JSON.
+"""Record of one head of a model, measured by a probe or predicted from a pilot, and its JSON form.
 
-Where every context contains a sink, the sink is one key that is always kept. The error of keeping n of the other tokens
+If every context contains a sink, the sink is one key that is always kept. The error of keeping n of the other tokens
 of a context of C tokens is then
 
     e(n; C) = e_rest(n) · e(C)/e_rest(C),
 
-with e the error curve with the sink and e_rest the one without it: exact at n = C, and e_rest where C dilutes the sink.
-The factor is a heuristic; beyond the sizes measured it tends to 1 as the sink's share falls.
+with e the error curve with the sink and e_rest the curve without it. This is exact at n = C, and equals e_rest(n) if C
+is so long that the sink has no share. The factor e(C)/e_rest(C) is a heuristic; beyond the measured sizes it tends to 1
+as the sink's share of the softmax mass falls.
 """
 
 from __future__ import annotations
@@ -28,105 +29,108 @@ from limitlens.statistics.tokens_for import TokensFor
 from limitlens.theory import rates
 
 ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given
-# functions of `theory.rates`: of the horizon, and of the coupling
+# names of functions in `theory.rates`: FORMULAS of the horizon, COUPLED of the coupling
 FORMULAS = ("rate_sharp", "rate_rms", "rate_sharp_output", "rate_rms_output", "rate_drawn")
 COUPLED = ("rate_drawn_coupling", "rate_proved")
-UNSETTLED = 0.5  # error of the pool over that at the largest n, from which on the pool has not converged
-CONSTANT_RATE = 0.5  # the baseline of every predicted rate
-CURVE_FIELDS = ("curve", "without_sink", "moment_curves")  # fields that a document writes in another form
+UNSETTLED = 0.5  # the pool has not converged if its own error exceeds this share of the error at the largest n
+CONSTANT_RATE = 0.5  # rate of plain averaging, the baseline for all predicted rates
+CURVE_FIELDS = ("curve", "without_sink", "moment_curves")  # fields of `HeadRecord` that JSON holds in another form
 CURVES = ("mean", "covariance", "hardmax")  # names of `HeadRecord.moment_curves`
-MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # and their names in a document
+MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # names of moment curves in JSON
 
 
 @dataclass(frozen=True, eq=False)
 class Sink:
-    """A token, or a learned score, that every context contains once."""
+    """Attention sink of a head: the first token, or a learned score, that every context contains exactly once."""
 
     kind: str  # "first token", "learned sink", or both
-    share: Array  # (sizes,): of the attention mass among n other tokens
-    share_in_window: float  # the same in a window of the probe
-    dilution_length: float | None  # tokens that halve its share; None where no number of them does
+    share: Array  # (sizes,): share of the softmax mass on the sink among n other tokens
+    share_in_window: float  # share of the softmax mass on the sink in a window of the probe
+    dilution_length: float | None  # number of other tokens at which the share is one half; None if there is none
 
     @property
     def keys(self) -> int:
-        """Number of keys that a cache keeps for it: a learned sink has none."""
+        """Number of cache entries that the sink takes: 1 for a first token, 0 for a learned score, which has no key."""
         return 1 if "first token" in self.kind else 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadRecord:
-    """One query head: its error curves and, where it was measured, its diagnostics; arrays have one number per size n.
+    """One query head: its error curves and, if measured, its diagnostics; arrays have one number per sample size n.
 
-    A predicted head has curves without replicates, and None in place of every diagnostic but its sink.
+    A predicted head has curves without replicates, and None for every diagnostic except those of the sink.
     """
 
     layer: int
     head: int
     kv_head: int
-    sliding_window: int | None  # tokens the layer sees at once, where that is bounded
-    curve: ErrorCurve  # relative output error among n tokens, with the sink where every context has one
-    without_sink: ErrorCurve | None  # the same without the sink; None where there is none
+    sliding_window: int | None  # length of the layer's sliding window; None if the layer attends to all tokens
+    curve: ErrorCurve  # relative output error over n tokens, with the sink if every context has one
+    without_sink: ErrorCurve | None  # relative output error over n tokens without the sink; None if there is no sink
     sink: Sink | None
-    horizon: float | None = None  # geometry of its scores (`probing.geometry`)
-    horizon_one_sided: float | None = None  # None without a score matrix, as the coupling, and the note says why
+    horizon: float | None = None  # geometry of the head's scores (`probing.diagnostics.LayerGeometry`)
+    horizon_one_sided: float | None = None  # None, like the coupling, if the layer has no known score matrix
     coupling: float | None = None
-    geometry_note: str | None = None
+    geometry_note: str | None = None  # why the one-sided horizon is not known, or a caveat
     mean_tilt: float | None = None
     score_std: float | None = None
     effective_tokens: Array | None = None  # 1/Σw²
-    effective_tokens_growth: float | None = None  # exponent with which they grow over the last sizes
-    top_weight: float | None = None  # at the largest size, as is the entropy
-    entropy: float | None = None
-    sink_mass: float | None = None  # share of the mass in a window on the sink, or on an encoder's special tokens
+    effective_tokens_growth: float | None = None  # exponent of n with which effective tokens grow over the last sizes
+    top_weight: float | None = None  # mean over queries of the largest softmax weight, at the largest size
+    entropy: float | None = None  # mean over queries of the entropy of softmax weights, at the largest size
+    sink_mass: float | None = None  # share of softmax mass on the sink in a window, or on an encoder's special tokens
     pareto_k: float | None = None
     regime: Regime | None = None
     regime_reason: str | None = None
-    regime_agreement: float | None = None  # share of the resamples of queries and replicates with the same regime
+    regime_agreement: float | None = None  # share of bootstrap resamples (queries, replicates) that give this regime
     critical: CriticalFactor | None = None
-    # errors of the "mean" and the "covariance" of the outputs over the queries, and of argmax in place of softmax
+    # error curves of the "mean" and the "covariance" of outputs over queries, and of argmax in place of softmax
     # ("hardmax"); all without the sink
     moment_curves: Mapping[str, ErrorCurve] = field(default_factory=dict)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Layer and head."""
+        """Index of the layer, and index of the head within the layer."""
         return self.layer, self.head
 
     @property
     def name(self) -> str:
-        """The head in words."""
+        """Name of the head for messages and pages, such as "layer 3, head 0"."""
         return f"layer {self.layer}, head {self.head}"
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes n of its curves."""
+        """Sample sizes n of the head's error curves."""
         return self.curve.sizes
 
     @property
     def curve_without_sink(self) -> ErrorCurve:
-        """The error curve of the law of the tokens without a sink, to which theory applies."""
+        """Error curve of samples without the sink (the only curve of a head without sink), to which theory applies."""
         return self.without_sink or self.curve
 
     @property
     def attention(self) -> str:
-        """Which keys the layer attends to."""
+        """Kind of attention of the head's layer: "full" or "sliding window"."""
         return "full" if self.sliding_window is None else "sliding window"
 
     @property
     def error_is_lower_bound(self) -> bool:
-        """Whether the pool has not converged: one key holds it, or its error is over half of the smallest measured."""
+        """Whether measured errors are too small because the reference, attention over the pool, has not converged.
+
+        This holds if the head is frozen onto one key, or the pool's own error exceeds half the error at the largest n.
+        """
         return self.regime is Regime.FROZEN or self.curve_without_sink.pool_share > UNSETTLED
 
     @property
     def pilot_error(self) -> Array | None:
-        """Errors at its sizes that the run's own tokens predict (`theory.exact_bootstrap`); None if they cannot."""
+        """Errors at the head's sizes, predicted from the run's tokens (`theory.exact_bootstrap`); None if not known."""
         prediction = self.curve.prediction
         return None if prediction is None or not prediction.defined else prediction.error(self.sizes)[0]
 
     @cached_property
     def predicted_rates(self) -> dict[str, float | None]:
-        """Rates by name: those of the formulas, of the exact law of the run's own tokens, and the constant baseline."""
-        horizon, psi = self.horizon, self.coupling  # of the covariance, which need not be a variance proxy
+        """Predicted rates by name: from formulas, from the run's tokens ("rate_pilot"), and the constant baseline."""
+        horizon, psi = self.horizon, self.coupling  # from the covariance, which need not be a variance proxy
         prediction, exact = self.curve_without_sink.prediction, None
         if prediction is not None and prediction.defined and len(self.sizes) > 1:
             exact = prediction.rate(self.sizes).slope
@@ -136,19 +140,19 @@ class HeadRecord:
         return found | {"rate_constant": CONSTANT_RATE}
 
     def context(self, tokens: float) -> float:
-        """Number of keys in a context: all tokens, or the layer's sliding window where that is shorter."""
+        """Number of keys that the head can see in a context of `tokens` tokens: all, or at most its sliding window."""
         return min(tokens, self.sliding_window or math.inf)
 
     def keys_for(self, error: float, context: float = math.inf) -> TokensFor:
-        """Number of random keys that keep the head within an error in a context, its sink among them."""
+        """Number of random keys, the sink included, with which the head's relative error in a context is `error`."""
         check_relative(error)
         atoms = self.sink.keys if self.sink else 0
         rest = max(self.context(context) - atoms, 1)
-        factor = self.sink_factor(rest)  # dividing the error by it is cheaper than scaling all resamples of the curve
+        factor = self.sink_factor(rest)  # dividing the error is cheaper than multiplying all resamples of the curve
         return self.curve_without_sink.tokens_for(error / factor if 0 < factor < math.inf else error, rest).plus(atoms)
 
     def sink_factor(self, context: float) -> float:
-        """e(C)/e_rest(C) of a context of C tokens besides the sink; 1 where there is none."""
+        """Ratio e(C)/e_rest(C) of errors with and without the sink, among C other tokens; 1 for a head without sink."""
         if self.without_sink is None or self.sink is None:
             return 1.0
         n = np.asarray(self.sizes, dtype=float)
@@ -163,7 +167,7 @@ class HeadRecord:
         return 1 - (1 - float(ratio[-1])) * left
 
     def document(self) -> dict[str, Any]:
-        """The head as the JSON of the contract."""
+        """The head's entry in the JSON document of a run."""
         measured = self.curve.measured
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in CURVE_FIELDS}
         found |= {"attention": self.attention, "n": self.sizes, **_curve_document(self.curve)}
@@ -181,7 +185,7 @@ class HeadRecord:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], **curves: Any) -> HeadRecord:
-        """The head with this `document`, given its `curve`, `without_sink` and `moment_curves`."""
+        """The head record whose `document()` is `entry`; `curves` are its `curve`, `without_sink`, `moment_curves`."""
         whole = {**entry, **curves}
         return from_json(cls, {part.name: whole[part.name] for part in fields(cls)})  # type: ignore[no-any-return]
 
@@ -193,7 +197,7 @@ class HeadRecord:
 
 
 def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
-    """An error curve in a head's document."""
+    """JSON fields of one error curve of a head: errors with standard errors or interval, rate, tokens for an error."""
     needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
     found = {"relative_output_error": curve.error, "relative_output_error_stderr": curve.stderr}
     if not curve.measured:
@@ -202,14 +206,14 @@ def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
 
 
 def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:
-    """Share of the KV entries of a context that random eviction keeps for an error (`share_of_keys`)."""
+    """Share of the KV-cache entries of a context that random eviction must keep for a relative `error` of each head."""
     return share_of_keys(heads, [head.keys_for(error, context).n for head in heads], context)
 
 
 def share_of_keys(heads: Sequence[HeadRecord], keys: Sequence[int | None], context: int) -> float:
-    """Share of the KV entries of a context that are kept; None in `keys` keeps all of them.
+    """Share of the KV-cache entries of a context that are kept if each head needs the number in `keys` (None: all).
 
-    A key/value head keeps as many as the most demanding of its query heads.
+    A key/value head keeps as many entries as the most demanding of the query heads that read it.
     """
     groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for head, needed in zip(heads, keys, strict=True):

@@ -1,4 +1,4 @@
-"""The result of a probe or a prediction: every head of a model over a corpus."""
+"""Result of a probe or a prediction (`ProbeRun`): records, tables, files and plots of every head of a model."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.statistics.regimes import Regime
 
 STATES = "states.safetensors"
-CONTEXT = 32_768  # tokens of the context for which budgets of a causal model are given
-# Fields of an error curve that a run folder holds as arrays.
+CONTEXT = 32_768  # length of the context for which budgets (keys per head) of a causal model are given
+# Fields of `ErrorCurve` that a run folder holds as arrays.
 CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "text", "min_snr")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProbeRun(Result):
-    """Every head of a model over a corpus, measured (`limitlens.probe`) or predicted (`limitlens.predict`).
+    """Result of `limitlens.probe` (measured) or `limitlens.predict` (predicted): every head of a model on a corpus.
 
-    The curves of a predicted run have no replicates, and its heads have no diagnostics.
+    In a predicted run, error curves have no replicates and heads have no diagnostics.
     """
 
     kind = "probe"
     model: str
     model_revision: str | None
     model_sha256: str | None
-    model_note: str | None  # what a reader must know about the model
+    model_note: str | None  # remark about the model that its results must show
     causal: bool
     corpus: str
     corpus_sha256: str
-    tokens: int  # pooled tokens: those that samples are drawn from
+    tokens: int  # number of tokens in the pool, from which samples are drawn
     tokens_asked: int
     window: int  # tokens per window
-    windows: Mapping[str, Any]  # "count", which gave queries ("pilot"), which may check plans ("reserved"), "pool"
-    pooled_positions: tuple[int, int]  # of a window, half open
+    windows: Mapping[str, Any]  # "count", indices for queries ("pilot") and plan tests ("reserved"), size of the "pool"
+    pooled_positions: tuple[int, int]  # positions of a window whose tokens are in the pool, half open
     sizes_asked: tuple[int, ...]
-    replicates: int  # 0 where the curves are predicted
+    replicates: int  # 0 if the run is predicted
     replicates_asked: int
     queries: int  # per head
     records: tuple[HeadRecord, ...]  # the heads, by layer
@@ -60,32 +60,32 @@ class ProbeRun(Result):
     device: str
     floor: float  # numerical floor of relative errors
     interrupted: bool
-    seconds: Mapping[str, float]  # in the "model", in "attention" and in "total"
+    seconds: Mapping[str, float]  # time in the "model", in "attention" and in "total"
     warnings: tuple[str, ...]
-    # the tokens around each window: "mode" (the option), and the ids of the "prefix" and the "suffix"
+    # special tokens around each window: "mode" (option of the probe), and the ids of the "prefix" and the "suffix"
     special: Mapping[str, Any] = field(default_factory=dict)
     score_scale: float = 1.0  # multiplies every score in the measurement; the model's own forward is unchanged
-    sampling: str = "pooled"  # what samples are drawn from (`sampling.documents.SAMPLINGS`)
+    sampling: str = "pooled"  # how samples are drawn (one of `sampling.assignment.SAMPLINGS`)
     kernel: str = "float32"  # the attention kernel, in words
     reference: Mapping[str, Any] | Path = field(default_factory=dict)  # the `states`, or the file that holds them
 
     @property
     def n(self) -> tuple[int, ...]:
-        """The sizes of all curves."""
+        """Sample sizes n of the error curves, the same for all heads."""
         return self.records[0].sizes
 
     @property
     def measured(self) -> bool:
-        """Whether the curves were measured; those of a prediction have no replicates."""
+        """Whether the run was measured (`limitlens.probe`), not predicted (`limitlens.predict`)."""
         return self.replicates > 0
 
     @property
     def budget_context(self) -> int:
-        """Tokens of the context for which budgets of keys are given; an encoder has none beyond its window."""
+        """Length of the context for which numbers of keys per head are given; for an encoder, its window."""
         return CONTEXT if self.causal else self.window
 
     def head(self, layer: int, head: int) -> HeadRecord:
-        """One head."""
+        """Record of the head with this index in the layer with this index; raises an `InputError` if there is none."""
         found = next((record for record in self.records if record.place == (layer, head)), None)
         if found is None:
             raise InputError(f"there is no layer {layer}, head {head} in this run; see its heads table")
@@ -93,11 +93,11 @@ class ProbeRun(Result):
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """Reference outputs of a probe: `query_places` (m, 2), the window and the position of each query, and by layer:
+        """Queries of a probe and their attention over the whole pool, as tensors by name.
 
-        `layer{i}.query` (heads, m, k) with the scale in it, `layer{i}.reference.lse` (heads, m) and `.output`
-        (heads, m, v) of attention over the whole pool, and `layer{i}.atom.lse` and `.output` where every context
-        contains an atom.
+        `query_places` (m, 2): window and position of each query. For each layer i, `layer{i}.query` (heads, m, k),
+        multiplied by the scale of the scores; `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) of
+        attention over the pool; `layer{i}.atom.lse` and `.output` of the atom (sink in every context) if there is one.
         """
         if not isinstance(self.reference, Path):
             return self.reference
@@ -114,7 +114,7 @@ class ProbeRun(Result):
         return [record.document() for record in self.records]
 
     def document(self) -> dict[str, Any]:
-        """The run as the JSON document of the contract."""
+        """The run as a JSON document: arguments, heads, layers and summary."""
         apart = ("records", "layer_records", "reference", "made")
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in apart}
         found |= {"n": self.n, "heads": self._head_documents}
@@ -124,14 +124,14 @@ class ProbeRun(Result):
 
     @classmethod
     def load(cls, run: Run) -> ProbeRun:
-        """The run that a folder holds; its states are read when they are first asked for."""
+        """The run that was saved in a run folder; its `states` are read from the file at first use."""
         document, arrays, states = run.document, run.arrays(), run.folder / STATES
         if document["replicates"] and not states.is_file():
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
         seed = check_seed(document["seed"])
 
         def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
-            """The curves of one kind, one per head."""
+            """Error curves stored under the array name `which`, one for each head in `entries`."""
             found = []
             for row, entry in enumerate(entries):
                 stored = {name: arrays[f"{which}.{name}"][row] for name in CURVE if f"{which}.{name}" in arrays}
@@ -153,7 +153,7 @@ class ProbeRun(Result):
         return replace(found, reference=states if found.measured else {})
 
     def check(self) -> None:
-        """Raise a ValueError unless every head has a number at each of its sizes (faster than making the view)."""
+        """Raise a ValueError unless every head has its effective tokens at each size (faster than making the view)."""
         for head in self.records:
             tokens = head.effective_tokens
             if self.measured if tokens is None else tokens.shape != (len(head.sizes),):
@@ -161,18 +161,18 @@ class ProbeRun(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """The same as `heads`."""
+        """Main table of the result: `heads`, one row per head."""
         return self.heads
 
     @cached_property
     def heads(self) -> pd.DataFrame:
-        """One row per head, numbers only; numbers that depend on n are in `curves`."""
+        """Table with one row per head: rates, regime, diagnostics; quantities that depend on n are in `curves`."""
         table = pd.DataFrame([_flat(head) for head in self._head_documents])
         return table if self.measured else table.dropna(axis="columns", how="all")
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """One row per head and size: errors of all kinds, effective tokens, the sink's share."""
+        """Table with one row per head and sample size: errors of all kinds, effective tokens, share of the sink."""
 
         def table(head: HeadRecord) -> pd.DataFrame:
             found: dict[str, Any] = {"layer": head.layer, "head": head.head, "n": head.sizes}
@@ -194,7 +194,7 @@ class ProbeRun(Result):
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """One row per layer: medians, regimes, and whether its tokens are sub-Gaussian."""
+        """Table with one row per layer: medians over heads, number of heads per regime, tail test of the tokens."""
         rows = []
         for layer in layer_documents(self.records, self.layer_records):
             row = {name: layer[name] for name in ("layer", "heads", "attention")}
@@ -206,14 +206,14 @@ class ProbeRun(Result):
         return pd.DataFrame(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of a run folder."""
+        """Tables that a run folder holds, by name of the file."""
         return {"heads": self.heads, "layers": self.layers, "curves": self.curves}
 
     def arrays(self) -> dict[str, Any]:
-        """The error curves of all heads: "curve.error_moments" (heads, clusters, replicates, sizes) and so on.
+        """Arrays that a run folder holds: fields of the error curves of all heads, named "curve kind.field".
 
-        "without_sink.error_moments" and so on hold the curves without the sink, of the heads that have one, in order;
-        "mean.error_moments" and so on hold the `moment_curves`.
+        "curve.error_moments" is (heads, clusters, replicates, sizes). Names that begin with "without_sink." hold the
+        curves without the sink, of heads that have a sink, in order; "mean." and so on hold the `moment_curves`.
         """
         every = {"curve": [head.curve for head in self.records]}
         every["without_sink"] = [head.without_sink for head in self.records if head.without_sink is not None]
@@ -230,16 +230,16 @@ class ProbeRun(Result):
         return found
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """The reference states of a probe, which a run folder holds besides arrays and tables."""
+        """Functions that write further files of a run folder, by file name: the `states` of a measured run."""
         from safetensors.torch import save_file
 
         return {STATES: partial(save_file, dict(self.states))} if self.measured else {}
 
     def predict(self, n: float) -> pd.DataFrame:
-        """The error of every head at n tokens with its 95% interval, n within the sizes or outside: one row per head.
+        """Table of the relative error of every head over n tokens, with its 95% interval: one row per head.
 
-        Outside the sizes it follows the prediction from the run's own tokens (`theory.exact_bootstrap`), relative to
-        the nearest size; NaN where that prediction is too uncertain.
+        For n outside the sizes of the run, the error at the nearest size is extrapolated by the prediction from the
+        run's own tokens (`theory.exact_bootstrap`); NaN if that prediction is too uncertain.
         """
         check_number("n", n, "a number of tokens of at least 1", low=1)
         outside = not self.n[0] <= n <= self.n[-1]
@@ -247,11 +247,11 @@ class ProbeRun(Result):
         return pd.DataFrame(rows, columns=["layer", "head", "error", "low", "high", "extrapolated"])
 
     def plot_map(self, quantity: str = "rate", path: str | Path | None = None) -> Drawing:
-        """A map of all heads, coloured by a quantity: "rate", "regime", or any column of `heads` that holds numbers."""
+        """Draw a map of all heads, coloured by `quantity`: "rate", "regime", or any numeric column of `heads`."""
         return results.plot([map_figure(self, quantity)], path)
 
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """The map of all heads, coloured by the rate of the error."""
+        """Draw the map of all heads, coloured by the rate at which the error falls with n."""
         return self.plot_map("rate", path)
 
     def __repr__(self) -> str:
@@ -262,7 +262,7 @@ class ProbeRun(Result):
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
-    """A head's document without its lists, one level deep: `rate` is the slope, its companions follow it."""
+    """Row of the table of heads: the numbers of a head's JSON entry without lists, with nested entries as columns."""
     bare, sink, effective = head["without_sink"], head["sink"], head["effective_tokens"]
     lists = {name for name, value in head.items() if isinstance(value, (list, dict))} | {"without_sink", "sink"}
     row = {name: value for name, value in head.items() if name not in lists}
@@ -284,7 +284,7 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate_columns(rate: Mapping[str, Any] | None, name: str) -> dict[str, float]:
-    """Columns of a rate: its slope under the name, then its standard error and interval."""
+    """Columns of a fitted rate for the table of heads: slope as `name`, then its standard error and interval."""
     rate = rate or {"slope": np.nan, "stderr": np.nan, "interval": (np.nan, np.nan)}
     low, high = rate["interval"]
     return {name: rate["slope"], f"{name}_stderr": rate["stderr"], f"{name}_low": low, f"{name}_high": high}

@@ -1,4 +1,4 @@
-"""The single forward over the pool: batches of windows run through the model, and collectors take each layer."""
+"""Single pass of the model over the pool of windows; the collector of each layer stores the captured tokens."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from limitlens.sampling.workers import Workers, one_after_another
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The windows of the pool and how they are batched."""
+    """Windows of text from which samples are drawn (the pool), and how many run in a forward pass and in a block."""
 
     windows: Windows
     indices: NDArray[np.intp]  # (pool,): the windows of the pool, in the order in which they run
-    per_forward: int  # windows of a forward
-    per_block: int  # windows of a block, whose tokens are assigned together: a multiple of `per_forward`
-    at_once: int  # windows that memory allows in a forward: `per_forward`, or a whole fraction of it
+    per_forward: int  # windows per forward pass
+    per_block: int  # windows per block, whose tokens are assigned to cells together: a multiple of `per_forward`
+    at_once: int  # windows per forward pass that memory allows: `per_forward` or a divisor of it
     workers: Workers = one_after_another
 
     def blocks(self, positions: int) -> list[int]:
-        """Pooled tokens of each block, where a window has `positions` pooled positions."""
+        """Number of pooled tokens in each block of windows; `positions` tokens of each window are pooled."""
         count = len(self.indices)
         return [min(self.per_block, count - start) * positions for start in range(0, count, self.per_block)]
 
@@ -48,9 +48,9 @@ class Pool:
 def resume(
     pool: Pool, assignment: Assignment, collectors: dict[int, Collector], job: Job, report: Callable[[int], None]
 ) -> tuple[Iterator[BlockAssignment], int]:
-    """Restore the collectors of a saved job; return the blocks left to do and the number done before.
+    """Restore the collectors from a saved job, if any; return the blocks left to do and the number of blocks done.
 
-    Blocks done before are assigned again, which costs little.
+    The cells of blocks done before are drawn again, which costs little and restores the random state.
     """
     blocks, done = assignment.assign_blocks(), 0
     if job.saved is not None:
@@ -65,7 +65,7 @@ def resume(
 def checkpoint_state(
     done: int, pool: Pool, assignment: Assignment, collectors: dict[int, Collector]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Position and tensors of a probe after so many blocks."""
+    """Position and tensors of a probe after `done` blocks, for a checkpoint."""
     tensors = {
         f"layer{index}.{name}": tensor
         for index, collector in collectors.items()
@@ -76,15 +76,15 @@ def checkpoint_state(
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """The input of one forward."""
+    """Input of one forward pass: windows, the cells of their tokens, and the work that is finished."""
 
     ids: Tensor  # (windows, length)
     part: ForwardSlice
-    turn: int | None = None  # order among forwards that run side by side
-    done: set[tuple[int, str]] = field(default_factory=set)  # finished work, by layer and name
+    turn: int | None = None  # order among forward passes that run concurrently
+    done: set[tuple[int, str]] = field(default_factory=set)  # finished tasks, by layer and name
 
     def cut(self, count: int) -> Iterator[_Forward]:
-        """Split into `count` forwards of nearly equal length, or into one for each window."""
+        """Split into `count` forward passes with nearly equal numbers of windows, or one per window if fewer."""
         rest, each = self.part, len(self.part.rows) // len(self.ids)
         *others, last = self.ids.tensor_split(min(count, len(self.ids)))
         for ids in others:
@@ -94,20 +94,20 @@ class _Forward:
 
 
 class _Special:
-    """The special tokens among the pooled tokens of whole windows."""
+    """Places and number of special tokens among the pooled tokens of consecutive windows."""
 
     def __init__(self, mask: NDArray[np.bool_], device: torch.device) -> None:
         self.mask = mask  # (positions,): whether a pooled position of a window holds a special token
         self.places = cache(lambda windows: to_device(np.flatnonzero(np.tile(mask, windows)), device))
 
     def count(self, tokens: int) -> int:
-        """Number of special tokens among so many pooled tokens."""
+        """Number of special tokens among the first `tokens` pooled tokens, which fill whole windows."""
         return tokens // len(self.mask) * int(self.mask.sum())
 
 
 @contextmanager
 def _timed(timer: DeviceTimer, clock: Clock) -> Iterator[None]:
-    """Add the time within the block to the clock: the spans of the timer as attention, the rest as the model."""
+    """Add the time spent in the `with` block to the clock: time measured by `timer` as attention, the rest as model."""
     begun = time.perf_counter()
     try:
         yield
@@ -121,9 +121,10 @@ def stream(
     loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
     *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
 ) -> None:  # fmt: skip
-    """Run the model once over the pool, from where the job stood; `report` is called with numbers of tokens.
+    """Run the model once over the pool and let the collector of each layer store or merge its tokens.
 
-    Interrupts take effect between blocks, and checkpoints are written there.
+    The run resumes after the blocks that `job` has saved. `report` is called with the number of tokens of each forward
+    pass. Interrupts take effect, and checkpoints are written, between blocks.
     """
     device, windows = loaded.model.device, pool.windows
     positions = slice(pilot.positions.start, pilot.positions.stop)
@@ -131,7 +132,7 @@ def stream(
     blocks, done = resume(pool, assignment, collectors, job, report)
     length = pool.at_once * len(special.mask)
     slices = chain.from_iterable(block.slices(length, assignment, device) for block in blocks)
-    slices = chain(list(islice(slices, 1)), slices)  # the first is assigned while a GPU still runs the pilot
+    slices = chain(list(islice(slices, 1)), slices)  # assign the first slice while a GPU still runs the pilot
     pilot.check()
     forwards, within = pool.workers.beside(pool.at_once)
     limit, turns, timer = pool.at_once, count(), DeviceTimer(device)
@@ -153,7 +154,7 @@ def stream(
             list(within(once, work))
 
     def run(forward: _Forward) -> int:
-        """Run a forward, in halves where it is longer than memory allows; work done before is not repeated."""
+        """Run a forward pass, in halves if memory is too small, without repeating finished tasks; return its tokens."""
         nonlocal limit
         if len(forward.ids) > limit:
             return sum([run(half) for half in forward.cut(2)])
@@ -165,7 +166,7 @@ def stream(
         return forward.ids.numel()
 
     def until_complete(first: _Forward) -> Iterator[_Forward]:
-        """Forwards from this one on, until the waiting tokens are complete."""
+        """Yield forward passes, beginning with `first`, until all waiting tokens of an assignment have arrived."""
         nonlocal last
         for forward in chain([first], batches):
             last = forward.part
@@ -180,7 +181,7 @@ def stream(
         batches = starmap(_Forward, zip(read, slices, strict=True))
         for first in batches:
             for tokens in forwards(run, until_complete(first)):
-                interrupt.during(report, tokens)  # a block is finished first: half of one is not a random sample
+                interrupt.during(report, tokens)  # after the block: half a block is not a random sample
             assert last.completed is not None
             with timer():
                 marks = special.count(last.before + len(last.rows))

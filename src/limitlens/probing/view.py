@@ -1,4 +1,4 @@
-"""View of a probe or a prediction: sentences, tokens needed for a target error, every head, predicted rates."""
+"""View (content of page and terminal) of a probe or a prediction: verdict, tokens needed, heads, predicted rates."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from limitlens.statistics.tails import Verdict
 if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
-LOOSE = 0.2  # relative error that "What to do" names besides `TIGHT`
-MISFIT = 4.0  # χ² per degree of freedom from which on no law fits
-SHOWN = 5  # heads in the table of the slowest
-TARGETS = (0.2, 0.1, 0.05, 0.01)  # relative errors of the table of tokens needed
+LOOSE = 0.2  # second target error, besides `TIGHT`, in the sentence on what to do
+MISFIT = 4.0  # χ² per degree of freedom above which the fitted law is said not to describe a curve
+SHOWN = 5  # number of heads in the table of the slowest heads
+TARGETS = (0.2, 0.1, 0.05, 0.01)  # target errors in the table of tokens needed
 DETAILS = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
 PREDICTOR_NAMES = {
     "rate_constant": "the constant 1/2",
@@ -35,7 +35,7 @@ PREDICTOR_NAMES = {
 
 
 def probe_view(run: ProbeRun) -> View:
-    """Everything a probe or a prediction has to show."""
+    """View of a run: title, verdict, tables, figures, page data, warnings and limits of accuracy."""
     heads = (
         "Each cell is a head. Choose the quantity that colours the cells; click a head or use the arrow keys to see "
         "its curve."
@@ -68,7 +68,7 @@ def probe_view(run: ProbeRun) -> View:
 
 
 def _needs(run: ProbeRun) -> Table:
-    """For each target error: heads within it, random keys that half and 90% of the heads need, KV entries kept."""
+    """Table by target error: heads within it, random keys that half and 90% of the heads need, KV entries kept."""
     context, heads = run.budget_context, run.records
     rows: list[list[Cell]] = []
     for error in TARGETS:
@@ -86,7 +86,7 @@ def _needs(run: ProbeRun) -> Table:
 
 
 def _slowest(run: ProbeRun) -> Section:
-    """The slowest heads, for a terminal; columns that a prediction does not have are left out."""
+    """Table of the heads with the largest errors, for a terminal, without columns that no head has (in predictions)."""
     rows = [_cells(head) for head in slowest(run.records)[:SHOWN]]
     kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
@@ -123,14 +123,14 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
 
 
 def _rates(run: ProbeRun) -> list[Section]:
-    """Accuracy of the predicted rates against constant baselines; nothing where no rate was measured."""
+    """Section on the accuracy of predicted rates against constant baselines; no section if no rate was measured."""
     skill, about = rate_skills(run.records), summary(run.records)
     predictors = skill["predictors"]
     if not predictors or about["rate"] is None:
         return []
     rate = about["rate"]
     ranked = sorted(predictors, key=lambda name: float(predictors[name]["mean_absolute_miss"]))
-    best = next(name for name in ranked if name != "rate_best_constant")  # that one is fitted to the measured rates
+    best = next(name for name in ranked if name != "rate_best_constant")  # which is fitted to measured rates
     miss, constant = (short(predictors[name]["mean_absolute_miss"]) for name in (best, "rate_constant"))
     baseline = "no formula is better" if best == "rate_constant" else f"the constant 1/2 is off by {constant}"
     lines = [
@@ -155,7 +155,7 @@ def _rates(run: ProbeRun) -> list[Section]:
 
 
 def subtitle(run: ProbeRun) -> str:
-    """Size and cost of the run in one line."""
+    """Subtitle of the page: heads, tokens, sizes, replicates, queries and seconds of the run in one line."""
     heads, layers = plural(len(run.records), "head"), plural(len({head.layer for head in run.records}), "layer")
     tokens = f"{run.tokens:,} pooled tokens in windows of {run.window:,}"
     source, seconds = "no replicates", f"{run.seconds['total']:.1f} s"
@@ -172,7 +172,7 @@ def subtitle(run: ProbeRun) -> str:
 
 
 def verdict(run: ProbeRun) -> tuple[str, str, str]:
-    """What was done, what it found, what to do: one sentence each."""
+    """Three sentences at the top of the page: what the run did, what it found, and what to do."""
     heads = plural(len(run.records), "attention head")
     if run.measured:
         done = (
@@ -188,7 +188,7 @@ def verdict(run: ProbeRun) -> tuple[str, str, str]:
 
 
 def _found(run: ProbeRun) -> str:
-    """Regimes of the heads, the error left and its rate, in one sentence."""
+    """Sentence on the findings of a run: heads by regime, median error at the largest n, and rates of the error."""
     verbs = {Regime.AVERAGING: "average over many tokens", Regime.SELECTIVE: "select a few"}
     verbs[Regime.FROZEN] = "have frozen onto one"
     parts = []
@@ -210,7 +210,7 @@ def _found(run: ProbeRun) -> str:
 
 
 def _do(run: ProbeRun) -> str:
-    """Share of the keys that a target error needs, and what selective and frozen heads need, in one sentence."""
+    """Sentence on what to do: share of keys to keep for a target error, and advice for selective and frozen heads."""
     context, found = run.budget_context, count_regimes(run.records)
     tight, loose = (kept_share(run.records, error, context) for error in (TIGHT, LOOSE))
     if run.causal:
@@ -229,7 +229,7 @@ def _do(run: ProbeRun) -> str:
 
 
 def trust(run: ProbeRun) -> list[str]:
-    """What limits the accuracy of the numbers, one sentence each."""
+    """Sentences on what limits the accuracy of the run's numbers: numerical floor, reference sample, fits, tails."""
     positions = (
         f"Tokens come from windows of {run.window:,} tokens: n pooled tokens are not a context of n tokens, whose "
         "later positions only longer windows contain."
