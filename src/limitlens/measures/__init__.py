@@ -1,4 +1,4 @@
-"""Probability laws of tokens: sampling, the cumulant generating function K and its derivatives."""
+"""Probability laws of tokens: samplers, the cumulant generating function K(t) = log E exp<t, X> and its derivatives."""
 
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure

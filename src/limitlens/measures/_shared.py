@@ -1,4 +1,4 @@
-"""Helpers that several laws share: parameter checks, random numbers, short printing."""
+"""Helpers shared by the laws of tokens: parameter checks, random numbers, short text of an array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MATRICES = 12  # (d, d) matrices of a head and a law that are in memory at once
 
 
 def check_dim(dim: int) -> int:
-    """`dim` as an int of at least 1."""
+    """Check the dimension `dim` of the tokens and return it as an int of at least 1."""
     try:
         number = operator.index(dim)
     except TypeError:
@@ -27,13 +27,13 @@ def check_dim(dim: int) -> int:
 
 
 def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:
-    """`value` as a finite float greater than `above`, or equal to it if `closed`."""
+    """Check the parameter `name` of a law: return `value` as a finite float > `above`, or ≥ `above` if `closed`."""
     expected = f"{'at least' if closed else 'more than'} {above:g}"
     return check_number(name, float(as_array(name, value, ndim=0)), expected, low=above, closed=closed)
 
 
 def check_weights(weights: object, count: int) -> Array:
-    """`weights` as (count,) probabilities; a sum within 1e-6 of 1 is normalised to 1."""
+    """Check `weights` and return them as probabilities (count,); a sum within 1e-6 of 1 is normalised to 1."""
     array = as_array("weights", weights, ndim=1)
     if array.size != count:
         raise InputError(f"weights have length {array.size}; expected {count}, one for each point or component")
@@ -46,13 +46,13 @@ def check_weights(weights: object, count: int) -> Array:
 
 
 def symmetric_root(covariance: Array) -> Array:
-    """Symmetric square root of a positive semi-definite matrix (d, d), singular ones included."""
+    """Symmetric square root of a positive semi-definite covariance matrix (d, d), which may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
 
 
 def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Array:
-    """Apply `function` to blocks of `size` tilts out of (..., d) and join the results, leading axes restored."""
+    """Values of `function` at tilts (..., d), computed on blocks (size, d) and joined, with the tilts' leading axes."""
     rows = tilts.reshape(-1, tilts.shape[-1])
     starts = range(0, max(1, len(rows)), max(1, size))
     joined = np.concatenate([function(rows[start : start + starts.step]) for start in starts])
@@ -60,12 +60,12 @@ def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Ar
 
 
 def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """The shape (*shape, dim) of a sample of tokens."""
+    """Shape (*shape, dim) of an array of tokens in dimension `dim`; `shape` is a number of tokens or a tuple."""
     return (*shape, dim) if isinstance(shape, tuple) else (shape, dim)
 
 
 def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent N(0, 1) numbers in float64, on the generator's device."""
+    """Independent N(0, 1) numbers of the given shape in float64, on the generator's device."""
     if generator.device.type == "cpu":  # NumPy is twice as fast as torch, and torch truncates the tails
         seed = int(torch.randint(1 << 62, (), generator=generator))
         return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
@@ -73,19 +73,19 @@ def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent uniform numbers on [0, 1) in float64, on the generator's device."""
+    """Independent uniform numbers on [0, 1) of the given shape in float64, on the generator's device."""
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent indices drawn with the probabilities `weights`, by inversion of their distribution function."""
+    """Independent indices of the given shape, with probabilities `weights`, by inverting the distribution function."""
     steps = np.cumsum(weights)
     bounds = torch.as_tensor(steps / steps[-1], device=generator.device)
     return torch.searchsorted(bounds, uniform(shape, generator), right=True)
 
 
 def brief(value: Array) -> str:
-    """An array in a few characters: its one value if all entries are equal, up to four entries, or its shape."""
+    """Short text of an array for `repr`: the common value of equal entries, or up to four entries, or the shape."""
     value = value + 0.0  # prints no negative zero
     if value.ndim < 2 and (value == value.flat[0]).all():
         return f"{value.flat[0]:g}"

@@ -1,7 +1,7 @@
-"""Base class of token laws, which are described by their cumulant generating function K(t) = log E exp<t, X>.
+"""Base class of laws of tokens X, described by the cumulant generating function K(t) = log E exp<t, X>.
 
-The limit of attention at the tilt t = A x is V ∇K(t), and its asymptotic covariance follows from K(t), K(2t) and their
-derivatives (docs/theory.md).
+The infinite-token output at the query x, with tilt t = A x (score of token X: <t, X>), is V ∇K(t). The asymptotic
+covariance of the output follows from K(t), K(2t) and their derivatives (docs/theory.md).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from limitlens.errors import Array, InputError, as_array
 
 
 class Measure(ABC):
-    """A law of tokens on R^d: a sampler, K and its first two derivatives.
+    """A law of tokens X on R^d: a sampler, K(t) = log E exp<t, X> and the first two derivatives of K.
 
-    K and its derivatives use NumPy in float64 and are batched over tilts; `sample` uses torch, imported when called.
+    K, ∇K and ∇²K take tilts t (..., d) as NumPy float64 arrays; `sample` uses torch, imported when called.
     """
 
     dim: int  # dimension d of the tokens
@@ -26,42 +26,42 @@ class Measure(ABC):
 
     @abstractmethod
     def K(self, tilts: Array) -> Array:
-        """Cumulant generating function K(t) = log E exp<t, X>: tilts (..., d) to values (...)."""
+        """Cumulant generating function K(t) = log E exp<t, X> of the tokens X: tilts t (..., d) to values (...)."""
 
     @abstractmethod
     def grad_K(self, tilts: Array) -> Array:
-        """∇K(t), the mean of the law tilted by exp<t, x>: tilts (..., d) to (..., d)."""
+        """Gradient ∇K(t), the mean of the tokens' law tilted by exp<t, x>: tilts t (..., d) to means (..., d)."""
 
     @abstractmethod
     def hess_K(self, tilts: Array) -> Array:
-        """∇²K(t), the covariance of the tilted law: tilts (..., d) to (..., d, d)."""
+        """Hessian ∇²K(t), the covariance of the tokens' law tilted by exp<t, x>: tilts t (..., d) to (..., d, d)."""
 
     @abstractmethod
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample independent tokens in float64, of shape (*shape, d), on the generator's device."""
+        """Sample independent tokens of the law in float64, of shape (*shape, d), on the generator's device."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Measure:
-        """The law of factor · X."""
+        """The law of factor · X, where X is a token of this law."""
 
     @cached_property
     def mean(self) -> Array:
-        """E X = ∇K(0), shape (d,)."""
+        """Mean E X = ∇K(0) of the tokens, shape (d,)."""
         return self.grad_K(np.zeros(self.dim))
 
     @cached_property
     def covariance(self) -> Array:
-        """Cov X = ∇²K(0), shape (d, d)."""
+        """Covariance Cov X = ∇²K(0) of the tokens, shape (d, d)."""
         return self.hess_K(np.zeros(self.dim))
 
     def check_spread(self) -> None:
-        """Raise an `InputError` if all tokens are equal in float32."""
+        """Raise an `InputError` if all tokens of the law are equal in float32."""
         spread = float(np.sqrt(np.trace(self.covariance)))
         if not spread > max(1e-7 * float(np.linalg.norm(self.mean)), 1e-15):
             raise InputError(f"all tokens are equal (their spread is {spread:.2g}); expected tokens with some spread")
 
     def check_tilts(self, tilts: object) -> Array:
-        """`tilts` as a finite float64 array whose last axis has length d."""
+        """Check `tilts`, the arguments t of K, and return them as a finite float64 array (..., d)."""
         array = as_array("tilts", tilts)
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise InputError(f"tilts have shape {array.shape}; expected (..., {self.dim}), one row per query")

@@ -1,7 +1,7 @@
-"""User-defined laws: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure.
+"""User-defined laws of tokens: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure.
 
-The mean is ∇K(0), and ∇²K comes from central differences of ∇K unless the object has a `hess_K`. Every public function
-that takes a measure passes it through `as_measure`.
+The mean of the tokens is ∇K(0). ∇²K is computed from central differences of ∇K unless the object has a `hess_K`.
+Every public function with an argument `measure` passes the argument through `as_measure`.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.measures._shared import brief, check_dim, token_shape
 from limitlens.measures.base import Measure
 
-_STEP = 1e-3  # step of differences in tilt, times 1 / the tokens' spread: truncation and rounding are about 1e-12
+_STEP = 1e-3  # step in tilt of the differences, times 1 / the tokens' spread: errors are about 1e-12
 _CHECKED, _NEAR = 4, 0.2  # number of random tilts at which a law is checked, and their scale times 1 / the spread
 _NEEDED = ("dim", "K", "grad_K", "sample")
 
 
 class TokenLaw(Protocol):
-    """Attributes that a user-defined law must have; its methods may return NumPy arrays or torch tensors."""
+    """Attributes that a user-defined law of tokens X must have; methods may return NumPy arrays or torch tensors."""
 
     @property
     def dim(self) -> int:
         """The dimension d of the tokens."""
 
     def K(self, tilts: Array) -> Any:
-        """K(t) = log E exp<t, X>: tilts (..., d) to values (...)."""
+        """Cumulant generating function K(t) = log E exp<t, X> of the tokens X: tilts t (..., d) to values (...)."""
 
     def grad_K(self, tilts: Array) -> Any:
-        """∇K(t): tilts (..., d) to (..., d)."""
+        """Gradient ∇K(t) of K(t) = log E exp<t, X>, X a token: tilts t (..., d) to gradients (..., d)."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Independent tokens of shape (*shape, d), determined by the generator alone."""
+        """Independent tokens of the law, of shape (*shape, d), determined by the generator alone."""
 
 
 def as_measure(law: TokenLaw) -> Measure:
-    """Convert a law to a `Measure` and check that its grad_K is the gradient of its K; return a `Measure` unchanged."""
+    """Convert a user-defined law to a `Measure` and check grad_K against K; a `Measure` is returned unchanged."""
     if isinstance(law, Measure):
         return law
     missing = [name for name in _NEEDED if not hasattr(law, name)]
@@ -56,12 +56,12 @@ def as_measure(law: TokenLaw) -> Measure:
 
 
 def _spread(law: Measure) -> Array:
-    """Standard deviations of the tokens along each axis, from ∇²K(0)."""
+    """Standard deviation of the tokens of a law along each axis, (d,), from ∇²K(0)."""
     return np.sqrt(np.maximum(np.diagonal(law.covariance), 0.0))
 
 
 class CustomMeasure(Measure):
-    """The law of factor · X for X of a user-defined law, whose `radius` and `hess_K` are used if it has them."""
+    """Law of factor · X, X a token of a user-defined law, whose `radius` and `hess_K` are used if the law has them."""
 
     def __init__(self, law: TokenLaw, factor: float = 1.0) -> None:
         self.law, self.factor = law, float(factor)
@@ -69,24 +69,27 @@ class CustomMeasure(Measure):
         self.radius = abs(self.factor) * float(getattr(law, "radius", float("inf")))
 
     def K(self, tilts: Array) -> Array:
-        """K(factor · t) of the law."""
+        """Cumulant generating function K(factor · t) of factor · X at tilts t (..., d), K that of the user's law."""
         at = self.factor * self.check_tilts(tilts)
         return self._answer("K", self.law.K(at), at.shape[:-1])
 
     def grad_K(self, tilts: Array) -> Array:
-        """factor · ∇K(factor · t) of the law."""
+        """Gradient factor · ∇K(factor · t) at tilts t (..., d), K that of the user's law; shape (..., d)."""
         at = self.factor * self.check_tilts(tilts)
         return self.factor * self._answer("grad_K", self.law.grad_K(at), at.shape)
 
     def hess_K(self, tilts: Array) -> Array:
-        """[8(g(h) − g(−h)) − g(2h) + g(−2h)] / 12h along each axis, g = ∇K, made symmetric."""
+        """∇²K at tilts (..., d), by the user's `hess_K` or by differences of g = ∇K along each axis, made symmetric.
+
+        The differences are [8(g(h) − g(−h)) − g(2h) + g(−2h)] / 12h.
+        """
         at = self.check_tilts(tilts)
         if hasattr(self.law, "hess_K"):
             return self.factor**2 * self._answer("hess_K", self.law.hess_K(self.factor * at), (*at.shape, self.dim))
         return self._differences(at, self._steps)
 
     def check(self, tilts: Array) -> None:
-        """Raise an `InputError` unless K is finite at the tilts (m, d), with ∇K its slope along a random direction."""
+        """Raise an `InputError` unless K is finite at tilts (m, d) and ∇K is the slope of K in a random direction."""
         tilts = self.check_tilts(tilts)
         direction = np.random.default_rng(1).standard_normal(self.dim)
         step = _STEP / max(float(np.linalg.norm(direction * _spread(self))), 1e-300) * direction
@@ -104,7 +107,7 @@ class CustomMeasure(Measure):
             )
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Tokens of the law, times the factor."""
+        """Sample tokens X of the user-defined law and return factor · X, of shape (*shape, d)."""
         wanted = token_shape(shape, self.dim)
         tokens = torch.as_tensor(self.law.sample(wanted[:-1], generator), dtype=torch.float64, device=generator.device)
         if tokens.shape != wanted:
@@ -112,12 +115,12 @@ class CustomMeasure(Measure):
         return tokens if self.factor == 1 else self.factor * tokens
 
     def scaled(self, factor: float) -> CustomMeasure:
-        """The law of `factor` times the tokens."""
+        """Law of `factor` times a token of this law."""
         return CustomMeasure(self.law, factor * self.factor)
 
     @cached_property
     def _steps(self) -> Array:
-        """Step of the differences along each axis: `_STEP` over the tokens' spread along it, found by iteration."""
+        """Steps (d,) of finite differences: `_STEP` / standard deviation of the tokens on each axis, by iteration."""
         steps = np.full(self.dim, _STEP)
         for _ in range(4):
             variance = np.diagonal(self._differences(np.zeros(self.dim), steps))

@@ -1,7 +1,7 @@
-"""Laws on finitely many points: points with weights, and the empirical law of a sample of tokens.
+"""Laws of tokens on finitely many points x_i: points with weights w_i, and the empirical law of a sample of tokens.
 
-The limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points are read in
-blocks with a running maximum, so memory is bounded by one block of tilts times one block of points.
+The infinite-token limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points
+are read in blocks with a running maximum, so memory is bounded by one block of tilts times one block of points.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
 
 
 class _Finite(Measure):
-    """K(t) = log Σ_i w_i exp<t, x_i> and its derivatives, for points (n, d) of any real type."""
+    """Law of tokens on points x_i (n, d) with weights w_i: K(t) = log Σ_i w_i exp<t, x_i>, and derivatives of K."""
 
     _points: np.ndarray[Any, Any]
     _weights: Array | None = None  # None: equal
 
     def K(self, tilts: Array) -> Array:
-        """log Σ_i w_i exp<t, x_i>, by log-sum-exp over blocks of points."""
+        """K(t) = log Σ_i w_i exp<t, x_i> over the law's points x_i at tilts t (..., d), by log-sum-exp over blocks."""
         return by_blocks(lambda rows: self._sweep(rows, with_mean=False)[0], self.check_tilts(tilts), _TILTS)
 
     def grad_K(self, tilts: Array) -> Array:
-        """Σ_i p_i x_i, the output of attention over the points."""
+        """∇K(t) = Σ_i p_i x_i at tilts t (..., d): attention over points x_i with p = softmax(log w_i + <t, x_i>)."""
         return by_blocks(lambda rows: self._sweep(rows, with_mean=True)[3], self.check_tilts(tilts), _TILTS)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, in a second pass over the points."""
+        """∇²K(t) = Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, p = softmax(log w_i + <t, x_i>): tilts (..., d) to (..., d, d)."""
         return by_blocks(self._hessians, self.check_tilts(tilts), _TILTS)
 
     def _hessians(self, tilts: Array) -> Array:
@@ -51,7 +51,7 @@ class _Finite(Measure):
         return hessians
 
     def _sweep(self, tilts: Array, *, with_mean: bool) -> tuple[Array, Array, Array, Array]:
-        """For m tilts: K (m,), the largest score, Σ e_i, e_i = w_i exp(score_i − largest), Σ e_i x_i / Σ e_i (m, d)."""
+        """K (m,) at tilts (m, d), top score, Σ e_i with e_i = w_i exp(score_i − top), and Σ e_i x_i / Σ e_i (m, d)."""
         top, total = np.full(len(tilts), -np.inf), np.zeros(len(tilts))
         first = np.zeros_like(tilts)
         for points, weights in self._point_blocks(len(tilts)):
@@ -68,7 +68,7 @@ class _Finite(Measure):
         return top + np.log(total), top, total, first / total[:, None]
 
     def _point_blocks(self, tilts: int) -> Iterator[tuple[Array, Array | float]]:
-        """Iterate over blocks of points (p, d) in float64 and their weights, so small that scores fit in memory too."""
+        """Iterate over blocks of points (p, d) in float64 and their weights; scores (tilts, p) fit in memory too."""
         count = len(self._points)
         size = max(1, _ENTRIES // max(tilts, self.dim))
         for start in range(0, count, size):
@@ -77,7 +77,7 @@ class _Finite(Measure):
 
 
 class Discrete(_Finite):
-    """Finite support, points (n, d) with probabilities (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>.
+    """Law of tokens on points x (n, d) with probabilities w (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>.
 
     >>> ll.Discrete([[-1.0], [1.0]], [0.25, 0.75]).mean.tolist()
     [0.5]
@@ -93,12 +93,12 @@ class Discrete(_Finite):
         self.radius = _largest_length("points", self._points)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample points independently, with their weights as probabilities."""
+        """Sample tokens (*shape, d) independently from the law's points, with the weights as probabilities."""
         points = torch.as_tensor(self.points, device=generator.device)
         return points[choose(self.weights, token_shape(shape, self.dim)[:-1], generator)]
 
     def scaled(self, factor: float) -> Discrete:
-        """The law on the scaled points with the same weights."""
+        """Law on the points multiplied by `factor`, with unchanged weights."""
         return Discrete(factor * self.points, self.weights)
 
     def __repr__(self) -> str:
@@ -106,10 +106,10 @@ class Discrete(_Finite):
 
 
 class Sample(_Finite):
-    """The empirical law of tokens: K(t) = log (1/n) Σ_i exp<t, x_i>.
+    """Empirical law of a sample of tokens x_1, …, x_n: K(t) = log (1/n) Σ_i exp<t, x_i>.
 
-    Tokens (n, d) are an array or tensor of any real type, or a memory map. They are not copied: each block is converted
-    to float64 when used.
+    Tokens (n, d) are an array or tensor of any real type, or a memory map. The tokens are not copied: each block is
+    converted to float64 when used.
 
     >>> ll.Sample(np.arange(5.0)[:, None]).mean.tolist()
     [2.0]
@@ -128,13 +128,13 @@ class Sample(_Finite):
             self.radius, seen = max(self.radius, _largest_length("tokens", block)), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample with replacement, so that the tokens are independent."""
+        """Sample tokens (*shape, d) from the given ones with replacement, so that the draws are independent."""
         wanted = token_shape(shape, self.dim)[:-1]
         rows = torch.randint(len(self.tokens), wanted, generator=generator, device=generator.device)
         return torch.as_tensor(np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64), device=generator.device)
 
     def scaled(self, factor: float) -> Sample:
-        """The law of the scaled tokens, which are a copy of the same type."""
+        """Empirical law of the tokens multiplied by `factor`, on a copy of the tokens with unchanged type."""
         return Sample(factor * self.tokens)
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ class Sample(_Finite):
 
 
 def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
-    """`tokens` as a two-dimensional real array, without a copy of arrays and CPU tensors."""
+    """Convert `tokens` (array, tensor or list) to a real array (n, d); arrays and CPU tensors are not copied."""
     if hasattr(tokens, "detach"):
         tensor = tokens.detach().cpu()
         tokens = (tensor.float() if tensor.element_size() < 4 else tensor).numpy()  # NumPy has no bfloat16

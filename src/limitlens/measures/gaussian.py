@@ -1,4 +1,4 @@
-"""The Gaussian law, for which the limit of attention is affine in the tilt, and mixtures of Gaussian laws."""
+"""Gaussian law of tokens, for which the infinite-token output is affine in the query, and mixtures of Gaussians."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it sta
 
 
 class Gaussian(Measure):
-    """N(m, Σ): K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
+    """Gaussian law N(m, Σ) of tokens: K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
 
     The mean has shape (d,), or is a scalar for equal entries. The covariance is a matrix (d, d), variances (d,), or one
     variance for all coordinates; from variances a matrix is formed only by `covariance` and `hess_K`.
@@ -51,24 +51,24 @@ class Gaussian(Measure):
         self._spread = spread.copy()
 
     def K(self, tilts: Array) -> Array:
-        """<m, t> + ½ tᵀΣt."""
+        """Cumulant generating function K(t) = <m, t> + ½ tᵀΣt of N(m, Σ): tilts t (..., d) to values (...)."""
         tilts = self.check_tilts(tilts)
         return np.asarray(np.einsum("...i,...i->...", tilts, self.mean + self._times_covariance(tilts) / 2))
 
     def grad_K(self, tilts: Array) -> Array:
-        """m + Σt."""
+        """Gradient ∇K(t) = m + Σt, the mean of N(m, Σ) tilted by exp<t, x>: tilts t (..., d) to (..., d)."""
         return self.mean + self._times_covariance(self.check_tilts(tilts))
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ for every tilt."""
+        """Hessian ∇²K(t) = Σ of N(m, Σ), repeated for every tilt: (..., d) to (..., d, d)."""
         return np.broadcast_to(self.covariance, (*self.check_tilts(tilts).shape, self.dim)).copy()
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample m + Σ^{1/2} z with z standard normal."""
+        """Sample tokens m + Σ^{1/2} z of N(m, Σ), of shape (*shape, d), with z standard normal."""
         return self.transport(standard_normal(token_shape(shape, self.dim), generator))
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
-        """m + Σ^{1/2} z for standard normal rows z: (..., d) to (..., d)."""
+        """Tokens m + Σ^{1/2} z of N(m, Σ) from standard normal vectors z: (..., d) to (..., d)."""
         device = str(normals.device)
         if device not in self._on_device:  # copied once, since a GPU waits for each copy
             self._on_device[device] = tuple(torch.as_tensor(part, device=device) for part in (self._root, self.mean))
@@ -77,17 +77,17 @@ class Gaussian(Measure):
         return spread + mean if self.mean.any() else spread
 
     def scaled(self, factor: float) -> Gaussian:
-        """N(factor m, factor² Σ)."""
+        """Law N(factor m, factor² Σ) of factor · X, X a token of this law."""
         return Gaussian(factor * self.mean, factor**2 * self._spread)
 
     @cached_property
     def covariance(self) -> Array:
-        """Σ, shape (d, d)."""
+        """Covariance matrix Σ of the tokens, shape (d, d)."""
         return self._spread if self._spread.ndim == 2 else self._spread * np.eye(self.dim)
 
     @cached_property
     def _root(self) -> Array:
-        """Σ^{1/2}: a symmetric matrix (d, d), or standard deviations if Σ was given by variances."""
+        """Root Σ^{1/2} of the covariance: a symmetric matrix (d, d), or standard deviations if variances were given."""
         return np.sqrt(self._spread) if self._spread.ndim < 2 else symmetric_root(self._spread)
 
     def _times_covariance(self, tilts: Array) -> Array:
@@ -98,10 +98,10 @@ class Gaussian(Measure):
 
 
 class GaussianMixture(Measure):
-    """Σ_c w_c N(m_c, Σ_c): K = log Σ_c w_c exp K_c, ∇K = Σ_c p_c ∇K_c with p = softmax(log w + K_1, …, K_C at t).
+    """Mixture Σ_c w_c N(m_c, Σ_c): K = log Σ_c w_c exp K_c, ∇K = Σ_c p_c ∇K_c with p = softmax(log w_c + K_c(t)).
 
-    Weights (c,) are probabilities, means (c, d), covariances one variance for all, one per component (c,), one matrix
-    for all (d, d), or one matrix per component (c, d, d).
+    Weights (c,) are probabilities and means (c, d). Covariances are one variance for all components, one per component
+    (c,), one matrix for all (d, d), or one matrix per component (c, d, d).
 
     >>> mu = ll.GaussianMixture([0.7, 0.3], [[-1.0], [2.0]], [0.3, 0.3])
     >>> mu.mean.round(4).tolist()
@@ -128,19 +128,19 @@ class GaussianMixture(Measure):
         self.covariances = (spreads + spreads.swapaxes(-1, -2)) / 2 if spreads.ndim > 1 else spreads.copy()
 
     def K(self, tilts: Array) -> Array:
-        """log Σ_c w_c exp K_c(t), by log-sum-exp."""
+        """K(t) = log Σ_c w_c exp K_c(t) of the mixture, K_c that of component c: tilts t (..., d) to values (...)."""
         return self._by_blocks(lambda rows: self._tilted(rows)[0], tilts)
 
     def grad_K(self, tilts: Array) -> Array:
-        """Σ_c p_c (m_c + Σ_c t)."""
+        """∇K(t) = Σ_c p_c (m_c + Σ_c t), the mean of the mixture tilted by exp<t, x>: tilts t (..., d) to (..., d)."""
         return self._by_blocks(lambda rows: _average(*self._tilted(rows)[1:]), tilts)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: covariance within components plus covariance of their means."""
+        """∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: covariance within components plus between their means."""
         return self._by_blocks(self._hessian, tilts)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample a component for every token, then the token."""
+        """Sample tokens (*shape, d) of the mixture: first a component for every token, then the token from it."""
         tokens = standard_normal(token_shape(shape, self.dim), generator)
         chosen = choose(self.weights, tuple(tokens.shape[:-1]), generator)
         for index, component in enumerate(self.components):
@@ -149,14 +149,14 @@ class GaussianMixture(Measure):
         return tokens
 
     def scaled(self, factor: float) -> GaussianMixture:
-        """The mixture of the scaled components."""
+        """Mixture with the tokens of every component multiplied by `factor`."""
         return GaussianMixture(self.weights, factor * self.means, factor**2 * self.covariances)
 
     def _by_blocks(self, function: Callable[[Array], Array], tilts: Array) -> Array:
         return by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
 
     def _tilted(self, tilts: Array) -> tuple[Array, Array, Array]:
-        """For m tilts: K (m,), softmax weights p of the components (c, m), their tilted means (c, m, d)."""
+        """K (m,) at tilts (m, d), softmax weights p (c, m) of the components, tilted means (c, m, d) of components."""
         spreads = self.covariances
         by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) if all components share one covariance
         moves = tilts @ spreads.reshape(-1, self.dim, self.dim) if by_matrix else spreads.reshape(-1, 1, 1) * tilts
@@ -179,5 +179,5 @@ class GaussianMixture(Measure):
 
 
 def _average(shares: Array, centers: Array) -> Array:
-    """Σ_c p_c m_c: (c, m) and (c, m, d) to (m, d)."""
+    """Average Σ_c p_c m_c over components c, of weights p (c, m) and means m (c, m, d): (m, d)."""
     return np.asarray(np.einsum("cm,cmd->md", shares, centers))

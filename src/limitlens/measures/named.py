@@ -1,4 +1,4 @@
-"""Laws by their names on the command line, and samples from files."""
+"""Laws of tokens by their names on the command line, and empirical laws of tokens read from files."""
 
 import os
 
@@ -14,11 +14,11 @@ NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 def named_measure(
     name: str, dim: int, *, concentration: float = 5.0, components: int = 2, separation: float = 2.0
 ) -> Measure:
-    """The law of tokens that a name of the command line (`--measure`) stands for, in dimension `dim`.
+    """Law of tokens in dimension `dim`, by its name on the command line (`--measure`).
 
     gaussian: N(0, I). mixture: `components` laws N(m, I) of equal weight, means m evenly spaced on the first axis
     between ±separation. sphere, ball: uniform, of radius 1. cube: uniform on [−1, 1]^d.
-    vmf: von Mises-Fisher with mean direction along the first axis.
+    vmf: von Mises-Fisher of this `concentration`, with mean direction along the first axis.
     """
     axis = np.zeros(check_dim(dim))
     axis[0] = 1
@@ -39,7 +39,7 @@ def named_measure(
 
 
 def sample_from_file(path: str) -> Sample:
-    """The empirical law of the tokens (n, d) in a .npy file, read without executing anything in it."""
+    """Empirical law of the tokens (n, d) in the .npy file at `path`; nothing in the file is executed."""
     if not os.path.isfile(path):  # excludes pipes and devices, which may never end
         raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with tokens of shape (n, dim)")
     try:

@@ -1,4 +1,4 @@
-"""Radial functions of the uniform law on the unit sphere S^{d-1}: K, its derivative A, and the derivative of A.
+"""Radial functions of the uniform law on the unit sphere S^{d-1}: K(r), the mean A(r) = K'(r), the variance A'(r).
 
 Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 1 and I_ν the modified Bessel function,
 
@@ -32,27 +32,27 @@ _BLOCK = 1 << 13  # values evaluated at a time, so that temporaries fit into the
 
 
 def radial_K(r: ArrayLike, dim: float) -> Array:
-    """K(r) = log E exp(r X₁) for X uniform on S^{d-1}: r²/(2d) near zero, r − (d−1)/2 log r + … far away."""
+    """K(r) = log E exp(r X₁), X uniform on S^{d-1}, d = `dim`: r²/(2d) near zero, r − (d−1)/2 log r + … far away."""
     return _evaluate(r, dim, 0)
 
 
 def radial_mean(r: ArrayLike, dim: float) -> Array:
-    """A(r) = K'(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁)."""
+    """A(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}."""
     return np.minimum(np.asarray(r) * _evaluate(r, dim, 1), 1)
 
 
 def radial_tangential(r: ArrayLike, dim: float) -> Array:
-    """A(r) / r, the variance of X₂ under the tilt exp(r x₁), 1/d at r = 0."""
+    """A(r) / r, the variance of X₂ under the tilt exp(r x₁) of the uniform law on S^{d-1}; 1/d at r = 0."""
     return _evaluate(r, dim, 1)
 
 
 def radial_variance(r: ArrayLike, dim: float) -> Array:
-    """A'(r) = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁), 1/d at r = 0."""
+    """A' = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}; 1/d at 0."""
     return _evaluate(r, dim, 2)
 
 
 def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
-    """K (derivative 0), A/r (1) or A' (2) at radii r of any shape, in blocks."""
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the unit sphere S^{d-1}, at radii r of any shape, in blocks."""
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
@@ -61,7 +61,7 @@ def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
 
 
 def _recur(r: Array, order: float, derivative: int) -> Array:
-    """K, A/r or A' at radii (m,) and the order ν: the Debye expansion at a high order, then recurrence down to ν."""
+    """K (`derivative` 0), A/r (1) or A' (2) at radii r (m,), order ν = d/2 − 1: Debye expansion, then recurrence."""
     if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)
@@ -89,7 +89,7 @@ def _recur(r: Array, order: float, derivative: int) -> Array:
 
 
 class _Debye:
-    """The Debye expansion of log I_ν at one order ν, in p = ν/s with s = √(ν² + r²).
+    """Debye expansion of log I_ν (modified Bessel function of order ν), as polynomials in p = ν/s with s = √(ν² + r²).
 
     log I_ν(r) = s + ν log(r/(ν+s)) − ½ log(2πs) + F(p), where F = Σ_k D_k(p)/ν^k solves
     νF' = ½(p²(1−p²)F')' + ½p²(1−p²)F'² + (1−5p²)/8 with F(0) = 0 (the logarithm of DLMF 10.41.3 and 10.41.9).

@@ -1,7 +1,7 @@
-"""Uniform laws on sphere, ball and cube, the von Mises-Fisher law, and limit outputs over the sphere.
+"""Uniform laws of tokens on sphere, ball and cube, the von Mises-Fisher law, and limit outputs over the sphere.
 
-Their K is the function Λ(r) = log E exp(r X₁) of a length, X uniform on a unit sphere (`radial.py`). The first d
-coordinates of the uniform law on the sphere of R^{d+2} are uniform on the ball of R^d. Tilting a sphere shifts t.
+K of each law follows from Λ(r) = log E exp(r X₁), X uniform on a unit sphere (`radial.py`). The first d coordinates
+of a uniform point on the sphere of R^{d+2} are uniform on the ball of R^d. Tilting a law on the sphere shifts t.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ _RATIOS, _FREQUENCIES = 400, 300  # quadrature nodes of `limit_covariance` in q 
 
 
 class _Spherical(Measure):
-    """K(t) = Λ(|s|) − const, s = Rt + shift: ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) uuᵀ], g = Λ'(|s|)/|s|, u = s/|s|."""
+    """Law of tokens with K(t) = Λ(|s|) − const, s = Rt + shift, Λ(r) = log E exp(r X₁) for X uniform on a unit sphere.
+
+    ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) uuᵀ], g = Λ'(|s|)/|s|, u = s/|s|.
+    """
 
     _sphere_dim: int  # dimension of the space of the sphere whose Λ is used
 
     def _arguments(self, tilts: Array) -> Array:
-        """s, the argument of the radial function, shape (..., d)."""
+        """Vectors s = Rt + shift (..., d) at tilts t (..., d); the length of s is the argument of K's function Λ."""
         return self.radius * self.check_tilts(tilts)
 
     def K(self, tilts: Array) -> Array:
@@ -52,7 +55,7 @@ class _Spherical(Measure):
 
 
 class _Uniform(_Spherical):
-    """The law of the first d coordinates of a uniform token on the sphere of R^{d + dropped}."""
+    """Law of the first d coordinates of a uniform point on the sphere of R^{d + dropped}: sphere (0) or ball (2)."""
 
     _dropped: ClassVar[int]
 
@@ -62,12 +65,12 @@ class _Uniform(_Spherical):
         self._sphere_dim = self.dim + self._dropped
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample normal vectors, divide them by their lengths and keep the first d coordinates."""
+        """Sample tokens (*shape, d): normal vectors scaled to length R, of which the first d coordinates are kept."""
         normals = standard_normal(token_shape(shape, self._sphere_dim), generator)
         return normals.div_(normals.norm(dim=-1, keepdim=True) / self.radius)[..., : self.dim].contiguous()
 
     def scaled(self, factor: float) -> Self:
-        """The same law with the radius |factor| R."""
+        """Law of the same shape (sphere or ball) with the radius |factor| R instead of R."""
         return type(self)(self.dim, abs(factor) * self.radius)
 
     def __repr__(self) -> str:
@@ -75,7 +78,7 @@ class _Uniform(_Spherical):
 
 
 class Sphere(_Uniform):
-    """The uniform law on the sphere of radius R in R^d, ±R in d = 1: K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
+    """Uniform law on the sphere of radius R in R^d (±R in d = 1): K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
 
     >>> ll.Sphere(3).grad_K(np.array([0.0, 0.0, 2.0])).round(4).tolist()
     [0.0, 0.0, 0.5373]
@@ -85,7 +88,7 @@ class Sphere(_Uniform):
 
 
 class Ball(_Uniform):
-    """The uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
+    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
 
     >>> ll.Ball(3, radius=2.0).covariance.round(4).tolist()[0]
     [0.8, 0.0, 0.0]
@@ -95,7 +98,7 @@ class Ball(_Uniform):
 
 
 class VonMisesFisher(_Spherical):
-    """The law of density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
+    """Von Mises-Fisher law, density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
 
     The mean direction μ (d,) may have any length; the concentration κ = 0 gives the uniform law.
 
@@ -117,11 +120,11 @@ class VonMisesFisher(_Spherical):
         return super()._arguments(tilts) + self.concentration * self.direction
 
     def K(self, tilts: Array) -> Array:
-        """Λ(|κμ + Rt|) − Λ(κ)."""
+        """Cumulant generating function K(t) = Λ(|κμ + Rt|) − Λ(κ) at tilts t (..., d), Λ that of the unit sphere."""
         return np.asarray(super().K(tilts) - super().K(np.zeros(self.dim)))
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample by Wood's rejection (1994), with beta variable and tangent from one normal vector per proposal."""
+        """Sample tokens (*shape, d) by Wood's rejection (1994), with one normal vector per proposal."""
         tokens = torch.empty(token_shape(shape, self.dim), dtype=torch.float64, device=generator.device)
         flat = tokens.view(-1, self.dim)
         direction = torch.as_tensor(self.direction, device=generator.device)
@@ -133,7 +136,7 @@ class VonMisesFisher(_Spherical):
         return tokens
 
     def _propose(self, count: int, direction: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Accepted tokens (accepted, d) out of `count` proposals; about two thirds or more are accepted."""
+        """Tokens (accepted, d) that Wood's rejection accepts out of `count` proposals: about two thirds or more."""
         kappa, sides = self.concentration, self.dim - 1
         if sides == 0:
             signs = torch.where(uniform((count, 1), generator) < 1 / (1 + math.exp(-2 * kappa)), 1.0, -1.0)
@@ -153,7 +156,7 @@ class VonMisesFisher(_Spherical):
         return self.radius * ((1 - drop) * direction + across * tangent)
 
     def scaled(self, factor: float) -> VonMisesFisher:
-        """The law on the sphere of radius |factor| R, with the direction reversed if the factor is negative."""
+        """Von Mises-Fisher law on the sphere of radius |factor| R, mean direction reversed for a negative `factor`."""
         direction = math.copysign(1.0, factor) * self.direction
         return VonMisesFisher(direction, self.concentration, abs(factor) * self.radius)
 
@@ -163,7 +166,7 @@ class VonMisesFisher(_Spherical):
 
 
 class Cube(Measure):
-    """The uniform law on [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
+    """Uniform law on the cube [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
 
     A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is the radial function of
     d = 3, which avoids the cancellation in coth x − 1/x near zero.
@@ -178,26 +181,26 @@ class Cube(Measure):
         self.radius = self.half_width * self.dim**0.5
 
     def K(self, tilts: Array) -> Array:
-        """Σ_i Λ_3(w|t_i|)."""
+        """K(t) = Σ_i Λ_3(w|t_i|) at tilts t (..., d), Λ_3 the radial function of the unit sphere in R³."""
         return np.asarray(radial_K(self._arguments(tilts), 3).sum(axis=-1))
 
     def grad_K(self, tilts: Array) -> Array:
-        """w² t_i g_3(w|t_i|) in each coordinate."""
+        """Gradient ∇K(t)_i = w² t_i g_3(w|t_i|) for each coordinate i, g_3(r) = Λ_3'(r)/r, at tilts t (..., d)."""
         return self.half_width**2 * self.check_tilts(tilts) * radial_tangential(self._arguments(tilts), 3)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Diagonal matrix with entries w² Λ_3''(w|t_i|)."""
+        """Hessian ∇²K(t) (..., d, d) at tilts t (..., d): diagonal, with entries w² Λ_3''(w|t_i|)."""
         arguments = self._arguments(tilts)
         hessian = np.zeros((*arguments.shape, self.dim))
         hessian[..., range(self.dim), range(self.dim)] = self.half_width**2 * radial_variance(arguments, 3)
         return hessian
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample every coordinate uniformly on [−w, w)."""
+        """Sample tokens (*shape, d) with every coordinate uniform on [−w, w)."""
         return self.half_width * (2 * uniform(token_shape(shape, self.dim), generator) - 1)
 
     def scaled(self, factor: float) -> Cube:
-        """The cube of half width |factor| w."""
+        """Uniform law on the cube of half width |factor| w."""
         return Cube(self.dim, abs(factor) * self.half_width)
 
     def _arguments(self, tilts: Array) -> Array:
@@ -208,7 +211,7 @@ class Cube(Measure):
 
 
 def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
-    """Covariance (d, d) of ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 dimensions [P; by quadrature].
+    """Covariance (d, d) of Γ(X) = ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 [P; by quadrature].
 
     With X = R z, A = U diag(s) Wᵀ and τ(r) = A_d(r)/r (`measures.radial`),
 
@@ -238,7 +241,7 @@ def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
 
 
 def _densities(squares: Array, q: float) -> Array:
-    """The densities p_i of Q at q, up to a common factor: (d,)."""
+    """Densities p_i (d,) at q of Q = Σ_j s_j² z_j² weighted by z_i², up to a common factor; `squares` are the s_j²."""
     x, weights = _rule(_FREQUENCIES)
     angle = np.pi * (x + 1) / 4
     gaps = squares - q
