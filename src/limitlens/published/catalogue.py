@@ -1,7 +1,7 @@
 """Catalogue of published experiments (catalogue.json): parameters, claims, and where the paper states each claim.
 
 A claim is a number or a bound that a paper proves, prints or draws. Values that only a figure shows are not read off
-it: such a claim has no number, and says so.
+the figure: a claim from a figure has no number, and says so.
 """
 
 import json
@@ -20,7 +20,7 @@ AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a p
 
 @dataclass(frozen=True)
 class Number:
-    """A number measured here, with the published ones."""
+    """A number that a reproduced experiment measured, with the published values of the same quantity."""
 
     value: float
     stderr: float | None = None  # None for an exact number
@@ -31,7 +31,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper states about one number."""
+    """Statement of a paper about one number: published value or bound, place in the paper, and test of agreement."""
 
     says: str  # description of the number
     where: str  # place of the published number in the paper, or that there is none
@@ -42,7 +42,7 @@ class Claim:
     setting: str = ""  # setting that the claim is about, where this run has another model or text
 
     def verdict(self, number: Number) -> tuple[float | None, str]:
-        """The published number, and whether ours agrees with it or why it differs."""
+        """Published value to compare our `number` with, and the verdict in words: agrees, differs or not comparable."""
         theirs = self.published if number.published is None else number.published
         if theirs is None or math.isnan(number.value):
             return theirs, "no number to compare" if theirs is None else "not known at these sizes"
@@ -62,10 +62,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published experiment."""
+    """A published experiment: title, paper, parameters there and here, figure, and claims by name."""
 
     title: str
-    shows: str  # its subject, in one sentence
+    shows: str  # subject of the experiment, in one sentence
     source: str  # the paper
     minutes: float  # approximate processor time at full size
     expect: str  # the expected outcome
@@ -79,13 +79,13 @@ class Experiment:
 
 @cache
 def catalogue() -> dict[str, Experiment]:
-    """Every experiment by name."""
+    """Every published experiment of catalogue.json, by name."""
     text = (resources.files("limitlens.published") / "catalogue.json").read_text(encoding="utf-8")
     return {name: from_json(Experiment, entry) for name, entry in json.loads(text).items()}
 
 
 def named(name: str) -> Experiment:
-    """The experiment with this name."""
+    """Published experiment with this name; an `InputError` lists the names if there is none."""
     if name not in catalogue():
         raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(catalogue())}")
     return catalogue()[name]

@@ -1,4 +1,4 @@
-"""Experiments on the heads of an encoder: rates against horizons, windows with random tokens, score factors."""
+"""Published experiments on heads of an encoder: rates against horizons, windows with random tokens, score factors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ MAX_RATE_STDERR = 0.1  # a rate with a larger standard error is dropped
 def bert_layers(
     work: Work, *, model: str | LoadedModel, corpus: str, tokens: int, protocol: Mapping[str, Any], **options: Any
 ) -> None:  # fmt: skip
-    """Rates of the moments of every head against its horizon."""
+    """Measure the rates of the mean and covariance of every head's outputs, against the horizon of the head."""
     loaded, windows = _open(model, corpus, tokens, options["window"])
     options |= {"seed": work.seed, "progress": work.progress}
     run = work.whole(probe(loaded, corpus, windows.tokens, **options))
@@ -62,7 +62,7 @@ def window_random(
     work: Work, *, model: str | LoadedModel, corpus: str, window: int, windows: int, halves: str, random: int,
     documents: int, draws: int,
 ) -> None:  # fmt: skip
-    """Moments over a window in the middle of a text plus random tokens, against the same number of random tokens."""
+    """Measure errors of output moments over a mid-text window plus random tokens, and over random tokens alone."""
     length = window * windows
     loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
     generator = torch.Generator().manual_seed(work.seed)
@@ -98,7 +98,7 @@ def horizon_ablation(
     work: Work, *, law_factors: str, law_sizes: str, law_replicates: int, factors: str, model: str | LoadedModel,
     corpus: str, tokens: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Rates as the scores are multiplied by α, on Gaussian tokens in d = 1 and on every head of a model."""
+    """Measure error rates with scores multiplied by factors α, for Gaussian tokens in d = 1 and for a model's heads."""
     fine = np.array(parse_grid(law_factors, "law_factors"))
     lines = [softmax_line(factor, parse_sizes(law_sizes), law_replicates, work.seed).errors for factor in fine]
     _follow(work, "law_mean", "Gaussian tokens, mean", fine, np.transpose(_rates(lines)), rate_sharp(fine[-1]))
@@ -123,7 +123,7 @@ def horizon_ablation(
 def downstream(
     work: Work, *, model: str | LoadedModel, corpus: str | None, keys: str, test: int, train: int, window: int
 ) -> None:  # fmt: skip
-    """Accuracy and agreement of a classifier against the number of keys, by thirds of the horizon."""
+    """Measure accuracy and agreement of a classifier against the number of keys, for documents by thirds of horizon."""
     if corpus is None:
         raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
     options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
@@ -148,7 +148,7 @@ def downstream(
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, published: float | None = None) -> None:
-    """Draw the rates at each factor α; keep the last one, and p of 1/β − 1 ∝ α^{2p}, 1 if β = 1/(1 + (αH)²)."""
+    """Draw fitted rates β at score factors α; store the last β, and p of 1/β − 1 ∝ α^{2p} (1 if β = 1/(1 + (αH)²))."""
     (slope, bars), p = found.T, Number(np.nan)
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
@@ -163,7 +163,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, publ
 def _open(
     model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """The model, and up to `tokens` tokens of the text in windows, at least `least` of them."""
+    """Load the model, and cut up to `tokens` tokens of the corpus into windows; below `least` windows is an error."""
     loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
     if found.count < least:
         raise InputError(
@@ -174,7 +174,7 @@ def _open(
 
 
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
-    """Rates and their standard errors; NaN if there is none, or one with a large standard error."""
+    """Fitted rates of error curves, and standard errors; NaN without a fit or for errors above `MAX_RATE_STDERR`."""
     known = [curve.rate if curve is not None else None for curve in curves]
     rates = [
         (rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known
@@ -183,13 +183,13 @@ def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
 
 
 def _rank(a: Array, b: Array) -> tuple[float, float]:
-    """Rank correlation and its standard error (Fisher's transform)."""
+    """Spearman's rank correlation of `a` and `b`, and its standard error (Fisher's transform)."""
     found = float(stats.spearmanr(a, b).statistic)
     return found, float((1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
 
 
 def _mean(values: Array) -> tuple[float, float]:
-    """Mean and its standard error; NaN for fewer than two values."""
+    """Mean of independent values and the standard error of the mean; NaN for fewer than two values."""
     return (
         (float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))) if len(values) > 1 else (np.nan,) * 2
     )
@@ -203,13 +203,13 @@ def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Capture
 
 
 def _projected(call: Captured) -> Projected:
-    """Scaled queries, keys and values, each (heads, n, k)."""
+    """Queries times the score scale, keys and values of one captured attention call, each (heads, n, k)."""
     groups = call.query.shape[1] // call.key.shape[1]
     return call.scale * call.query[0], *(part[0].repeat_interleave(groups, 0) for part in (call.key, call.value))
 
 
 def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str, replicates: int) -> Array:
-    """The protocol of the released code in every layer over one window, (6, layers).
+    """Measure every layer over one window with the protocol of the paper's released code: array (6, layers).
 
     Rows: horizon of all heads without 1/√k; rates of mean and covariance with float16 sums; relative change by float16
     of the mean's error in one sample; standard error of the mean's rate by bootstrap, and by the released code's fit.

@@ -1,4 +1,4 @@
-"""Experiments on laws of tokens: Gaussian tokens and the sphere under random projections, and hardmax."""
+"""Published experiments on laws of tokens: Gaussian tokens and the sphere under random projections, and hardmax."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ MOMENTS = ("mean", "covariance")
 def gaussian_horizon(
     work: Work, *, dim: int, variance: float, scales: str, sizes: str, replicates: int, protocol: Mapping[str, Any]
 ) -> None:
-    """Rates of both moments over Gaussian tokens, against the horizon of random projections."""
+    """Measure rates of the outputs' mean and covariance for Gaussian tokens, against the horizon of random heads."""
     Wq, Wk, Wv = (part / np.sqrt(dim) for part in _projections(dim, work.seed))
     factors = np.sqrt(parse_grid(scales, "scales"))
     heads = [Head.from_projections(factor * Wq, factor * Wk, Wv) for factor in factors]
@@ -35,14 +35,14 @@ def gaussian_horizon(
 
 
 def sphere_d50(work: Work, *, dim: int, scales: str, sizes: str, replicates: int, queries: int) -> None:
-    """Rates of both moments for uniform tokens on the unit sphere, with the covariance of the limit by quadrature."""
+    """Measure rates of the outputs' mean and covariance for uniform tokens on the unit sphere, against the horizon."""
     Wq, Wk, Wv = _projections(dim, work.seed)
     heads = [Head.from_projections(scale * Wq, scale * Wk, Wv) for scale in parse_grid(scales, "scales")]
     _sweep(work, Sphere(dim), heads, sizes, replicates=replicates, queries=queries)
 
 
 def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
-    """E|mean output| of hardmax in d = 1, which falls like 1/√(log n)."""
+    """Measure E|mean output| of attention with argmax for softmax in d = 1, which falls like 1/√(log n)."""
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
     curve = found.hardmax.errors
     for label, place in (("first", 0), ("last", -1)):
@@ -64,7 +64,7 @@ def _projections(dim: int, seed: int) -> list[Array]:
 
 
 def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: Any) -> None:
-    """A study of each head: rates against the horizon, and their distance from the published line."""
+    """Run a study for each head; record the rates against the horizon and their distance from the published line."""
     curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
     horizons = np.array([curve.theory["horizon"] for curve in curves])
     theirs = horizons * np.sqrt(heads[0].key_dim)  # the released code's horizon lacks the 1/√k of the scores
@@ -88,7 +88,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
 
 
 def _as_published(work: Work, head: Head, variance: float, sizes: str, replicates: int, reference: int) -> None:
-    """Rates by the released code's protocol, with the exact limit and with a limit from `reference` sampled tokens."""
+    """Record rates by the released code's protocol, for the exact limit and one from `reference` sampled tokens."""
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)
 

@@ -1,8 +1,8 @@
-"""The protocol of the code released with "Token Sample Complexity of Attention".
+"""Error measurement by the protocol of the code released with "Token Sample Complexity of Attention".
 
 The code is at github.com/leabbt/token-sample-complexity (commit 01ba856). Every token of a sample is a query over the
-sample, and the errors are those of the mean and the covariance of all outputs. As there, running sums of attention are
-in float16 on request (src/tsc/attention.py), and rates are fitted by weighted least squares (src/tsc/fit.py).
+sample, and the errors are those of the mean and the covariance of all outputs. As in that code, running sums of
+attention are in float16 on request (src/tsc/attention.py), and weighted least squares fits rates (src/tsc/fit.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Projected: TypeAlias = tuple[Tensor, ...]  # scaled queries, keys and values, ea
 
 
 def moments(parts: Projected, half: bool = False) -> Moments:
-    """Mean (v,) and covariance (v, v) of the outputs of all queries, with the outputs of the heads concatenated."""
+    """Mean (v,) and covariance (v, v) of the attention outputs of all queries, outputs of the heads concatenated."""
     rows = output(parts, half).double().transpose(0, 1).flatten(1)
     return rows.mean(0), torch.cov(rows.T, correction=0)
 
@@ -30,7 +30,7 @@ def moments(parts: Projected, half: bool = False) -> Moments:
 def error_rows(
     draw: Callable[[int], Projected], limit: Moments, sizes: Sequence[int], replicates: int, half: bool = False
 ) -> Array:
-    """Absolute errors (2, replicates, sizes) of mean and covariance over independent samples (Frobenius norm)."""
+    """Errors (2, replicates, sizes) of the outputs' mean and covariance over samples `draw(n)` (Frobenius norm)."""
     errors = np.empty((2, replicates, len(sizes)))
     for place in np.ndindex(errors.shape[1:]):
         sampled = moments(draw(sizes[place[1]]), half)
@@ -39,7 +39,7 @@ def error_rows(
 
 
 def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Rate of errors (replicates, sizes) with its standard error, and both by the fit of the released code.
+    """Rate and standard error fitted by us to errors `rows` (replicates, sizes), then both as the released code fits.
 
     The released code fits log error against log n by weighted least squares. The weights are the inverse variances of
     the mean errors; the variance of the slope is rescaled by the residuals, so it does not depend on the scale of the
@@ -53,7 +53,7 @@ def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tupl
 
 
 def output(parts: Projected, half: bool = False) -> Tensor:
-    """Outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16, as the released code."""
+    """Attention outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16."""
     query, key, value = parts
     if not half:
         return scaled_dot_product_attention(query, key, value, scale=1.0)

@@ -31,9 +31,9 @@ from limitlens.report.view import (
 from limitlens.results import Result
 
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
-VERDICTS = ("agrees", "differs", "no")  # beginnings of verdicts
+VERDICTS = ("agrees", "differs", "no")  # first words of the verdicts on claims
 T = TypeVar("T")
-# The module of each experiment.
+# Names of the experiments that each module of `limitlens.published` runs.
 HOME = {
     "laws": "gaussian-horizon sphere-d50 hardmax-log",
     "encoders": "bert-layers window-random horizon-ablation downstream",
@@ -43,7 +43,7 @@ HOME = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A series of the figure: points with standard errors, or a line."""
+    """A series of a reproduced experiment's figure: points with standard errors, or a line."""
 
     name: str
     x: tuple[float, ...]
@@ -52,7 +52,7 @@ class Drawn:
     line: bool = False
 
     def series(self, place: int) -> Series:
-        """The series in the colour and dash of the place-th of its kind."""
+        """Series for the figure, coloured and dashed as number `place` among the points or among the lines."""
         if self.line:
             return line(self.name, self.x, self.y, LINES[place % len(LINES)], ("", "dashed", "dotted")[place % 3])
         colour, dash = look(place)
@@ -61,7 +61,7 @@ class Drawn:
 
 @dataclass
 class Work:
-    """A running experiment: its options, and the numbers, series and warnings that it collects."""
+    """A running experiment: seed and options, and the numbers, figure series and warnings collected so far."""
 
     seed: int
     as_published: bool
@@ -71,42 +71,42 @@ class Work:
     warnings: list[str] = field(default_factory=list)
 
     def each(self, steps: Sequence[T]) -> Iterator[T]:
-        """The steps one by one, reporting progress after each."""
+        """Iterate over the steps of the experiment, reporting progress after each step."""
         for done, step in enumerate(steps):
             yield step
             if self.progress is not None:
                 self.progress(done + 1, len(steps))
 
     def whole(self, result: T) -> T:
-        """The result of one step; an interrupted one ends the experiment."""
+        """Return the result of one step and collect its warnings; an interrupted result ends the experiment."""
         if getattr(result, "interrupted", False):
             raise KeyboardInterrupt
         self.warnings += [one for one in getattr(result, "warnings", ()) if one not in self.warnings]
         return result
 
     def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
-        """Add a series to the figure."""
+        """Add a series of points (x, y) with standard errors, or a line, to the experiment's figure."""
         x, y, bars = (None if part is None else tuple(float(one) for one in part) for part in (x, y, stderr))
         self.drawn.append(Drawn(name, x, y, bars, line))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reproduction(Result):
-    """A reproduced experiment: our numbers and the published ones."""
+    """Result of `reproduce`: our numbers for one published experiment, next to the published ones."""
 
     kind, file = "reproduction", "reproduction"
     name: str
     quick: bool
     as_published: bool  # whether numbers are also computed with the definitions of the published code
-    parameters: Mapping[str, Any]  # of this run
-    numbers: Mapping[str, Number]  # by the claims of the catalogue
+    parameters: Mapping[str, Any]  # parameters of the experiment in this run
+    numbers: Mapping[str, Number]  # by the name of the claim in the catalogue
     drawn: tuple[Drawn, ...]
     seconds: float
     warnings: tuple[str, ...] = ()
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per claim: our number, the published one, with the published code's definitions, and the verdict."""
+        """One row per claim: our number, the published one, ours by the published code's definitions, and verdict."""
         rows, claims = [], named(self.name).claims
         for key, found in self.numbers.items():
             theirs, verdict = claims[key].verdict(found)
@@ -117,7 +117,7 @@ class Reproduction(Result):
         return pd.DataFrame(rows).astype(numeric)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The claims, and the points of the figure."""
+        """Table of the claims with their verdicts, and table of the points of the figure, by file name."""
         parts = [
             pd.DataFrame({"series": one.name, "x": one.x, "y": one.y, "stderr": one.stderr, "line": one.line})
             for one in self.drawn
@@ -125,7 +125,7 @@ class Reproduction(Result):
         return {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
 
     def view(self) -> View:
-        """The figure, our numbers and the published ones, and the parameters."""
+        """Page of the reproduction: figure, table of our numbers and the published ones, and parameters."""
         about = named(self.name)
         rows = [self._row(key) for key in self.numbers]
         extra = ["with the published code"] if self.as_published else []
@@ -166,7 +166,7 @@ class Reproduction(Result):
         )
 
     def _row(self, key: str) -> tuple[Cell, ...]:
-        """One row of the table of claims."""
+        """Row of the page's table of claims for the claim `key`: description, our number, published one, verdict."""
         claim, number = named(self.name).claims[key], self.numbers[key]
         published, verdict = claim.verdict(number)
         test = "" if claim.test == "equal" else f"{claim.test} "
@@ -179,7 +179,7 @@ class Reproduction(Result):
 
 
 def _shown(value: Any) -> str:
-    """A parameter as text."""
+    """Text of a parameter's value for the page's table of parameters; lists and mappings are joined by commas."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(one)}" for key, one in value.items())
     listed = isinstance(value, Sequence) and not isinstance(value, str)
@@ -187,7 +187,7 @@ def _shown(value: Any) -> str:
 
 
 def listing() -> View:
-    """Table of all experiments that can be reproduced."""
+    """View with a table of all published experiments that `limitlens reproduce` can run."""
     rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
     table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
     return View(
@@ -208,9 +208,9 @@ def reproduce(
 ) -> Reproduction:  # fmt: skip
     """Reproduce a published experiment: our numbers and the published ones, a figure, and a verdict on each claim.
 
-    `quick` takes sizes for a look in the place of the full ones. `as_published` computes numbers by the published
-    code's own definitions too, where they differ from the right ones. `changes` replace parameters of the experiment
-    by name, such as `replicates=50`, or `corpus="wikipedia.txt"` for one that reads a text.
+    `quick` runs small sizes in place of the full ones. `as_published` also computes the numbers by the definitions of
+    the published code, where these differ from the right ones. `changes` replace parameters of the experiment by name,
+    such as `replicates=50`, or `corpus="wikipedia.txt"` for an experiment that reads a text.
 
     >>> found = ll.reproduce("backward-heat", quick=True)
     >>> found.table["verdict"].tolist()[:2]

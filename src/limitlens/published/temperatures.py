@@ -1,4 +1,4 @@
-"""Experiments on one query over n keys at falling temperature: three regimes, ordered weights, heat flow, log n."""
+"""Published experiments on one query over n keys at falling temperature: regimes, ordered weights, heat flow, log n."""
 
 import math
 
@@ -18,7 +18,7 @@ RANKS = np.array([1, 2, 3, 4, 6, 8, 11, 16, 22, 32])
 
 
 def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) -> None:
-    """Ordered weights at the critical temperature θ = 1, against the points of a Poisson process."""
+    """Measure the ordered softmax weights at the critical scale θ = 1, against their limit, a Poisson process."""
     rng = np.random.default_rng(work.seed)
     for dim in work.each(dims):
         law = uniform(dim)
@@ -33,7 +33,7 @@ def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) ->
 
 
 def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicates: int) -> None:
-    """Σw² from averaging to collapse along θ, and the growth of the critical temperature."""
+    """Measure Σw² from averaging to collapse as θ (effective number of keys) falls, and growth of the critical β."""
     law = uniform(dim)
     rows = [scaling_limits(law, n, theta, replicates=replicates, seed=work.seed) for theta in work.each(thetas)]
     shared = [row.quantities["participation"] for row in rows]
@@ -50,7 +50,7 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
 
 
 def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: float, n: int) -> None:
-    """A density through many layers of attention against the backward heat equation, and n tokens through one."""
+    """Compare a density after many attention layers, and n tokens after one, with the backward heat equation."""
     flow = heat_flow(dim, beta, layers, amplitude, n=n, seed=work.seed)
     layer, first = np.array(flow.path.layer), flow.path.modes[:, 0]
     every = slice(None, None, max(1, layers // 25))
@@ -64,7 +64,7 @@ def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: 
 def critical_log_n(
     work: Work, *, correlations: list[float], sizes: list[int], dim: int, gammas: str, queries: int
 ) -> None:
-    """Tokens of pairwise correlation ρ at β = γ log n: the γ at which a token gives itself half of the weight.
+    """Find the γ of β = γ log n at which a token gives itself half of the weight, tokens having correlation ρ.
 
     Tokens are √ρ u + √(1−ρ) v with v uniform on the unit sphere orthogonal to u. With all correlations exactly
     ρ the weight is 1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
