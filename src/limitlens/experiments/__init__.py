@@ -1,1 +1,1 @@
-"""Experiments on laws of tokens: study, sweeps, hardmax, heavy tails, scaling limits, schedules, heat flow."""
+"""Experiments on laws of tokens: error study, sweeps, hardmax, heavy tails, scaling limits, schedules, heat flow."""

@@ -1,8 +1,8 @@
-"""`hardmax`: the error of attention whose softmax is replaced by argmax, measured and predicted.
+"""`hardmax`: error of attention with softmax replaced by argmax, measured and predicted.
 
-For one-dimensional Gaussian tokens the mean output is (N₊ max + N₋ min)/n and is drawn exactly from its order
-statistics at any n. For other laws and dimensions each query keeps its best token over the blocks, as a state does
-(`State.hardmax`); there no formula is known.
+For one-dimensional Gaussian tokens the mean output is (N₊ max + N₋ min)/n, N± the numbers of positive and negative
+tokens, and is drawn exactly from order statistics at any n. For other laws and dimensions each query keeps the token
+of largest score over all blocks (`attention.state.Peak`); there no formula is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_
 from limitlens.theory.prediction import Status
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
-SAMPLES_PER_REPLICATE = 1000  # in d = 1, where a sample of any n costs two random numbers
+SAMPLES_PER_REPLICATE = 1000  # samples per replicate in d = 1, where a sample of any n costs two random numbers
 SAMPLE_SECONDS, SAMPLE_BYTES = 1e-3, 1e5  # in d = 1
 NUMBER_SECONDS, SCORE_SECONDS = 1e-6, 2e-9  # for each number of a token and each score, elsewhere
-STEP = 0.01  # of the grid of `grid_errors`
-MARGIN = 2.0  # of the grid beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
+STEP = 0.01  # spacing of the grid of `grid_errors`
+MARGIN = 2.0  # the grid ends this far beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
 STEEPEST = 20.0  # largest horizon: beyond it all weights of the farthest query may underflow, below e^{-700}
 DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
 FOLLOWS = {
@@ -48,7 +48,7 @@ FOLLOWS = {
 
 @dataclass(frozen=True)
 class PredictedCurve:
-    """Predicted errors (sizes,) and the status of the prediction."""
+    """Predicted errors E|mean output| (sizes,), and the status of the prediction: proved, verified or heuristic."""
 
     value: Array
     status: Status
@@ -56,10 +56,10 @@ class PredictedCurve:
 
 @dataclass(frozen=True, eq=False)
 class HardmaxCurve:
-    """E|mean output| over n tokens, measured; `predicted` is empty where no formula is known.
+    """Curve over n of E|mean output| over n tokens, measured and predicted; `predicted` is empty without a formula.
 
-    The errors are |mean output| of each replicate, or averages of it over the samples of a replicate. A replicate with
-    fewer queries than tokens has a noisier mean output, so the measured error is the true one times
+    The errors are |mean output| of each replicate, or its averages over the samples of a replicate. A replicate with
+    fewer queries than tokens has a noisier mean output, so the measured error is the true error times
     `errors.finite_population_correction`, which is 1 where every token is a query.
     """
 
@@ -69,25 +69,25 @@ class HardmaxCurve:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """Label, sizes, errors and standard errors, by the name of their column."""
+        """Columns of the curve's table by name: label, sizes n, measured errors and standard errors."""
         errors = self.errors
         return {"label": self.label, "n": list(errors.sizes), "measured": errors.error, "stderr": errors.stderr}
 
     def document(self) -> dict[str, Any]:
-        """The curve as JSON."""
+        """JSON document of the curve: measured and predicted errors, fitted rate, number of replicates."""
         rate = self.errors.rate and self.errors.rate.document()
         predicted = to_json(self.predicted)
         return self.measured | {"predicted": predicted, "rate": rate, "replicates": self.errors.replicates}
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per size: label, n, measured, stderr and the predictions."""
+        """Table of the curve with one row per size: label, n, measured error, standard error, predictions."""
         return pd.DataFrame(self.measured | {name: line.value for name, line in self.predicted.items()})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hardmax(Result):
-    """The error of hardmax attention, and of softmax attention at several horizons for comparison."""
+    """Result of `hardmax`: error of argmax attention over n, and of softmax attention at several horizons."""
 
     kind, file = "hardmax", "hardmax"
     measure: str
@@ -98,11 +98,11 @@ class Hardmax(Result):
 
     @property
     def curves(self) -> tuple[HardmaxCurve, ...]:
-        """Every curve, hardmax last."""
+        """Error curves over n: softmax at each horizon, then hardmax."""
         return (*self.softmax, self.hardmax)
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON."""
+        """JSON document of the result: law, seed, and the curves of hardmax and softmax."""
         inputs = {"measure": self.measure, "dim": self.dim, "replicates": self.hardmax.errors.replicates}
         return {
             "inputs": inputs | {"seed": self.seed},
@@ -112,11 +112,11 @@ class Hardmax(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per curve and size."""
+        """Table of all curves, one row per curve and size n."""
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
-        """Errors (curves, replicates, sizes), and their factor from using few queries (curves, sizes)."""
+        """Arrays to be saved: errors (curves, replicates, sizes), and the factor by few queries (curves, sizes)."""
         curves = [curve.errors for curve in self.curves]
         corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in curves]
         moments = np.stack([errors.error_moments[0] for errors in curves])
@@ -124,7 +124,7 @@ class Hardmax(Result):
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """Read the result of a run folder."""
+        """Read a `hardmax` result back from a run folder."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         stored = [*run.document["softmax"], run.document["hardmax"]]
         kept = (arrays["error_moments"], arrays["finite_population_correction"])
@@ -136,7 +136,7 @@ class Hardmax(Result):
         return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
 
     def view(self) -> View:
-        """Errors of softmax and hardmax against n, and the law that each curve follows."""
+        """Page of the result: errors of softmax and hardmax against n, and whether each is a power law or a log."""
         errors, rate = self.hardmax.errors, self.hardmax.errors.rate
         first, last = f"{errors.sizes[0]:,}", f"{errors.sizes[-1]:,}"
         laws = [
@@ -169,7 +169,7 @@ class Hardmax(Result):
         )
 
     def _figure(self) -> Figure:
-        """E|mean output| against n, one curve per horizon, hardmax last; the legend names the law that fits better."""
+        """Figure of E|mean output| against n, one curve per horizon and one for hardmax; the legend names the law."""
         series = []
         for place, curve in enumerate(self.curves):
             colour, errors = SHADES[place % len(SHADES)], curve.errors
@@ -184,7 +184,7 @@ class Hardmax(Result):
 
 
 def _law_words(rate: Rate) -> str:
-    """The law that a fit prefers, and the difference of the information criteria."""
+    """Text on which law a fitted rate prefers, power or logarithm, with the difference of information criteria."""
     size = abs(rate.evidence)
     if rate.law == "undecided":
         better = "power law" if rate.evidence > 0 else "logarithm"
@@ -205,7 +205,7 @@ def hardmax(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Hardmax:
-    """Measure E|mean output| with softmax replaced by argmax, and whether it follows a power law or a logarithm.
+    """Measure E|mean output| over n tokens with softmax replaced by argmax: does it follow a power law or a logarithm?
 
     `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences. For "gaussian" tokens in dimension 1, where a formula is
     known, softmax at these horizons is measured for comparison. Other laws, by name and `dim` or as a `Measure`, are
@@ -242,11 +242,11 @@ def hardmax(
 
 
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
-    """E|(N₊ max + N₋ min)/n| for standard normal tokens in d = 1, drawn exactly at any n.
+    """Curve of E|(N₊ max + N₋ min)/n|, the hardmax error for standard normal tokens in d = 1, drawn exactly at any n.
 
     Given the number N₊ of positive tokens, the largest token is the maximum of N₊ half-normal variables, and the
-    smallest is minus that of N₋. A sample costs two inverse distribution functions, so each replicate averages
-    `SAMPLES_PER_REPLICATE` of them.
+    smallest is minus the maximum of N₋. A sample costs two inverse distribution functions, so each replicate averages
+    `SAMPLES_PER_REPLICATE` samples.
     """
     _check(sizes, replicates)
 
@@ -270,7 +270,7 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
 
 
 def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
-    """E|mean output| of softmax attention with A = H in d = 1; hardmax is its limit H → ∞."""
+    """Curve of E|mean output| over n normal tokens in d = 1, softmax with A = H, the horizon; H → ∞ is hardmax."""
     _check(sizes, replicates)
     errors = np.stack([np.abs(grid_errors(horizon, n, replicates, seed).mean) for n in sizes], axis=1)
     predicted = {}
@@ -291,7 +291,7 @@ def hardmax_study(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> HardmaxCurve:
-    """Measure the scatter of the mean hardmax output around its expectation, for any law and dimension.
+    """Measure E|mean hardmax output − its expectation| over n tokens, for any law and dimension.
 
     Queries are the first tokens of each sample. The expectation is the mean over replicates at each size (zero for
     symmetric laws). The noise of few queries is measured from their two halves and subtracted from the mean square.
@@ -317,7 +317,7 @@ def hardmax_study(
 def _replicate_means(
     measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int
 ) -> Array:
-    """Mean hardmax output of one sample over all queries and over each half of them: (sizes, 3, v)."""
+    """Mean hardmax output of one replicate over all queries, and over each half of the queries: (sizes, 3, v)."""
     from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream
 
@@ -342,27 +342,27 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
 
 @dataclass(frozen=True)
 class GridErrors:
-    """Errors of attention over n tokens, one entry per replicate, each of shape (replicates,)."""
+    """Errors of softmax attention over n standard normal tokens in d = 1, each of shape (replicates,)."""
 
-    mean: Array  # signed, of the mean and variance of the outputs, queries being the tokens themselves
+    mean: Array  # signed error of the outputs' mean (and variance, below); the queries are the tokens
     variance: Array
     absolute: Array  # |Γ_n(x) - Γ(x)| and its square averaged over queries from the law, independent of the tokens
     square: Array
 
 
 def check_horizon(horizon: float) -> None:
-    """Refuse a horizon that is too large for the grid."""
+    """Raise an `InputError` for a horizon that is too large for the grid of `grid_errors`."""
     if not abs(horizon) <= STEEPEST:
         raise InputError(f"the horizon is {horizon}; expected at most {STEEPEST:g}; larger ones are close to hardmax")
 
 
 def grid_errors(signed_horizon: float, n: int, replicates: int, seed: int) -> GridErrors:
-    """Draw `replicates` samples of n standard normal tokens and attend to them with A = `signed_horizon`.
+    """Errors of attention with A = `signed_horizon` over n standard normal tokens in d = 1, in independent replicates.
 
-    Tokens are rounded to a grid of step 0.01, and only their counts are drawn: a replicate of a billion tokens costs
-    one row of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on
-    the grid; its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does
-    not depend on its shift), so the limit is exactly H x.
+    Tokens are rounded to a grid of step 0.01 and only counts are drawn: a replicate of a billion tokens costs one row
+    of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on the grid;
+    its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does not
+    depend on the grid's shift), so the infinite-token output at x is exactly H x.
     """
     check_horizon(signed_horizon)
     if not 2 <= n <= 10**15:

@@ -1,9 +1,9 @@
-"""`heat_flow`: attention sharpens a density the way the backward heat equation does, on the density and on n tokens.
+"""`heat_flow`: compare attention layers with the backward heat equation, on a density and on n tokens of it.
 
 The density is sent through the exact map of each layer (`theory/scaling/heat.py`), and each mode is compared with
 e^{l(l+d−2)t}, t = layers/β. For tokens the question is whether the drift exceeds the noise of finite n: tokens with
-density 1 + ε cos θ attend to n others, their displacements are regressed on the drift of the density, and the residual
-is the noise.
+density 1 + ε cos θ attend to n others, the displacements of the tokens are regressed on the drift of the density, and
+the residual is the noise.
 """
 
 import math
@@ -26,12 +26,12 @@ from limitlens.theory.scaling import control, heat
 from limitlens.theory.scaling.control import averaging
 from limitlens.theory.scaling.laws import uniform
 
-TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3
+TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3  # estimated time for a token and for a layer
 
 
 @dataclass(frozen=True, eq=False)
 class ModePath:
-    """Amplitudes of the zonal modes after each layer."""
+    """Amplitudes of the density's zonal modes (degrees 1, 2, …) after each layer of attention."""
 
     layer: tuple[int, ...]
     modes: Array  # (layers + 1, degree)
@@ -39,25 +39,25 @@ class ModePath:
 
 @dataclass(frozen=True)
 class ModeGrowth(Quantity):
-    """Growth of a small mode per layer: by the heat equation (`predicted`) and by the layer map (`exact`)."""
+    """Growth per layer of a small mode of the density: by the heat equation (`predicted`), by attention (`exact`)."""
 
     degree: int = 1
 
 
 @dataclass(frozen=True)
 class TokenLayer:
-    """One layer on n tokens at one β, averaged over independent sets of tokens."""
+    """Drift and noise of n tokens in one attention layer at one β, averaged over independent sets of tokens."""
 
     beta: float
     applies: bool  # whether enough keys share the mass for the central limit theorem behind the noise formula
-    drift_slope: Quantity  # displacement of tokens over that of the density; predicted to be 1
-    noise: Quantity  # root mean square of their difference, along the polar angle
+    drift_slope: Quantity  # ratio of the tokens' displacement to that of the density; predicted to be 1
+    noise: Quantity  # root mean square of the difference of the two displacements, along the polar angle
     drift_to_noise: Quantity
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeatFlow(Result):
-    """A density 1 + amplitude · cos θ on S^{dim−1} after layers of attention at β, and n tokens after one layer."""
+    """Result of `heat_flow`: density 1 + amplitude · cos θ on S^{dim−1} after attention layers, n tokens after one."""
 
     kind, file = "heat", "heat_flow"
     inputs: Mapping[str, Any]  # arguments of `heat_flow`
@@ -71,12 +71,12 @@ class HeatFlow(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per layer: the amplitude of every mode."""
+        """Table with one row per layer: the amplitude of every mode of the density."""
         modes = {f"mode_{degree}": amplitudes for degree, amplitudes in enumerate(self.path.modes.T, 1)}
         return pd.DataFrame({"layer": self.path.layer, **modes})
 
     def view(self) -> View:
-        """The first mode over the layers, and the drift of tokens over their noise."""
+        """Page of the result: first mode of the density over the layers, and ratio of the tokens' drift to noise."""
         dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
         mode, variance = self.mode_1, self.gaussian_variance
         growth = [(str(row.degree), f"{row.exact:.8f}", f"{row.predicted:.8f}") for row in self.growth_per_layer]
@@ -181,9 +181,10 @@ def heat_flow(
 def token_layer(
     dim: int, beta: float, amplitude: float, n: int, rng: np.random.Generator, replicates: int = 64, queries: int = 32
 ) -> TokenLayer:
-    """Apply one layer to `queries` tokens of density 1 + ε cos θ on S^{d−1} that attend to n others of that density.
+    """Measure drift and noise of tokens of density 1 + ε cos θ on S^{d−1} in a layer of attention over n other tokens.
 
-    Queries with the same keys share most of the noise, so standard errors come from the scatter over sets of keys.
+    ε is `amplitude`. Each of `replicates` sets of n keys has its own `queries` tokens. Queries with the same keys share
+    most of the noise, so standard errors come from the scatter over sets of keys.
     """
     control.check_keys(n)
     flow = heat.ZonalFlow(dim, beta, 1)
@@ -215,10 +216,10 @@ def token_layer(
 
 
 def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) -> Array:
-    """Tokens (count, d) with density 1 + ε x₁ on the sphere.
+    """Sample tokens (count, d) with density 1 + ε x₁ on the unit sphere, ε = `amplitude`.
 
     Uniform points x and their mirror images are exchangeable: keeping x₁ with probability (1 + ε x₁)/2, and flipping
-    it otherwise, gives the density.
+    its sign otherwise, gives this density.
     """
     tokens = rng.standard_normal((count, dim))
     tokens /= np.sqrt(np.square(tokens).sum(axis=1, keepdims=True))
@@ -227,7 +228,7 @@ def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) ->
 
 
 def _polar_displacement(tokens: Array, output: Array) -> Array:
-    """Angle (tokens,) from each token (tokens, d) to its output (tokens, d) along the meridian ∂x/∂θ."""
+    """Angle (n,) from each token (n, d) to its attention output (n, d), along the token's meridian ∂x/∂θ."""
     cosine, across = tokens[:, :1], tokens[:, 1:]
     sine = np.sqrt(np.square(across).sum(axis=1, keepdims=True))
     meridian = np.concatenate([-sine, cosine * across / sine], axis=1)

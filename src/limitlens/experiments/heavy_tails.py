@@ -1,7 +1,7 @@
 """`tails`: are tokens sub-Gaussian, and how does attention behave where its infinite-token limit does not exist?
 
-Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The largest weights and the size of the
-output distinguish the cases of `limitlens.theory.heavy`.
+Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The largest softmax weights and the size
+of the output distinguish the cases of `limitlens.theory.heavy`.
 """
 
 from collections.abc import Sequence
@@ -25,25 +25,25 @@ from limitlens.theory.heavy import Existence, HeavyLaw, laplace_law, laplace_lim
 from limitlens.theory.prediction import Prediction
 
 LAWS = ("gaussian", "laplace", "student")
-TOKEN_SECONDS = 1e-7  # for a token at one tilt and one size
+TOKEN_SECONDS = 1e-7  # estimated time for a token at one tilt and one size
 CHUNK = 1 << 22  # tokens held at once
 
 
 @dataclass(frozen=True, eq=False)
 class HeavyCurve:
-    """Attention at one tilt over n tokens of a law, for nested sizes; arrays of shape (replicates, sizes)."""
+    """Attention at one tilt t (scores t x) over n tokens x of a law, for nested n; arrays are (replicates, sizes)."""
 
     law: str
     tilt: float
     sizes: tuple[int, ...]
     output: Array
-    top: Array  # the largest weight
+    top: Array  # the largest softmax weight
     participation: Array  # Σ w²
     limit: float | None  # the infinite-token output, where it exists
     theory: HeavyLaw  # without predictions for Gaussian tokens, for which `limitlens theory` has them
 
     def summary(self) -> dict[str, Array]:
-        """Median output, and means of the largest weight and of Σw² with their standard errors, each (sizes,)."""
+        """Median output, means of the largest softmax weight and of Σw², and their standard errors, each (sizes,)."""
         summary = {"median_output": np.median(self.output, axis=0)}
         for name, values in (("top_weight", self.top), ("participation", self.participation)):
             stderr = values.std(axis=0, ddof=1) / np.sqrt(len(values))
@@ -51,7 +51,7 @@ class HeavyCurve:
         return summary
 
     def document(self) -> dict[str, Any]:
-        """The curve as JSON."""
+        """JSON document of the curve: law, tilt, limit if it exists, measured summary and predictions."""
         return {
             "law": self.law,
             "tilt": self.tilt,
@@ -66,13 +66,13 @@ class HeavyCurve:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per size."""
+        """Table with one row per size n: median output, largest softmax weight and Σw²."""
         return pd.DataFrame({"law": self.law, "tilt": self.tilt, "n": self.sizes, **self.summary()})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeavyTails(Result):
-    """Attention over tokens of one law, one curve per tilt."""
+    """Result of `tails`: attention over tokens of one law, with one curve over n for each tilt."""
 
     kind, file = "tails", "tails"
     law: str
@@ -80,22 +80,22 @@ class HeavyTails(Result):
     seed: int = 0
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON."""
+        """JSON document of the result: law, seed and the curve of every tilt."""
         return {"inputs": {"law": self.law, "seed": self.seed}, "tilts": [curve.document() for curve in self.curves]}
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per tilt and size."""
+        """Table with one row per tilt and size n: median output, largest softmax weight and Σw²."""
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
-        """Output, largest weight and Σw², each (tilts, replicates, sizes)."""
+        """Arrays by name to be saved: output, largest softmax weight and Σw², each (tilts, replicates, sizes)."""
         names = ("output", "top", "participation")
         return {name: np.stack([getattr(curve, name) for curve in self.curves]) for name in names}
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """Read the result of a run folder."""
+        """Read a `tails` result back from a run folder."""
         inputs, arrays, curves = run.document["inputs"], run.arrays(), []
         for i, row in enumerate(run.document["tilts"]):
             predicted = [{"name": name, "value": of["predicted"], **of} for name, of in row["predicted"].items()]
@@ -106,7 +106,7 @@ class HeavyTails(Result):
         return cls(inputs["law"], tuple(curves), inputs["seed"])
 
     def view(self) -> View:
-        """The largest weight and the output against n at every tilt, and whether the limit exists."""
+        """Page of the result: largest softmax weight and output against n at every tilt, and whether a limit exists."""
         curves, law = self.curves, self.curves[0].law
         first, last = f"{curves[0].sizes[0]:,}", f"{curves[0].sizes[-1]:,}"
         tilts = plural(len(curves), "tilt")
@@ -145,7 +145,7 @@ class HeavyTails(Result):
 
 
 def _figures(curves: Sequence[HeavyCurve]) -> Row:
-    """The largest weight and the median output against n, one curve per tilt."""
+    """Two figures side by side: largest softmax weight and median output against n, one curve per tilt."""
     tops, outputs = [], []
     for i, curve in enumerate(curves):
         label, colour, summary = f"t = {short(curve.tilt)}", SHADES[i % len(SHADES)], curve.summary()
@@ -205,7 +205,7 @@ def heavy_curve(
     replicates: int = 200,
     seed: int = 0,
 ) -> HeavyCurve:
-    """Attention over nested samples of a law at the tilt t > 0, with scores t x."""
+    """Sample tokens x of a law and attend to the first n, for every n in `sizes`, with scores t x at the tilt t > 0."""
     if law not in LAWS:
         raise InputError(f"the law is {law!r}; expected one of {', '.join(LAWS)}")
     if not 0 < tilt < float("inf"):
@@ -233,7 +233,7 @@ def heavy_curve(
 
 
 def _attend(tokens: Array, tilt: float, sizes: tuple[int, ...]) -> Array:
-    """Output, largest weight and Σw² over each prefix of the tokens (r, n): (3, r, sizes)."""
+    """Output, largest softmax weight and Σw² over the first n tokens of each row, n in `sizes`: (3, rows, sizes)."""
     rows = []
     for n in sizes:
         scores = tilt * tokens[:, :n]

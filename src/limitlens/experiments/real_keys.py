@@ -1,8 +1,8 @@
-"""`scaling` on real keys: the local exponent at each query, its critical β, and its attention weights.
+"""`scaling` on real keys: local exponent of the keys near each query, critical β and softmax weights of the query.
 
 Keys and queries lie on the unit sphere. The scaling limit with the local exponent of the nearest keys predicts the
-weights at any β; softmax over the sample gives the measured ones. The β at which five keys share the mass assumes no
-law: it is all that is known for a query outside the keys' support, which has no local exponent.
+weights at any β; softmax over the given keys gives the measured weights. The β at which five keys share the mass
+assumes no law: a query outside the keys' support has no local exponent, and only this β is known for it.
 """
 
 import math
@@ -37,7 +37,7 @@ from limitlens.theory import theta as theta_of
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import Regime, check_beta
 
-QUERY_SECONDS, PAIR_SECONDS = 0.3, 1e-6  # for a query, and for its distance to one key
+QUERY_SECONDS, PAIR_SECONDS = 0.3, 1e-6  # estimated time for a query, and for the distance of a query to one key
 COLUMNS = ("query", "exponent", "critical β", "five-key β", "β", "θ", "Σw², limit", "Σw², measured", "regime")
 _REPLICATES = 2000
 _LARGEST_LOG_BETA = 100.0  # here only keys at exactly the same distance still share the mass
@@ -45,14 +45,14 @@ _LARGEST_LOG_BETA = 100.0  # here only keys at exactly the same distance still s
 
 @dataclass(frozen=True)
 class QueryKeys:
-    """One query against the keys at one β."""
+    """Local exponent, critical β, and softmax weights at one β of one query over the given keys."""
 
     exponent: Quantity  # local exponent with its 95% interval; unknown outside the support, like `critical_beta`
-    radius: float  # distance of the farthest key used for it
+    radius: float  # distance of the farthest key used for the exponent
     critical_beta: Quantity  # β of θ = 1 by the local law
     five_key_beta: Quantity  # β at which five keys of the sample share the mass
     beta: float
-    theta: Quantity  # at β: predicted by the scaling limit and measured on the sample, as the two below
+    theta: Quantity  # at β: predicted by the scaling limit and measured on the keys, like the next two
     participation: Quantity
     top_weight: Quantity
     regime: Regime
@@ -61,7 +61,7 @@ class QueryKeys:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RealKeys(Result):
-    """Every query against the real keys."""
+    """Result of `scaling` on given keys: local exponent, critical β and softmax weights of every query."""
 
     kind, file = "keys", "scaling"
     inputs: Mapping[str, Any]  # number of keys, `beta` or the `theta` of each query, and the files of keys and queries
@@ -70,7 +70,7 @@ class RealKeys(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per query."""
+        """Table with one row per query: β, regime, local exponent, critical β and measured softmax weights."""
         names = ("exponent", "critical_beta", "five_key_beta", "theta", "participation", "top_weight")
         return pd.DataFrame(
             {"query": index, "beta": row.beta, "regime": row.regime, "support": row.support}
@@ -80,7 +80,7 @@ class RealKeys(Result):
         )
 
     def view(self) -> View:
-        """Local exponent, critical temperature and weights of every query."""
+        """Page of the result: local exponent, critical β and softmax weights of every query."""
         inside = [row.participation for row in self.queries if row.support >= OUTSIDE]
         many = "1 query" if len(self.queries) == 1 else f"{len(self.queries):,} queries"
         keys, neighbours = f"{self.inputs['keys']:,}", self.inputs["neighbours"]
@@ -118,7 +118,7 @@ class RealKeys(Result):
         )
 
     def _conclusions(self) -> tuple[str, str]:
-        """Sentence with the median exponent and the regimes of the queries, and one with what to do."""
+        """Two sentences for the page: median local exponent and regimes of the queries, and advice on β."""
         regimes = [row.regime for row in self.queries]
         counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
         if exponent := self.median["exponent"]:
@@ -136,7 +136,7 @@ class RealKeys(Result):
 
 
 def _limit_figure(shares: Sequence[Quantity]) -> Figure:
-    """Measured Σw² of queries within the keys' support, against the value that the scaling limit predicts."""
+    """Figure of Σw² of each query within the keys' support: measured, against the value of the scaling limit."""
     x = [float(row.predicted or 0.0) for row in shares]  # predicted for every query within the support
     y = [row.measured.value for row in shares]
     ends = [min(x + y), max(x + y)]
@@ -159,9 +159,10 @@ def real_keys(
     seed: int = 0,
     yes: bool = False,
 ) -> RealKeys:
-    """Attention of queries (q, d) over keys (n, d), at β, or for each query at the β where it has this θ.
+    """Attention of queries (q, d) over given keys (n, d), at `beta` or at the β that gives `theta` effective keys.
 
-    Queries and keys are arrays or .npy files. A computation that is estimated to be too long starts only with `yes`.
+    Queries and keys are arrays or .npy files; `normalise` projects them onto the unit sphere. The local law of the keys
+    comes from the `neighbours` keys nearest to a query. A computation estimated to be too long starts only with `yes`.
     """
     if keys is None or queries is None:
         raise InputError("one of keys and queries was given; expected both")
@@ -194,7 +195,10 @@ def real_keys(
 def _query(
     estimate: LocalExponent, distances: Array, share: float, beta: float | None, theta: float, rng: np.random.Generator
 ) -> QueryKeys:
-    """Weights of one query at β, or at the β of this θ; predicted where the query lies within the support."""
+    """Softmax weights of one query at `beta`, or at the β of `theta`, from local exponent and `distances` (n,) to keys.
+
+    Predictions need a query within the keys' support, judged by `share`, the field `support` of the result.
+    """
     inside, gaps = share >= OUTSIDE, np.square(distances) / 2
     five = _sharing_beta(gaps, 5.0)
     default_beta = estimate.critical_beta(theta=theta)[0] if inside else five or 1.0
@@ -224,14 +228,14 @@ def _query(
 
 
 def _shares(gaps: Array, beta: float) -> tuple[float, float]:
-    """Σw² and the largest weight of the sample at β, from gaps (n,)."""
+    """Σw² and largest weight of the softmax over keys at inverse temperature β, from gaps |q − k|²/2 (n,)."""
     weight = np.exp(beta * (gaps.min() - gaps))
     mass = float(weight.sum())
     return float(np.square(weight).sum()) / mass**2, 1 / mass
 
 
 def _sharing_beta(gaps: Array, keys: float) -> float | None:
-    """The β at which `keys` keys of the sample share the mass, 1/Σw² = keys; None where n ≤ keys. No law is assumed."""
+    """Inverse temperature β at which 1/Σw² = `keys` for a query with gaps |q − k|²/2 (n,) to keys; None if n ≤ keys."""
     if gaps.size <= keys:
         return None
 

@@ -1,7 +1,7 @@
-"""The reference of a study: tokens of each replicate, the limit Γ at any query, mean and covariance of Γ(X).
+"""Reference of a study: tokens of each replicate, the infinite-token output Γ at any query, moments of Γ(X).
 
-The limit is also the control variate of every moment (docs/estimators.md): a study attends few queries, and adds the
-exact average of Γ over all n tokens.
+Γ is also the control variate of every moment (docs/estimators.md): a study attends from few queries, and adds the
+exact average of Γ over all n tokens as queries.
 """
 
 import numpy as np
@@ -18,14 +18,14 @@ from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 from limitlens.statistics.estimators import GaussianControls, TokenSums
 
 BLOCK = 1 << 16
-REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ over the largest size: each costs O(1), not O(queries)
-QUERIES = 4096  # of a pool that attend to all of it in one call
+REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ / largest size: a token costs O(1), not O(queries)
+QUERIES = 4096  # tokens of a pool that attend to the whole pool in one call
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
 CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which the pool has not converged
 
 
 class Reference:
-    """Tokens of each replicate, and the limit to compare attention over them with."""
+    """Tokens of each replicate of a study, and the limit Γ that attention over the tokens is compared with."""
 
     mean: Tensor  # (v,) E Γ(X)
     covariance: Tensor  # (v, v) Cov Γ(X)
@@ -35,47 +35,47 @@ class Reference:
     _controls: GaussianControls | None = None
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Tokens (replicates, stop − start, d) and the vectors to sum over them (replicates, stop − start, f), float64.
+        """Tokens (replicates, stop − start, d) and a vector for each token (replicates, stop − start, f), in float64.
 
-        The vectors are the tokens where the limit is affine in them, which saves the limits, and the limits elsewhere.
+        The vectors, to be summed, are the limits Γ at the tokens, or the tokens themselves where Γ is affine (cheaper).
         """
         raise NotImplementedError
 
     def factor(self, n: int) -> float:
-        """Measured error over true error at size n, from the finite pool or the sampled reference."""
+        """Ratio of measured to true error at size n, which the finite pool or the sampled reference causes."""
         raise NotImplementedError
 
     @property
     def page(self) -> int:
-        """Number of tokens of a replicate that are drawn together."""
+        """Number of consecutive tokens of a replicate that are drawn together."""
         return self._stream.page
 
     def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
-        """The tokens of `draw`, without the vectors."""
+        """Tokens `start` to `stop` of the replicates, (replicates, stop − start, d)."""
         return self._stream.draw(replicates, start, stop)
 
     def limits(self, vectors: Tensor) -> Tensor:
-        """The limits (..., v) at tokens with these vectors."""
+        """Limit outputs Γ (..., v) at tokens whose vectors (see `draw`) are given."""
         return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
 
     def limit_sums(self, sums: TokenSums) -> TokenSums:
-        """The sums of the limits, from those of the vectors."""
+        """Sums of the limit outputs Γ over tokens, from `sums`, the sums of the tokens' vectors (see `draw`)."""
         return sums.mapped(*self._linear) if self._linear else sums
 
     def controls(self, sums: TokenSums) -> Tensor:
-        """Control variates (replicates, F) of expectation zero, correlated with the errors of a sample; F may be 0."""
+        """Control variates (replicates, F) of mean zero, correlated with the errors, from sums over tokens; F ≥ 0."""
         return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
 
 
 class LawReference(Reference):
-    """Independent tokens from a law whose K is known."""
+    """Reference for independent tokens from a law with known K(t) = log E exp<t, X>, so with a known limit Γ."""
 
     def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         self.measure, self.head = measure, head
         self._stream = IidStream(measure, seed, device, largest)
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
-            # Γ(x) = V (m + Σ (A x + shift)) is affine, so its moments are too.
+            # Γ(x) = V (m + Σ (A x + shift)) is affine in x, so its moments follow from those of the tokens.
             slope = head.V @ measure.covariance @ head.A
             offset = limit(measure, head, np.zeros((1, head.dim)))[0]
             self._linear = (torch.from_numpy(slope).to(device), torch.from_numpy(offset).to(device))
@@ -103,7 +103,7 @@ class LawReference(Reference):
 
 
 def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
-    """Mean (v,) and covariance (v, v) of Γ(X), estimated from `samples` tokens of the law."""
+    """Mean (v,) and covariance (v, v) of the limit output Γ(X), estimated from `samples` tokens X of the law."""
     total, square = np.zeros(head.value_dim), np.zeros((head.value_dim,) * 2)
     for start in range(0, samples, BLOCK):
         tokens = measure.sample(min(BLOCK, samples - start), generator_for(seed, 0x4EF, start))
@@ -115,7 +115,7 @@ def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tu
 
 
 class PoolReference(Reference):
-    """Draws without replacement from a pool; the limit is attention over the whole pool."""
+    """Reference for tokens drawn without replacement from a pool; the limit Γ is attention over the whole pool."""
 
     def __init__(self, sample: Sample, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         rows = sample.tokens
@@ -156,7 +156,7 @@ class PoolReference(Reference):
 def reference_for(
     measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
 ) -> Reference:
-    """The reference of a study: the pool itself for a sample, the closed form for a law."""
+    """Reference of a study: attention over the whole pool for a `Sample`, the infinite-token limit for a law."""
     if isinstance(measure, Sample):
         return PoolReference(measure, head, largest, seed, device)
     return LawReference(measure, head, largest, seed, device)

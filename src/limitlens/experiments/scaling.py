@@ -1,8 +1,8 @@
 """`scaling`: does attention from one query over n keys average over many, select a few or collapse onto one?
 
-For a law of the keys, n and β (or θ), each quantity has the value of the scaling limit ("predicted"), the exact
-expectation at this n ("exact"), and the value of a simulation of n keys ("measured", with its standard error).
-Kolmogorov-Smirnov tests compare the laws of the largest weight, of Σw² and of the output with those of the limit.
+For a law of the keys, n and β (or θ, the effective number of keys), each quantity has the value of the scaling limit
+("predicted"), the exact expectation at this n ("exact"), and the value of a simulation of n keys ("measured", with its
+standard error). Kolmogorov-Smirnov tests compare the laws of the largest weight, Σw² and the output with the limit's.
 """
 
 import math
@@ -75,12 +75,12 @@ FORMULAS = {
 }
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
-_NEAR_LIMIT = 0.2  # in log E Σw²
+_NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond which the result warns
 
 
 @dataclass(frozen=True)
 class LawTest:
-    """Kolmogorov-Smirnov distance and p-value of a measured law against the law named by `against`."""
+    """Kolmogorov-Smirnov test of a measured quantity's law against the law named by `against`: distance and p-value."""
 
     against: str
     ks: float
@@ -89,7 +89,7 @@ class LawTest:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The subcritical formulas for the output along the query, <q, Γ>, and for one coordinate orthogonal to it."""
+    """Formulas for many keys sharing the weight: output <q, Γ> along the query q, and a coordinate orthogonal to q."""
 
     applies: bool
     mean: Quantity
@@ -101,7 +101,7 @@ class Averaging:
 
 @dataclass(frozen=True)
 class Collapse:
-    """The supercritical formulas: distance of the nearest key, and the mass 1 − w₁ of the others where it is known."""
+    """Formulas for one key holding most weight: distance of the nearest key, weight 1 − w₁ of the others if known."""
 
     applies: bool
     nearest_distance: Quantity
@@ -110,7 +110,7 @@ class Collapse:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScalingLimits(Result):
-    """Weights and output of attention over n keys of a law at one β, predicted and measured."""
+    """Result of `scaling`: softmax weights and output of one query over n keys of a law, predicted and measured."""
 
     kind, file = "scaling", "scaling"
     inputs: Mapping[str, Any]  # law and its parameters, dimension of the ambient sphere, n, θ, β, replicates, seed
@@ -122,13 +122,13 @@ class ScalingLimits(Result):
     averaging: Averaging  # formulas below the critical scale
     collapse: Collapse  # formulas above the critical scale
     laws: Mapping[str, LawTest]
-    warnings: tuple[str, ...]  # that n is too small for the limit, which high exponents approach slowly
+    warnings: tuple[str, ...]  # says that n is too small for the limit, which high exponents approach slowly
     method: str  # how keys were drawn: "direct" or "nearest keys"
-    replaced_mass: float  # largest share of mass that a Gaussian approximates
+    replaced_mass: float  # largest share of softmax weight that a Gaussian approximates
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per quantity, by part."""
+        """Table with one row per quantity, predicted and measured; `part` is quantities, averaging or collapse."""
         parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
             {"part": part, "quantity": name, **to_json(quantity)}
@@ -139,7 +139,7 @@ class ScalingLimits(Result):
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     def view(self) -> View:
-        """The regime of the head, and every quantity predicted and measured."""
+        """Page of the result: regime of the head (averaging, selective, frozen), and quantities with predictions."""
         inputs, known = self.inputs, self.control
         n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
         shared = self.quantities["participation"].measured.value
@@ -189,7 +189,7 @@ class ScalingLimits(Result):
         return Figure("Ordered weights", Axis("rank of the key", log=True), up, series)
 
     def _tables(self) -> list[Table]:
-        """Table of expectations, and of the formulas of the regime that applies."""
+        """Tables of the expected weights and outputs, and of the formulas for the regimes that apply."""
         rows = [
             (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
             for name, label in QUANTITIES.items()
@@ -257,14 +257,14 @@ def scaling(
 
 
 def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, sub: int, power: float) -> GapLaw:
-    """Law of the gap 1 − <q, k> between a query and keys on S^{dim−1}, by the name of the law of the keys."""
+    """Law of the gap 1 − <q, k> between a query q and a key k on S^{dim−1}, for keys of the law with this name."""
     check_number("the concentration", concentration, "a number from 0 to 1e9", below=1e9)
     check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
     return named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
 
 
 def check_one_scale(theta: float | None, beta: float | None) -> None:
-    """Refuse θ and β together: each determines the other."""
+    """Raise an `InputError` if both θ (effective number of keys) and β are given: each determines the other."""
     if theta is not None and beta is not None:
         raise InputError("both theta and beta were given; expected one, since each follows from the other")
 
@@ -280,10 +280,10 @@ def scaling_limits(
     name: str | None = None,
     dim: int | None = None,
 ) -> ScalingLimits:
-    """Predict and measure attention over n keys of a law, at β or at θ.
+    """Predict and measure the attention of one query over n keys, at inverse temperature `beta` or at `theta`.
 
-    Keys of a subsphere have the law of uniform keys in its own dimension; `name` and `dim` are then the name of the law
-    and the dimension of the ambient sphere.
+    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys. Keys of a subsphere have the
+    law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on the ambient sphere.
     """
     if (theta is None) == (beta is None):
         raise InputError("expected exactly one of theta and beta: the other follows from it")
@@ -335,7 +335,7 @@ def scaling_limits(
 def measure_weights(
     law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
 ) -> tuple[WeightSample, str]:
-    """Simulate n keys by brute force ("direct") while that is affordable, else by the "nearest keys"; returns which."""
+    """Softmax weights over n simulated keys, and the method: "direct" (brute force if affordable) or "nearest keys"."""
     check_replicates(replicates)
     if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
         return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
@@ -345,7 +345,7 @@ def measure_weights(
 def _quantities(
     law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
 ) -> dict[str, Quantity]:
-    """Value in the limit, exact value at n and measurement of every quantity."""
+    """Quantities of weights and output by name: in the scaling limit, exact at n (`finite`), measured (`sample`)."""
     expected = {
         "participation": (weights.participation, sample.participation),
         "top_weight": (mean_top, sample.top),
@@ -364,7 +364,7 @@ def _quantities(
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
-    """The subcritical formulas, each with its measured value."""
+    """Formulas for many keys sharing the weight, each with the value measured in `sample`."""
     limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()
@@ -384,7 +384,7 @@ def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: 
 
 
 def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
-    """Kolmogorov-Smirnov tests of the measured laws against the limit, and of the output against a Gaussian."""
+    """Kolmogorov-Smirnov tests by name: weights and output against the scaling limit, output against a Gaussian."""
     names = {"top": "top_weight", "participation": "participation", "gap": "output_gap"}
     if law.tangent_dim is not None:
         names["tangential"] = "output_tangential"
@@ -396,5 +396,5 @@ def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightS
 
 
 def _squared(values: Array) -> Array:
-    """Squared deviations whose mean is the unbiased variance: times R/(R − 1), the mean being estimated from them."""
+    """Squared deviations from the mean of R values, times R/(R − 1), so that their mean is the unbiased variance."""
     return np.asarray(np.square(values - values.mean()) * (values.size / (values.size - 1)))

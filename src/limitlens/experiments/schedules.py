@@ -20,7 +20,7 @@ DRAWN = {"beta": "inverse temperature β", "sharing_keys": "keys that share the 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedules(Result):
-    """Four schedules of β over the same context lengths."""
+    """Result of `schedules`: four schedules of the inverse temperature β over the same context lengths n."""
 
     kind, file = "schedules", "schedules"
     inputs: Mapping[str, Any]  # law of the keys and its local power law near the query (`exponent`, `log_c`)
@@ -29,12 +29,12 @@ class Schedules(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per schedule and context length."""
+        """Table with one row per schedule and context length n: β, θ, keys that share the mass, entropy, regime."""
         parts = [pd.DataFrame({"schedule": name, **columns}) for name, columns in self.predicted.items()]
         return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
-        """Figures and a table of the four schedules over the context length."""
+        """Page of the comparison: figures and a table of the four schedules over the context length."""
         sizes = self.predicted["constant"]["n"]
         span = f"from {sizes[0]:,.0f} to {sizes[-1]:,.0f} keys"
         figures = [

@@ -43,10 +43,10 @@ from limitlens.theory import curve, rates
 from limitlens.theory.rates import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 
-# Seconds for each number of a token, for each of its scores, and for each product in the root of a covariance.
+# Seconds for each number of a token, for each score of a token, and for each product in the root of a covariance.
 NUMBER_SECONDS, SCORE_SECONDS, ROOT_SECONDS = 3e-7, 3e-10, 3e-9
-KEPT_NUMBERS = 40  # kept for each replicate, size and dimension of a value
-CHECKED_QUERIES = 32  # at which K of a user-defined law must be finite
+KEPT_NUMBERS = 40  # numbers kept for each replicate, size and dimension of a value
+CHECKED_QUERIES = 32  # queries at which K of a user-defined law must be finite
 PILOT_REPLICATES = 16
 
 
@@ -68,12 +68,12 @@ def study(
     ray: str | None = None,
     precision: str = "accurate",
 ) -> StudyResult:
-    """Measure the error of attention over n tokens against its infinite-token limit, for nested sizes n, and its rate.
+    """Measure the error of attention over n tokens against the infinite-token limit, for nested n, and fit its rate.
 
-    Tokens of a `Sample` are drawn without replacement and compared with attention over all of it. A pilot chooses the
-    number of `queries` per replicate so that their noise biases an error by 3% where it scatters as much as its size,
-    and by up to 16% where it hardly scatters; the bias is measured and removed. `mask_self` leaves each query's own
-    token out of its softmax. With a `radius` the uniform error over the ball of this radius is measured too.
+    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. A pilot run
+    chooses the number of `queries` per replicate so that query noise biases an error by 3% where the error scatters as
+    much as its size, by up to 16% where it hardly scatters; the bias is measured and removed. `mask_self` leaves each
+    query's own token out of its softmax. A `radius` adds the largest error over the ball of queries of this radius.
 
     `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
     leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
@@ -118,7 +118,7 @@ def study(
 
 
 def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -> tuple[float, float]:
-    """Seconds that a study takes and bytes that it keeps, estimated from counts (`limitlens.cost`)."""
+    """Estimated seconds and bytes of memory of a study, from the numbers of tokens, scores and replicates."""
     dim = head.value_dim
     steps = float(replicates) * len(cells.sizes)
     numbers = float(replicates) * cells.sizes[-1] * (head.dim + head.key_dim + dim)
@@ -127,7 +127,7 @@ def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -
 
 
 def _pilot_queries(setup: StudySetup, saved: Saved | None, warnings: list[str]) -> int:
-    """Number of queries per replicate: that of the checkpoint, or else chosen by a pilot."""
+    """Number of queries per replicate: the one in the checkpoint `saved`, or else the choice of a pilot run."""
     largest = setup.cells.sizes[-1]
     if saved is not None:
         queries = int(saved.position["queries"])
@@ -139,7 +139,7 @@ def _pilot_queries(setup: StudySetup, saved: Saved | None, warnings: list[str]) 
 
 
 class _StudyRun:
-    """The replicates of a study, one chunk after another: the rows of finished ones, and the chunk under way."""
+    """Progress of a study through chunks of replicates: rows (measurements) of finished replicates, chunk under way."""
 
     def __init__(self, setup: StudySetup, queries: int, saved: Saved | None) -> None:
         self.setup, self.queries = setup, queries
@@ -156,7 +156,7 @@ class _StudyRun:
     def finish(
         self, job: Job, progress: Progress | None, warnings: list[str], cluster: tuple[str, str, int] | None
     ) -> bool:
-        """Measure all remaining replicates, with checkpoints; returns whether an interrupt ended the run early."""
+        """Measure all remaining replicates, saving checkpoints; returns whether an interrupt ended the run early."""
         replicates = self.setup.replicates
         interrupted = False
         with held_interrupt() as interrupt:
@@ -191,7 +191,7 @@ class _StudyRun:
         return self.under_way
 
     def _chunk(self) -> Iterator[int]:
-        """Continue the chunk under way, or begin the next; yields the tokens of each block."""
+        """Continue the chunk of replicates under way, or begin the next; yields the number of tokens of each block."""
         chunk = self.under_way or self._begin()
         yield from chunk.blocks()
         self._add(chunk.rows_with_uniform(), chunk.replicates.stop)
@@ -201,7 +201,7 @@ class _StudyRun:
         self.start, self.under_way = stop, None
 
     def _spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
-        """Measure all remaining chunks on a Ray cluster; yields after each."""
+        """Measure all remaining chunks of replicates on the Ray cluster at address `ray`; yields after each chunk."""
         setup, queries = self.setup, self.queries
 
         def prepare() -> Callable[[range], Rows]:
@@ -221,7 +221,7 @@ class _StudyRun:
             yield
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Position and tensors of a checkpoint."""
+        """Position in the replicates, and tensors of the measurements so far, for a checkpoint."""
         position = {"start": self.start, "group": self.chunk_size, "queries": self.queries, "blocks": 0}
         tensors = {f"rows.{name}": torch.from_numpy(part) for name, part in self.rows.items()}
         if self.under_way is not None:
@@ -230,7 +230,7 @@ class _StudyRun:
         return position, tensors
 
     def result(self, seed: int, started: float, interrupted: bool, warnings: list[str]) -> StudyResult:
-        """The result of the finished replicates."""
+        """Result of the study over the replicates that are finished."""
         setup, rows = self.setup, self.rows
         measure, head, reference, sizes = setup.measure, setup.head, setup.reference, setup.cells.sizes
         head_reach = reach(measure.covariance, head.A)
@@ -264,7 +264,7 @@ class _StudyRun:
 
 
 def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling, and the rates they predict for unbounded tokens; NaN where no rate is proved."""
+    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens (NaN: none is proved)."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     return {
         "horizon": head_reach.horizon,
@@ -276,7 +276,7 @@ def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]
 
 
 def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
-    """Rate an error tends to: the sharp one, or 1/2 where tokens are bounded or the error is uniform over a ball."""
+    """Rate that the error `name` tends to: the sharp rate, or 1/2 for bounded tokens or the maximum over a ball."""
     if name == "uniform" or np.isfinite(measure.radius):
         return 0.5
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
@@ -285,11 +285,11 @@ def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
 def _predicted_curves(
     measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
 ) -> dict[str, Array]:
-    """Error curves that theory predicts without sampling, for Gaussian tokens: `output`, and `mean` where it can.
+    """Predicted errors (sizes,) for Gaussian tokens: `output` (of the head's output), and where possible `mean`.
 
-    `output` is exact. `mean` follows from the influence function, for centred tokens without `mask_self`, in d = 1 and
-    where ‖B‖_F is small (docs/theory.md). The grid behind them grows with the horizon, so beyond `HARDMAX_BEYOND` there
-    is no prediction.
+    `output` is exact. `mean`, the error of the outputs' mean, follows from the influence function, for centred tokens
+    without `mask_self`, in d = 1 and where ‖B‖_F is small (docs/theory.md). The grid of the computation grows with the
+    horizon, so beyond `HARDMAX_BEYOND` there is no prediction.
     """
     if not isinstance(measure, Gaussian) or head.query_bias.any() or head_reach.horizon > HARDMAX_BEYOND:
         return {}

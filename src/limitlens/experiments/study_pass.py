@@ -1,4 +1,4 @@
-"""One chunk of replicates of a study, measured at every size in one pass over its tokens, block by block.
+"""Measurement of one chunk of replicates of a study at every size n, in one pass over the tokens, block by block.
 
 The queries of a replicate are its first m tokens; at size n the first min(n, m) of them count. Tokens are exchangeable,
 so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
@@ -29,8 +29,8 @@ from limitlens.sampling.streams import PAGE
 from limitlens.statistics.estimators import QuerySums, TokenSums, replicate_errors
 
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
-GPU_CHUNK_FACTOR = 512  # times as many on a GPU, which needs many replicates to be busy: about 20 GB
-FLOAT_BYTES = 10  # upper bound on the bytes for each of these numbers, temporaries included
+GPU_CHUNK_FACTOR = 512  # times `CHUNK_FLOATS` on a GPU, which needs many replicates to be busy: about 20 GB
+FLOAT_BYTES = 10  # upper bound on the bytes for each number held, temporaries included
 FLOOR_QUERIES = 4  # queries attended again in float64 to measure the numerical floor
 PILOT_QUERIES = 256
 # Lower bound on the queries. With this many per dimension, drawing tokens costs as much as attending to them, and fewer
@@ -44,18 +44,18 @@ SCALAR_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N(0, 1)|,
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
 # Measurements of replicates by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4),
-# controls (replicates, sizes, F), and floor (1, sizes), which is 0 in chunks that do not measure it.
+# controls (replicates, sizes, F), and floor (1, sizes), which is 0 in chunks that do not measure the numerical floor.
 Rows: TypeAlias = dict[str, Array]
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows of several chunks of replicates, one below the other."""
+    """Concatenate the rows (measurements by name) of several chunks of replicates along the axis of replicates."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
 class StudySetup:
-    """Everything that all chunks of replicates of a study share."""
+    """Settings that all chunks of replicates of a study share: law, head, sizes, reference, device, precision."""
 
     measure: Measure
     reference: Reference
@@ -69,7 +69,7 @@ class StudySetup:
     precision: Precision
 
     def chunk_size(self, queries: int) -> int:
-        """Number of replicates in a chunk, so that their tokens and queries fit the memory bound."""
+        """Number of replicates in a chunk, so that the chunk's tokens and queries fit the memory bound."""
         head = self.head
         width = head.dim + head.key_dim + 2 * head.value_dim
         floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
@@ -78,12 +78,12 @@ class StudySetup:
         return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
-        """State of the queries over a block of tokens."""
+        """Attention state (mergeable log-sum-exp and mean value) of the queries over a block of tokens."""
         keys, values = self.head.keys(tokens), self.head.values(tokens)
         return state_of(query, keys, values, bias=bias, kernel=kernel or self.precision)
 
     def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
-        """−inf (queries, stop − start) where a query meets itself; None for blocks that hold no query."""
+        """Score bias (queries, stop − start) that masks each query's own token by −inf; None if nothing is masked."""
         if not self.mask_self or start >= queries:
             return None
         same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
@@ -91,7 +91,7 @@ class StudySetup:
 
 
 class ReplicatePass:
-    """A chunk of replicates on its way through its tokens."""
+    """One pass over the tokens of a chunk of replicates, which measures the errors at every size n."""
 
     def __init__(self, setup: StudySetup, replicates: range, queries: int, *, floor: bool) -> None:
         self.setup, self.replicates, self.queries = setup, replicates, queries
@@ -110,7 +110,7 @@ class ReplicatePass:
         self.done = 0  # blocks
 
     def blocks(self) -> Iterator[int]:
-        """Process the remaining blocks; yields the number of tokens after each."""
+        """Attend to the remaining blocks of tokens; yields the number of tokens of each block after it is done."""
         blocks = list(self.setup.cells.blocks(self.setup.reference.page))
         for step, start, stop in blocks[self.done :]:
             self._add(start, stop)
@@ -120,13 +120,13 @@ class ReplicatePass:
             yield len(self.replicates) * (stop - start)
 
     def rows(self) -> Rows:
-        """The measurements of the replicates, after all remaining blocks."""
+        """Rows (measurements by name) of the replicates at every size, after finishing all remaining blocks."""
         deque(self.blocks(), maxlen=0)
         stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
         return {**stacked, "floor": self.floors}
 
     def rows_with_uniform(self) -> Rows:
-        """The measurements, with the uniform error over a ball where the study has a radius."""
+        """Rows (measurements by name), with the largest error over a ball of queries if the study has a radius."""
         setup, rows = self.setup, self.rows()
         if setup.radius is None:
             return rows
@@ -136,14 +136,14 @@ class ReplicatePass:
         return rows | {"errors.uniform": uniform.largest, "missed": uniform.missed}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs after some blocks."""
+        """Tensors by name that a checkpoint saves to resume the pass after the blocks done so far."""
         held = {"first": self.sums.first, "second": self.sums.second, "floors": torch.from_numpy(self.floors)}
         held |= {f"state.{name}": part for name, part in self.state.tensors().items()}
         held |= {f"exact.{name}": part for name, part in self.precise_state.tensors().items()}
         return held | {f"step{j}.{name}": part for j, step in enumerate(self.steps) for name, part in step.items()}
 
     def restore(self, saved: dict[str, Tensor], done: int) -> None:
-        """Return to where `tensors` were taken, after `done` blocks."""
+        """Resume the pass from tensors that a checkpoint saved after `done` blocks."""
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
         blocks = list(self.setup.cells.blocks(self.setup.reference.page))
@@ -153,7 +153,7 @@ class ReplicatePass:
         self.steps = [step for step in steps if step]
 
     def _add(self, start: int, stop: int) -> None:
-        """Attend to the tokens of one block."""
+        """Attend to one block, the tokens from index `start` to `stop`, and merge it into the running state."""
         setup = self.setup
         tokens, vectors = setup.reference.draw(self.replicates, start, stop)
         self.sums = self.sums.add(vectors)
@@ -165,7 +165,7 @@ class ReplicatePass:
             self.precise_state = self.precise_state.merge(block)
 
     def _measure(self, step: int) -> None:
-        """Record the errors at the size that the pass just reached."""
+        """Record the errors, their noise and the numerical floor at the size with index `step`, just reached."""
         reference, used = self.setup.reference, min(self.queries, self.setup.cells.sizes[step])
         at_queries = self.at_queries[:, :used]
         limits = self.limits if used == self.queries else QuerySums.of(at_queries)
@@ -184,9 +184,9 @@ class ReplicatePass:
 
 
 def choose_queries(setup: StudySetup, replicates: int) -> int:
-    """Number of queries per replicate that keeps their noise a small share of every squared error, from a pilot.
+    """Choose by a pilot the number of queries per replicate, so that query noise is a small share of squared errors.
 
-    The pilot uses few queries and replicates of its own (numbers from 2³⁰ on); noise falls like 1/queries.
+    The pilot measures few queries in `replicates` extra replicates (numbered from 2³⁰); noise falls like 1/queries.
     """
     largest = setup.cells.sizes[-1]
     first = min(PILOT_QUERIES, largest)

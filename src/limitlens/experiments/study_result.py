@@ -1,4 +1,4 @@
-"""`StudyResult`: measured error curves of a study, their fitted rates, the predictions of theory, and the view."""
+"""`StudyResult`: error curves that a study measured, their fitted rates, the predictions of theory, and the page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AS_STORED = (
     "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds",
     "warnings", "notes",
 )  # fmt: skip
-MEANING = {  # of the errors that views show; documents and tables have every error
+MEANING = {  # descriptions of the errors that views show; documents and tables have every error
     "mean": "mean of the outputs",
     "covariance": "covariance of the outputs",
     "output": "output, root mean square over queries",
@@ -53,17 +53,17 @@ PROVED = ("mean", "covariance")  # errors that the proved rate bounds
 WANTED = (0.1, 0.05, 0.01)  # relative output errors for which every study gives the number of tokens
 COLOURS: dict[str, Colour] = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
 TOKENS = Axis("number of tokens n", log=True)
-SEEN_FLOOR = 0.02  # of the smallest error: a lower numerical floor is not drawn
+SEEN_FLOOR = 0.02  # a numerical floor below this share of the smallest error is not drawn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyResult(Result):
-    """Errors of attention over n tokens for nested sizes n, measured and predicted."""
+    """Result of `study`: errors of attention over n tokens against the infinite-token limit, measured and predicted."""
 
     kind, file = "study", "curve"
     sizes: tuple[int, ...]
-    replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name, as measured; `uniform` only with a radius
-    query_noise: Mapping[str, Array]  # (replicates, sizes) by name: excess of the squared error from using few queries
+    replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name of the error; `uniform` only with a radius
+    query_noise: Mapping[str, Array]  # (replicates, sizes) by name: excess of the squared error due to few queries
     fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2 or 4): errors from halves and quarters of the queries
     controls: Array  # (replicates, sizes, F): control variates of expectation zero
     reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
@@ -75,7 +75,7 @@ class StudyResult(Result):
     # `rate_sharp_output` for the output error of one typical sample.
     theory: Mapping[str, float]
     asymptotic: Mapping[str, float]  # rate each error tends to: the sharp one, or 1/2 (bounded tokens, uniform error)
-    predict: Callable[[], Mapping[str, Array]]  # computes `predicted`, which takes longer than a study on a GPU
+    predict: Callable[[], Mapping[str, Array]]  # computes `predicted` on demand: it takes longer than a study on a GPU
     mask_self: bool
     queries: int  # per replicate
     seed: int
@@ -88,17 +88,17 @@ class StudyResult(Result):
 
     @cached_property
     def predicted(self) -> Mapping[str, Array]:
-        """Error curves that theory predicts without sampling, for Gaussian tokens."""
+        """Predicted errors (sizes,) by name, computed by theory without sampling; empty unless tokens are Gaussian."""
         return self.predict()
 
     @property
     def replicates(self) -> int:
-        """Number of replicates behind every point."""
+        """Number of replicates (independent samples of tokens) behind every point of the error curves."""
         return len(self.replicate_errors["output"])
 
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
-        """The curve of every error by name, with query noise removed and control variates applied."""
+        """Curve over n of every measured error by name, with query noise removed and control variates applied."""
         curves = {}
         for name in self.replicate_errors:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
@@ -111,26 +111,26 @@ class StudyResult(Result):
 
     @property
     def shown(self) -> dict[str, ErrorCurve]:
-        """The curves of the errors that views show."""
+        """Curves over n of the errors that pages and terminal views show, by name."""
         return {name: self.errors[name] for name in MEANING if name in self.errors}
 
     @cached_property
     def relative(self) -> ErrorCurve:
-        """The output error relative to the root mean square of the limit."""
+        """Curve over n of the output error, divided by the root mean square of the limit output."""
         return self.errors["output"].scaled(self.scale[0])
 
     def rate(self, name: str = "output") -> Rate | None:
-        """The fitted rate of an error, or None where fewer than three sizes can be fitted."""
+        """Fitted rate of the error `name`, or None where fewer than three sizes can be fitted."""
         if name not in self.errors:
             raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.errors)}")
         return self.errors[name].rate
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
-        """Token sample complexity: the smallest n whose relative output error is at most `error`."""
+        """Smallest number of tokens n up to `context` whose relative output error is at most `error`."""
         return self.relative.tokens_for(check_relative(error), context)
 
     def denoised_moments(self, name: str) -> Array:
-        """|error|^moment (replicates, sizes), corrected so that its mean over replicates is free of query noise."""
+        """Powers |error|^moment (replicates, sizes) of an error, corrected so that their mean has no query noise."""
         errors = self.replicate_errors[name]
         if name in self.fewer_queries:
             errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
@@ -138,7 +138,7 @@ class StudyResult(Result):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per error and size, with standard error, local slope, floor and prediction."""
+        """Table of the error curves: one row per error and size n, with standard error, local slope and prediction."""
         parts = []
         for name, curve in self.errors.items():
             slopes, slope_errors = curve.local_slopes
@@ -159,7 +159,7 @@ class StudyResult(Result):
         return pd.concat(parts, ignore_index=True)
 
     def document(self) -> dict[str, Any]:
-        """The study as the JSON document of the contract."""
+        """JSON document of the study, as saved and as printed by `--json`: errors, rates, predictions, options."""
         errors, slopes, rates = {}, {}, {}
         for name, curve in self.errors.items():
             errors[name] = {"value": curve.error, "stderr": curve.stderr}
@@ -179,13 +179,13 @@ class StudyResult(Result):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """The measured arrays by name."""
+        """Arrays of the measured errors, query noise and control variates by name, to be saved with the document."""
         rows = {f"{key}.{name}": rows for key, of in FIELD_OF.items() for name, rows in getattr(self, of).items()}
         return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
 
     @classmethod
     def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array]) -> StudyResult:
-        """The result with this document and these arrays."""
+        """Study read back from a saved JSON document and arrays (inverse of `document` and `arrays`)."""
         rows: dict[str, Any] = {
             of: {name: arrays[key] for name in document["errors"] if (key := f"{prefix}.{name}") in arrays}
             for prefix, of in FIELD_OF.items()
@@ -203,14 +203,14 @@ class StudyResult(Result):
 
     @classmethod
     def load(cls, run: Run) -> StudyResult:
-        """The study of a run folder."""
+        """Study that a run folder holds."""
         return cls.stored(run.document, run.arrays())
 
     def __repr__(self) -> str:
         return f"<StudyResult: {self.measure}, {span(self)}, {self.replicates} replicates>"
 
     def view(self) -> View:
-        """Error curves and rates of the study, against theory."""
+        """Page of the study: error curves, fitted and asymptotic rates, local slopes, and tokens for an error."""
         horizon, one_sided, coupling = (
             short(self.theory[name]) for name in ("horizon", "horizon_one_sided", "coupling")
         )
@@ -252,12 +252,12 @@ class StudyResult(Result):
         )
 
     def figures(self) -> list[Figure]:
-        """Every error with its 95% bars and its fitted power law."""
+        """Figure of the error curves with 95% bars, fitted power laws and predictions, as a list."""
         return [_errors_figure(self)]
 
 
 def _errors_figure(study: StudyResult) -> Figure:
-    """Every error against n with its fitted power law and its prediction; the numerical floor where it is near."""
+    """Figure of every error against n, with fitted power law, prediction, and the numerical floor if near."""
     series = []
     for name, curve in study.shown.items():
         series.append(points(name, study.sizes, curve.error, COLOURS[name], curve.stderr))
@@ -273,7 +273,7 @@ def _errors_figure(study: StudyResult) -> Figure:
 
 
 def _slopes_figure(study: StudyResult) -> Figure:
-    """Slopes between neighbouring sizes, and the rates they tend to."""
+    """Figure of each error's slope in log n between neighbouring sizes, with the asymptotic rates as guide lines."""
     n = np.asarray(study.sizes, dtype=float)
     middle = np.sqrt(n[1:] * n[:-1])
     series = []
@@ -286,7 +286,7 @@ def _slopes_figure(study: StudyResult) -> Figure:
 
 
 def _rates_table(study: StudyResult) -> Table:
-    """Fitted, asymptotic and proved rates of the errors that views show."""
+    """Table of the fitted, asymptotic and proved rates, one row for each error that views show."""
     rows: list[list[Cell]] = []
     for name, curve in study.shown.items():
         rate, slope, interval, law = curve.rate, None, "too few sizes", None
@@ -301,7 +301,7 @@ def _rates_table(study: StudyResult) -> Table:
 
 
 def _fitted_rates(study: StudyResult) -> str:
-    """Sentence with the fitted and the asymptotic rates."""
+    """Sentence for the page with the fitted and the asymptotic rates of the study's errors."""
     fitted = {name: curve.rate for name, curve in study.shown.items() if curve.rate is not None}
     if not fitted:
         return "There are too few sizes to fit a rate; the table has the errors."
@@ -315,7 +315,7 @@ def _fitted_rates(study: StudyResult) -> str:
 
 
 def _tokens_needed(study: StudyResult) -> str:
-    """Sentence with the number of tokens for each of the `WANTED` errors."""
+    """Sentence for the page with the number of tokens that each relative output error in `WANTED` needs."""
     needed = {error: study.tokens_for(error) for error in WANTED}
     if unknown := next((answer.why for answer in needed.values() if answer.why), ""):
         return f"The number of tokens for an error is not known: {unknown}."
@@ -337,12 +337,12 @@ def _smallest_error(study: StudyResult) -> float:
 
 
 def span(study: StudyResult) -> str:
-    """Range of the sizes of a study, for sentences."""
+    """Range of the sizes n of a study as text: "n from 1,000 to 30,000"."""
     return f"n from {study.sizes[0]:,} to {study.sizes[-1]:,}"
 
 
 def trust(studies: Sequence[StudyResult], interrupted: bool) -> list[str]:
-    """Sentences on the numerical floor, interrupts and caveats of studies."""
+    """Sentences for the page on how far to trust the studies: numerical floor, interrupts and caveats."""
     last, sentences = studies[-1], []
     if last.floor.any():
         floor, smallest = short(float(last.floor.max())), short(_smallest_error(last))

@@ -33,47 +33,47 @@ GROWING = ("uniform", "mean", "covariance")  # errors whose constants a sweep of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sweep(Result):
-    """One study for each value of the swept parameter, which `kind` names."""
+    """Result of `sweep`: one study for each value of the swept parameter, horizon or radius, which `kind` names."""
 
     values: tuple[float, ...]
     curves: tuple[StudyResult, ...]
-    interrupted: bool = False  # fewer values than requested
+    interrupted: bool = False  # whether fewer values than requested were studied
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings of every study, each once."""
+        """Warnings of all studies of the sweep, without duplicates."""
         return tuple(dict.fromkeys(warning for curve in self.curves for warning in curve.warnings))
 
     def document(self) -> dict[str, Any]:
-        """The sweep as JSON."""
+        """JSON document of the sweep: values of the parameter and the document of every study."""
         studies = [curve.document() for curve in self.curves]
         return {self.kind: list(self.values), "studies": studies, "interrupted": self.interrupted}
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays of every study, prefixed by the index of the study."""
+        """Arrays of every study by name, to be saved; names are prefixed by the index of the study."""
         return {f"{k}.{name}": array for k, curve in enumerate(self.curves) for name, array in curve.arrays().items()}
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """The sweep of a run folder."""
+        """Read a sweep back from a run folder."""
         arrays = run.arrays()
         curves = [StudyResult.stored(study, under(f"{k}.", arrays)) for k, study in enumerate(run.document["studies"])]
         return cls(tuple(run.document[cls.kind]), tuple(curves), run.document["interrupted"])
 
 
 class HorizonSweep(_Sweep):
-    """One study for each horizon of the head, whose `values` are the horizons."""
+    """Result of a sweep of the head's horizon: one study for each horizon in `values`."""
 
     kind, file = "horizons", "curve"
 
     @property
     def table(self) -> pd.DataFrame:
-        """The tables of all studies, with a column `horizon`."""
+        """Tables of the errors of all studies as one, with a column `horizon`."""
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.values, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
-        """Rates over the horizon, against theory."""
+        """Page of the sweep: fitted rates of the errors against the horizon, with the rates of theory."""
         first, count = self.curves[0], plural(len(self.values), "horizon")
         rows: list[list[Cell]] = []
         for horizon, curve in zip(self.values, self.curves, strict=True):
@@ -113,12 +113,12 @@ class HorizonSweep(_Sweep):
         )
 
     def _fitted(self, name: str) -> list[tuple[float, float, float, StudyResult]]:
-        """Horizon, rate, standard error and study, wherever the rate of this error could be fitted."""
+        """Horizon, rate of the error `name`, standard error and study, for every study with a fitted rate."""
         studies = [(horizon, curve.rate(name), curve) for horizon, curve in zip(self.values, self.curves, strict=True)]
         return [(horizon, rate.slope, rate.stderr, curve) for horizon, rate, curve in studies if rate is not None]
 
     def _rates_figure(self) -> Figure:
-        """Fitted rates against the horizon, with the sharp rates and the drawn one."""
+        """Figure of the fitted rates against the horizon, with the sharp rates and the published (drawn) line."""
         fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
         sharp, squared, drawn = (
             [*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn)
@@ -150,24 +150,24 @@ class Growth:
 
     @property
     def law(self) -> str:
-        """The law that fits better."""
+        """Name of the growth that fits better: exponential or polynomial."""
         return "exponential" if self.evidence > 0 else "polynomial"
 
 
 class RadiusSweep(_Sweep):
-    """Constants √n · error of the uniform and moment errors, for each radius to which the tokens are scaled."""
+    """Result of a sweep of the tokens' radius: constants √n · error of the uniform and moment errors at each radius."""
 
     kind, file = "radii", "constants"
 
     def constants(self, name: str) -> tuple[Array, Array]:
-        """√n · error at the largest size and its standard error, for each radius."""
+        """Constants √n · error of the error `name` at the largest size n, and standard errors, for each radius."""
         curves = [study.errors[name] for study in self.curves]
         last = [(curve.error[-1], curve.stderr[-1]) for curve in curves]
         value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
     def growth(self, name: str) -> Growth | None:
-        """Growth of the constant of an error; None where an interrupt left fewer than 3 radii."""
+        """Fitted growth with the radius of the constant of the error `name`; None for fewer than 3 radii."""
         if len(self.values) < FEWEST_RADII:
             return None
         value, stderr = self.constants(name)
@@ -180,13 +180,13 @@ class RadiusSweep(_Sweep):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per error and radius: error, radius, constant, stderr."""
+        """Table of the constants √n · error, one row per error and radius: error, radius, constant, stderr."""
         columns = {name: (self.values, *self.constants(name)) for name in GROWING}
         rows = [(name, *row) for name, column in columns.items() for row in zip(*column, strict=True)]
         return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
 
     def document(self) -> dict[str, Any]:
-        """The sweep as JSON."""
+        """JSON document of the sweep: radii, studies, and the constants √n · error with their growth in the radius."""
         grown = {name: self.growth(name) for name in GROWING}
         return {
             **super().document(),
@@ -196,7 +196,7 @@ class RadiusSweep(_Sweep):
         }
 
     def view(self) -> View:
-        """Growth of the constants of the uniform and moment errors with the radius."""
+        """Page of the sweep: growth with the radius of the constants of the uniform and moment errors."""
         first, last = self.curves[0], f"n = {self.curves[0].sizes[-1]:,}"
         grown = {name: growth for name in GROWING if (growth := self.growth(name)) is not None}
         rows: list[list[Cell]] = [[name, *cells(*self.constants(name))] for name in GROWING]
@@ -250,12 +250,12 @@ def sweep(
     """Run a study for each horizon of a designed head, or for each radius to which compact tokens are scaled.
 
     Give exactly one of `horizons` and `radii`. `spectrum` is that of the designed head. With horizons, `radius` adds
-    the uniform error over the ball of this radius. With radii R the head stays the same: `head`, or one designed for
-    this `horizon` over the law as given. Scores then grow like R², and the uniform error over |x| ≤ R is measured as
-    well as the errors of the moments. The bound of the uniform error grows exponentially with the scores, since the
-    ball holds queries with few tokens near them; the moments average over queries that are tokens, and grow like a
-    power of R. In low dimension the uniform error too ends up growing like a power, once tilted laws are small caps.
-    The other options are those of `study`.
+    the uniform error (maximum over the ball of queries of this radius). With radii R all studies share one head:
+    `head`, or one designed for this `horizon` over the law as given. Scores then grow like R², and the uniform error
+    over |x| ≤ R is measured as well as the errors of the moments. The bound of the uniform error grows exponentially
+    with the scores, since the ball holds queries with few tokens near them; errors of the moments average over queries
+    that are tokens, and grow like a power of R. In low dimension the uniform error too ends up growing like a power,
+    once tilted laws concentrate on small caps. The other options are those of `study`.
 
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
@@ -288,7 +288,7 @@ def sweep(
 
 
 def _check_radii(law: Measure, radii: Sequence[float]) -> None:
-    """Refuse radii for tokens of unbounded support, and too few of them for a growth."""
+    """Raise an `InputError` for radii with tokens of unbounded support, and for too few radii to fit a growth."""
     if not np.isfinite(law.radius):
         raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
     if len(radii) < FEWEST_RADII:
@@ -298,7 +298,7 @@ def _check_radii(law: Measure, radii: Sequence[float]) -> None:
 def _run_each(
     values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None, ray: str | None
 ) -> tuple[tuple[float, ...], tuple[StudyResult, ...], bool]:
-    """Values, results and whether an interrupt ended the sweep, of the studies that finished."""
+    """Run the studies in turn: swept values and results of the finished ones, and whether an interrupt ended early."""
     report = progress or (lambda done, total: None)
     curves: list[StudyResult] = []
     try:

@@ -1,4 +1,4 @@
-"""Predictions of the theory as a result: what `limitlens theory` shows, saves and makes a page of."""
+"""Predictions of the theory as a result with tables, figures and a page: the output of `limitlens theory`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from limitlens.theory._summary import Summary, summary
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TheoryReport(Result):
-    """The predictions of `theory.summary` with tables, figures, a page and a run folder."""
+    """Result of `theory_report`: the predictions of `theory.summary`, with tables, figures, a page and a run folder."""
 
     summary: Summary
     kind = "theory"
 
     @classmethod
     def load(cls, run: Run) -> TheoryReport:
-        """Read the predictions of a run folder."""
+        """Read a report of predictions back from a run folder."""
         return cls(Summary(dict(run.document)))
 
     @property
@@ -34,32 +34,32 @@ class TheoryReport(Result):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Reasons why the slopes at this n are not rates."""
+        """Sentences on why the predicted slopes at this n are not yet the asymptotic rates."""
         return self.summary.warnings
 
     @property
     def table(self) -> pd.DataFrame:
-        """The rates, one row each."""
+        """Table of the predicted rates of convergence, one row per rate with formula and status."""
         return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
 
     @property
     def curves(self) -> dict[str, Any]:
-        """The predicted error curves by name, after their sizes n; empty for laws without one."""
+        """Sizes under "n", then the predicted errors at these sizes by name; empty for laws without a prediction."""
         found = self.predicted.get("curve", {})
         parts = {name: part["predicted"] for name, part in found.items() if name != "n"}
         known = {name: curve for name, curve in parts.items() if curve is not None}
         return {"n": found["n"], **known} if known else {}
 
     def document(self) -> dict[str, Any]:
-        """The predictions as a JSON document."""
+        """JSON document of all predictions, for saving."""
         return self.summary.document()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The rates, and the predicted curves if there are any."""
+        """Table of the predicted rates, and one of the predicted error curves if there are any, by file name."""
         return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
 
     def figures(self) -> list[Figure]:
-        """The predicted curves if there are any, and the error at single queries."""
+        """Figures of the predicted error curves, if there are any, and of the predicted error at single queries."""
         curves, queries = self.curves, self.predicted["queries"]
         figures = []
         if curves:
@@ -82,7 +82,7 @@ class TheoryReport(Result):
         return [*figures, Figure(title, x, y, at_queries)]
 
     def view(self) -> View:
-        """All predictions as tables, with the figures on a page."""
+        """View of all predictions as tables; the page has the figures too."""
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
         reach = (
             f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
@@ -155,7 +155,7 @@ class TheoryReport(Result):
         return [table for table in tables if table.rows]
 
     def _rows(self, part: str, *keys: str) -> list[Sequence[Cell]]:
-        """One row for each prediction in a part of the document: its name and the values of the keys."""
+        """Rows for a table of the predictions under `part` of the document: name, then the values under `keys`."""
         return [
             (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in keys))
             for name, found in (self.predicted.get(part) or {}).items()

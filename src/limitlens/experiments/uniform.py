@@ -1,13 +1,14 @@
-"""The uniform error over a ball, sup over |x| ≤ R of |Γ_n(x) − Γ(x)|, by ascent from many starts.
+"""The uniform error, sup over queries |x| ≤ R of |Γ_n(x) − Γ(x)|, by gradient ascent from many starts.
 
-Γ_n and Γ are gradients: with K_n the empirical cumulant function, δ(t) = ∇K_n(t) − ∇K(t) and the error is |V δ(A x)|.
-The gradient in t of half its square is ∇²(K_n − K)(t) u with u = VᵀVδ, that is the derivative of δ along u. Two more
-evaluations of δ give it, so the ascent needs only attention, streams its tokens, and works for every law.
+Γ_n is the head's output over n tokens, Γ the limit. Both are gradients: with K_n the empirical cumulant function and
+δ(t) = ∇K_n(t) − ∇K(t), the error is |V δ(A x)|. The gradient in t of half the squared error is ∇²(K_n − K)(t) u with
+u = VᵀVδ, the derivative of δ along u. Two more evaluations of δ give this gradient, so the ascent needs only attention,
+streams its tokens, and works for every law.
 
-The ascent starts where the error is largest among many candidates. The useful ones aim at tokens far out: the query
-x = R Aᵀ(X − m)/|Aᵀ(X − m)| gives the token X the largest weight. The result is a lower bound of the supremum. The
-candidates form two halves, and the shortfall of one half against both is measured; as the expected maximum is concave
-in the number of candidates, twice as many would add at most twice that.
+The ascent starts where the error is largest among many candidates. The useful candidates aim at tokens far out: the
+query x = R Aᵀ(X − m)/|Aᵀ(X − m)| gives the token X the largest weight. The result is a lower bound of the supremum.
+The candidates form two halves, and the shortfall of one half against both is measured; as the expected maximum is
+concave in the number of candidates, twice as many would add at most twice this shortfall.
 """
 
 from typing import NamedTuple
@@ -25,19 +26,19 @@ from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.streams import PAGE
 
-CANDIDATES, STARTS, STEPS = 192, 8, 32  # of each half: candidates, those that start an ascent, and its steps
+CANDIDATES, STARTS, STEPS = 192, 8, 32  # candidates in each half, how many start an ascent, and steps of an ascent
 AIMED = 1 / 3  # share of the candidates that aim at the farthest tokens
 
 
 class UniformErrors(NamedTuple):
-    """Largest errors, and the relative shortfall of one half of the starts; each (replicates, sizes)."""
+    """Largest error over a ball of queries, and relative shortfall with half the starts; each (replicates, sizes)."""
 
     largest: Array
-    missed: Array  # 1 − (mean over halves of their largest)/largest
+    missed: Array  # 1 − (mean over the two halves of the largest error in the half)/largest
 
 
 def missed_note(missed: Array) -> str:
-    """Sentence on what the search may have missed, at the largest size, with its standard error over replicates."""
+    """Sentence on how far the search for the largest error may fall short, from `missed` (replicates, sizes)."""
     last = 100 * missed[:, -1]
     less = f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}%"
     return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
@@ -46,7 +47,7 @@ def missed_note(missed: Array) -> str:
 def uniform_errors(
     measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
 ) -> UniformErrors:
-    """Uniform errors of each replicate at each size, in float64."""
+    """Largest error over queries in the ball of this radius, for each replicate and size, in float64."""
     ascent = _Ascent(measure, head, reference, replicates, radius)
     previous, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
     for size in cells.sizes:
@@ -55,21 +56,21 @@ def uniform_errors(
         one_half = (error[:, :STARTS].max(1) + error[:, STARTS : 2 * STARTS].max(1)) / 2
         largest.append(best)
         missed.append(1 - np.divide(one_half, best, out=np.ones_like(best), where=best > 0))
-        previous = x[np.arange(len(x)), error.argmax(1)][:, None]  # a good start for the next size too
+        previous = x[np.arange(len(x)), error.argmax(1)][:, None]  # a start for the next size, whose maximum is near
     return UniformErrors(np.stack(largest, 1), np.stack(missed, 1))
 
 
 class _Ascent:
-    """Projected gradient ascent of the error for a group of replicates, many starts at once: points are (r, s, d)."""
+    """Projected gradient ascent of the error in the query, for r replicates and s starts at once: queries (r, s, d)."""
 
     def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
         self.measure, self.head, self.reference = measure, head, reference
         self.replicates, self.radius = replicates, radius
-        # One for each replicate, so that its starts do not depend on the other replicates of the group.
+        # One generator for each replicate, so that its starts do not depend on the other replicates of the group.
         self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
 
     def halves(self, size: int) -> tuple[Array, Array]:
-        """Two independent sets of starts (r, STARTS, d): the candidates with the largest errors in each half."""
+        """Two independent sets of starting queries (r, STARTS, d): the candidates of largest error in each half."""
         aimed = self._aimed(size, 2 * int(AIMED * CANDIDATES))
         first, second = (self._best(np.concatenate((self._spread(), aimed[:, half::2]), 1), size) for half in (0, 1))
         return first, second
@@ -79,7 +80,7 @@ class _Ascent:
         return np.take_along_axis(candidates, np.argsort(-error, axis=1)[:, :STARTS, None], 1)
 
     def _spread(self) -> Array:
-        """Candidates over the ball (r, count, d), half of them on its surface, where the tilts are largest."""
+        """Random candidate queries in the ball (r, count, d), half of them on its surface, where tilts are largest."""
         count = CANDIDATES - int(AIMED * CANDIDATES)
         direction = np.stack([rng.standard_normal((count, self.head.dim)) for rng in self.generators])
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
@@ -88,7 +89,7 @@ class _Ascent:
         return np.asarray(self.radius * distance * direction)
 
     def _aimed(self, size: int, count: int) -> Array:
-        """Queries aimed at the `count` tokens whose keys lie farthest out: (r, at most count, d)."""
+        """Candidate queries aimed at the `count` tokens with the longest keys among `size`: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
             tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
@@ -100,7 +101,7 @@ class _Ascent:
         return np.asarray(self.radius * queries / np.maximum(lengths, 1e-300))
 
     def climb(self, x: Array, size: int) -> tuple[Array, Array]:
-        """Ascend from starts x (r, s, d) to local maxima and their errors (r, s).
+        """Ascend from starting queries x (r, s, d) to local maxima of the error over `size` tokens; errors are (r, s).
 
         A step that lowers the error is undone and halved; one that raises it is lengthened.
         """
@@ -123,7 +124,7 @@ class _Ascent:
         return x, error
 
     def _gradient(self, x: Array, delta: Array, size: int) -> Array:
-        """Gradient in x of half the squared error, by a central difference of δ along u = VᵀVδ."""
+        """Gradient in the queries x of half the squared error, by a central difference of δ along u = VᵀVδ."""
         along = delta @ self.head.V.T @ self.head.V
         norm = np.linalg.norm(along, axis=-1, keepdims=True)
         unit = np.divide(along, norm, out=np.zeros_like(along), where=norm > 0)
@@ -139,7 +140,7 @@ class _Ascent:
         return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))
 
     def _delta(self, tilts: Array, size: int) -> Array:
-        """∇K_n − ∇K at tilts (r, s, d), with K_n over the first `size` tokens of each replicate."""
+        """Error δ = ∇K_n − ∇K at tilts (r, s, d), K_n being over the first `size` tokens of each replicate."""
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):

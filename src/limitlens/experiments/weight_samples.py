@@ -1,10 +1,10 @@
-"""Simulation of attention from one query at any number of keys: only the nearest keys are drawn.
+"""Simulation of attention from one query over any number n of keys, of which only the nearest are drawn.
 
-The rescaled gaps x_1 < x_2 < … of n keys are Λ^{−1} of ordered uniform numbers (times n), and ordered uniform numbers
-are normalised partial sums of exponential ones (Rényi), which can be drawn from the smallest on without drawing the
-others. The limit uses Λ^{−1} of the partial sums themselves. Given the last key that is drawn, the remaining keys are
-independent of those before it; their total weight is approximated by its conditional mean plus a Gaussian fluctuation
-with the exact covariance. `WeightSample.remainder` is the size of that fluctuation.
+The rescaled gaps x_1 < x_2 < … between the query and n keys, x = β(1 − <q, k>), are Λ^{−1} of ordered uniform numbers
+(times n). Ordered uniform numbers are normalised partial sums of exponential ones (Rényi), which can be drawn from the
+smallest on without drawing the others. The limit n → ∞ uses Λ^{−1} of the partial sums themselves. Given the last drawn
+key, the keys beyond it are independent of the drawn ones; their total weight is approximated by its conditional mean
+plus a Gaussian fluctuation with the exact covariance, whose size is `WeightSample.remainder`.
 """
 
 import math
@@ -29,12 +29,12 @@ check_replicates = partial(check_number, "replicates", expected="at least 2, to 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A predicted and a measured number; None or an estimate of NaN where one is not known."""
+    """A quantity with its predicted and its measured value; an unknown one is None (predicted) or NaN (measured)."""
 
     predicted: float | None = None
     status: Status | None = None
     predicted_stderr: float | None = None  # where the prediction is a simulation of the limit
-    exact: float | None = None  # expectation at finite n, where `predicted` is that of the scaling limit
+    exact: float | None = None  # exact expectation at finite n, where `predicted` is the one in the scaling limit
     asymptotic: float | None = None  # formula for large β
     averaging: float | None = None  # formula for many keys that share the mass
     measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
@@ -42,7 +42,7 @@ class Quantity:
 
     @classmethod
     def sampled(cls, values: Array, **known: Any) -> Self:
-        """The mean of independent values with its standard error; unknown where a value is NaN."""
+        """Quantity measured as the mean of independent `values`, with its standard error; unknown if a value is NaN."""
         if np.isnan(values).any():
             return cls(**known)
         stderr = float(values.std(ddof=1) / np.sqrt(values.size))
@@ -54,7 +54,7 @@ sampled = partial(Quantity.sampled, status=Status.VERIFIED)
 
 
 def check_count(n: float) -> int:
-    """The number of keys `n`, which may be given as 1e10, as an integer."""
+    """Check that the number of keys `n`, which may be a float such as 1e10, is whole, and return it as an int."""
     if not float(n).is_integer():
         raise InputError(f"n is {n:g}; expected a whole number of keys")
     return int(n)
@@ -62,14 +62,14 @@ def check_count(n: float) -> int:
 
 @dataclass(frozen=True)
 class WeightSample:
-    """Weights and output of attention in independent replicates; every array has shape (replicates,)."""
+    """Statistics of the softmax weights and output of one query in independent replicates; arrays are (replicates,)."""
 
     top: Array  # the largest weight w₁
     participation: Array  # Σ w²
     entropy: Array  # −Σ w log w
     keys90: Array  # number of nearest keys that hold 90% of the mass; NaN where it exceeds the number drawn
     gap: Array  # Σ w x = β(1 − <q, Γ>), the output along the query
-    tangential: Array  # √β times an output coordinate orthogonal to it; NaN where keys are not uniform around it
+    tangential: Array  # √β times an output coordinate orthogonal to q; NaN if keys are not uniform around q
     nearest: Array  # x_1, the rescaled gap of the nearest key
     remainder: Array  # standard deviation of the approximated mass over the total mass; 0 where every key is drawn
 
@@ -77,7 +77,7 @@ class WeightSample:
 def sample_weights(
     points: Points, replicates: int, rng: np.random.Generator, tangent_dim: int | None = None
 ) -> WeightSample:
-    """Simulate attention over n keys of a law (`KeyPoints`) or over those of the scaling limit (`PoissonPoints`).
+    """Simulate attention of one query over n keys of a law (`KeyPoints`) or in the scaling limit (`PoissonPoints`).
 
     `tangent_dim` is the dimension of the directions around the query, for laws that are uniform over them.
     """
@@ -93,7 +93,7 @@ def sample_weights(
 
 
 def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.Generator) -> Array:
-    """Draw the `ranks` largest weights w₁ ≥ w₂ ≥ …, of shape (replicates, ranks)."""
+    """Draw the `ranks` largest softmax weights w₁ ≥ w₂ ≥ … of one query over the keys `points`: (replicates, ranks)."""
     if not 1 <= ranks <= min(points.total, MOST_DRAWN):
         raise InputError(f"ranks is {ranks}; expected between 1 and {min(points.total, MOST_DRAWN):g}")
     drawn = max(ranks, _keys_to_draw(points))
@@ -102,7 +102,7 @@ def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.G
 
 
 def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random.Generator) -> WeightSample:
-    """Simulate attention softmax(β K q)ᵀ K over n keys uniform on S^{d−1} by brute force, with every key a vector."""
+    """Simulate softmax(β K q)ᵀ K over n keys K (n, d), uniform on S^{d−1}, by brute force: every key is drawn."""
     check_dim(dim)
     check_keys(n)
     check_beta(beta)
@@ -121,14 +121,14 @@ def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random
 
 
 def _chunks(replicates: int, drawn: int) -> list[int]:
-    """Sizes of the chunks of replicates, so that memory is bounded."""
+    """Numbers of replicates to simulate at a time, each with `drawn` keys, so that memory is bounded."""
     check_replicates(replicates)
     step = max(1, _CHUNK // drawn)
     return [min(step, replicates - start) for start in range(0, replicates, step)]
 
 
 def _keys_to_draw(points: Points) -> int:
-    """Number of keys to draw: all if they are few, else those whose mass could matter, at most `MOST_DRAWN`."""
+    """Number of nearest keys to draw: all of few, else those whose softmax weight matters, at most `MOST_DRAWN`."""
     if points.total <= MOST_DRAWN:
         return int(points.total)
     farthest = float(points.reach(20.0)) + negligible_beyond(points.a) / 2
@@ -137,7 +137,7 @@ def _keys_to_draw(points: Points) -> int:
 
 
 def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Increasing gaps x (replicates, drawn), weights e^{x_1 − x}, sums over the other keys (`_rest`), and 1/w₁."""
+    """Draw gaps x of the nearest keys (replicates, drawn): x, e^{x_1 − x}, sums over the other keys (`_rest`), 1/w₁."""
     count = np.cumsum(rng.standard_exponential((replicates, drawn)), axis=1)
     if math.isfinite(points.total):
         beyond = rng.standard_gamma(points.total + 1 - drawn, replicates)
@@ -149,7 +149,11 @@ def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator)
 
 
 def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) -> Array:
-    """The fields of `WeightSample` (8, replicates) from drawn keys (replicates, drawn) and sums over the others."""
+    """Fields of `WeightSample` (8, replicates), from gaps x and weights e^{x_1 − x} of drawn keys (replicates, drawn).
+
+    `rest` (5, replicates) are sums over the keys not drawn (`_rest`); `across` is √β times a coordinate of each drawn
+    key orthogonal to the query, and `noise` the part of the keys not drawn in the weighted sum of this coordinate.
+    """
     mass, moment, square, _, deviation = rest
     total = weight.sum(axis=1) + mass
     keys90 = 1.0 + np.sum(np.cumsum(weight, axis=1) < 0.9 * total[:, None], axis=1)
@@ -162,13 +166,13 @@ def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) 
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:
-    """Sums (5, replicates) of e, ex, e², e²ρ² over the keys not drawn, e = e^{x_1 − x}, and the deviation of Σe."""
+    """Sums of e, ex, e², e²ρ² over keys not drawn, e = e^{x_1 − x}, and standard deviation of Σe: (5, replicates)."""
     left = points.total - drawn
     if left <= 0:
         return np.zeros((5, last.size))
     end = np.minimum(last + negligible_beyond(points.a), points.edge)
     x, mass = points.between(last, end)
-    # Given the last drawn key, the others follow the same law beyond it; for the Poisson process the factor is 1.
+    # Given the last drawn key, the other keys follow the law beyond it; for the Poisson process the factor is 1.
     if math.isfinite(left):
         mass *= (left / (points.total - points.cumulative(last)))[:, None]
     weight = np.exp(nearest[:, None] - x)
@@ -191,7 +195,7 @@ def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.rando
 
 
 def _coordinate(shape: tuple[int, ...], tangent_dim: int, rng: np.random.Generator) -> Array:
-    """One coordinate of uniform unit vectors in R^{tangent_dim}."""
+    """Random numbers of the given shape, each one coordinate of a uniform unit vector in R^{tangent_dim}."""
     if tangent_dim == 1:
         return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     half = (tangent_dim - 1) / 2
