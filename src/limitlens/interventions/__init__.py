@@ -1,1 +1,1 @@
-"""What a person runs on a live model: plans of its cache tried, and factors on its scores beyond its context."""
+"""Experiments that change attention in a live model: sampled keys, sparse designs, score factors, other contexts."""

@@ -1,8 +1,8 @@
 """Error through the layers of a live model whose queries attend to n sampled keys (`limitlens.depth`).
 
-Every document is read by the unchanged model, and again with n keys for each query (`interventions.sampled_keys`). Keys
-are sampled in every layer, drawn anew in each ("resampled") or the same in all ("fixed"), or in one layer at a time
-("single"). The hidden states behind each layer and the predictions of a decoder are compared with the unchanged model.
+The unchanged model reads every document, and so does the model with n keys per query (`interventions.sampled_keys`).
+Keys are sampled in all layers, drawn anew in each layer ("resampled") or the same keys in all layers ("fixed"), or in
+one layer at a time ("single"). Hidden states behind each layer, and a decoder's predictions, are compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from limitlens.statistics.documents import Statistic
 
 RUNS = ("resampled", "fixed")  # runs that sample in all layers: keys drawn anew in each layer, or the same in all
 INCLUDE = ("fixed", "single")  # runs that may be added to "resampled"
-ERRORS = ("error", "mean_error", "covariance_error")  # of hidden states, of their mean and covariance in a document
+ERRORS = ("error", "mean_error", "covariance_error")  # of hidden states; of their mean, covariance in a document
 PREDICTIONS = ("logits", "divergence", "agreement", "log_perplexity")
 HEADINGS = {
     "run": "keys of layers", "mean_error": "error of the mean", "covariance_error": "error of the covariance",
@@ -48,7 +48,7 @@ HEADINGS = {
 }  # fmt: skip
 
 State = tuple[Tensor, Tensor, Tensor]  # hidden states (n, d), their mean (d,) and covariance (d, d)
-Prediction = tuple[Tensor, Tensor, Tensor]  # centred logits and log-probabilities (n, vocabulary), nats a token
+Prediction = tuple[Tensor, Tensor, Tensor]  # centred logits and log-probabilities (n, vocabulary), mean nats a token
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,22 +71,23 @@ class DepthRun(DocumentResult):
     replicates: int
     seed: int
     squares: Array  # (documents, passes, sizes, layers, ERRORS): squared relative errors
-    logits: Array  # (documents, passes, sizes, PREDICTIONS), the error of the logits squared; empty for an encoder
+    logits: Array  # (documents, passes, sizes, PREDICTIONS), the logits' error squared; empty for an encoder
     interrupted: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
     def passes(self) -> list[str]:
-        """Names of the runs: those that sample in all layers, then one for each single layer if included."""
+        """Names of the runs with sampled keys: those that sample in all layers, then, if included, one per layer."""
         single = range(self.squares.shape[3] * ("single" in self.include))
         return [*RUNS[: 1 + ("fixed" in self.include)], *(f"layer {layer} alone" for layer in single)]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per run, number of keys and layer: errors of the hidden states, of their mean and covariance.
+        """Table of errors against the unchanged model: one row per run, number of keys and layer.
 
-        With single layers also, for the errors e of hidden states: the root of the summed squared errors of single
-        layers, e over that sum, and the amplification of layer l, e behind it over √(e² before it + e² that it adds).
+        Errors are those of hidden states, of their mean and of their covariance. If layers were also sampled one at a
+        time, further columns use the error e of hidden states: s = √(sum of e² over the single-layer runs), e/s, and
+        the amplification of a layer, (e behind the layer) / √((e before the layer)² + (e of that layer alone)²).
         """
         layers = self.squares.shape[3]
         numbers: dict[str, tuple[Statistic, Array]] = {
@@ -109,7 +110,7 @@ class DepthRun(DocumentResult):
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
-        """One row per run and number of keys of a decoder; no rows for an encoder."""
+        """Table of a decoder's changed predictions, one row per run and number of keys; no rows for an encoder."""
         numbers: dict[str, tuple[Statistic, Array]] = {
             name: (np.asarray if at else np.sqrt, self.logits[..., at])
             for at, name in enumerate(PREDICTIONS[: self.logits.shape[-1]])
@@ -117,11 +118,11 @@ class DepthRun(DocumentResult):
         return estimate_table(numbers, run=self.passes, keys=self.sizes)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Errors by layer, and for a decoder its predictions."""
+        """Tables that a run folder stores, by name: errors by layer and, for a decoder, changes of predictions."""
         return {self.file: self.table} | ({"predictions": self.predictions} if self.causal else {})
 
     def view(self) -> View:
-        """Errors by layer for every number of keys, amplification at the middle number of keys, and predictions."""
+        """View of the result: errors by layer, amplification at the middle number of keys, and predictions."""
         keys = self.sizes[len(self.sizes) // 2]
         every = self.table[self.table["run"].isin(RUNS)]
         ends = every[every["layer"] == every["layer"].max()]
@@ -168,7 +169,7 @@ class DepthRun(DocumentResult):
         return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=trust)
 
     def _figures(self, every: pd.DataFrame, keys: int) -> list[Figure]:
-        """Error by layer for every number of keys and, with single layers, their sums and the amplification."""
+        """Figures of the error by layer and, if single layers were sampled, of the amplification at `keys` keys."""
         resampled = every[every["run"] == RUNS[0]]
         errors = curves(resampled, "layer", "error", "keys", unit=" keys")
         layer = Axis("layer", whole=True)
@@ -195,7 +196,7 @@ def depth(
 ) -> DepthRun:  # fmt: skip
     """Measure how the error of attention over n sampled keys grows through the layers of a model.
 
-    Ctrl-C keeps the finished documents; with a `checkpoint` the same call continues from there.
+    Ctrl-C keeps the finished documents; with a `checkpoint`, calling again continues after them.
 
     Parameters
     ----------
@@ -260,7 +261,7 @@ def depth(
 
 
 def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[State], Prediction | None]:
-    """Hidden states of a document (1, n) behind each layer with their moments, and the predictions of a decoder."""
+    """Hidden states of a document (1, n) behind each layer with mean and covariance, and predictions of a decoder."""
     first = int(reader is not None)  # the first token of a decoder sees only itself
     options = {} if reader is None else {"use_cache": False}
     hidden = stack(input_ids=ids, output_hidden_states=True, **options).hidden_states
@@ -278,7 +279,7 @@ def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[State], 
 
 
 def _compare(whole: tuple[list[State], Prediction | None], cut: tuple[list[State], Prediction | None]) -> Array:
-    """Squared relative errors of every layer in the order of `ERRORS`, then changes in the order of `PREDICTIONS`."""
+    """Squared relative `ERRORS` of each layer, then changes of `PREDICTIONS`: sampled keys against the whole model."""
     numbers = []
     for (states, *moments), (others, *other_moments) in zip(whole[0], cut[0], strict=True):
         numbers.append(((others - states).square().sum(-1) / states.square().sum(-1)).mean())

@@ -1,19 +1,19 @@
 """Sparse attention designs in a live model (`limitlens.designs`): error of k keys per query against all keys.
 
-A design S keeps k of the keys that a query sees, or mixes them into k. Let out(q, D) be the attention of query q over
-the keys of document D at the positions that q sees, out_S(q, D) the same under the design, and |·| a root mean square
-over queries relative to that of the target. Three distances are measured:
+A design S keeps k of the keys that a query sees, or mixes all of them into k keys. Let out(q, D) be the attention of
+query q over the keys of document D at the positions that q sees, out_S(q, D) attention over the k keys of the design,
+and |·| a root mean square over queries, relative to the root mean square of the target. Three distances are measured:
 
 error        |out_S(q, own) − out(q, own)|: the error in the query's own document.
 floor        |Γ_S(q) − Γ(q)|, the bias of the design: Γ_S(q) is attention over the keys that the design keeps in *all*
-             documents, their states merged, and Γ(q) the same over all keys. These are the limits of the design at this
-             k, and of full attention, as the number of tokens grows. Random keys have no bias; a window has one, since
-             tokens near a query follow another law than tokens anywhere. The jackknife over documents removes the bias
-             of the squared distance, whose estimate may therefore be negative.
+             documents, their states merged, and Γ(q) attention over all keys of all documents. Γ_S and Γ estimate the
+             limits of the design at this k, and of full attention, as the number of tokens grows. Random keys have no
+             bias; a window has one, since tokens near a query follow another law than tokens anywhere. The jackknife
+             over documents removes the bias of the squared distance, whose estimate may therefore be negative.
 fluctuation  |out_S(q, D) − Γ_S(q)| over documents D other than the query's own: the distance of k keys of one document
              from the design's own limit. It falls with k at the design's `rate`, but not to 0, since the tokens of one
-             document are not independent: full attention over it differs from its limit too. The error of a limit
-             that is estimated from a few documents is removed to first order (heuristic; tested against probes of 40
+             document are not independent: full attention over one document differs from its limit too. The error of a
+             limit estimated from a few documents is removed to first order (heuristic; tested against probes of 40
              small documents).
 
 Queries stand at the same positions in every document: the last ones of a causal model, random ones of an encoder.
@@ -70,17 +70,20 @@ class Designs(Result):
     queries: int  # positions of a document whose queries were used
     keys: tuple[int, ...]
     designs: tuple[str, ...]
-    places: tuple[tuple[int, int], ...]  # layer and head
-    squares: Array  # (P, S, K, N): errors in each document
-    apart: Array  # (P, S, K, N): fluctuation of each document
-    floors: Array  # (P, S, K, 1 + N): squared distance of the limits, over all documents and without each of them
+    places: tuple[tuple[int, int], ...]  # (layer, head) of each of the P heads
+    squares: Array  # (P, S, K, N): squared error of the output in each document
+    apart: Array  # (P, S, K, N): squared fluctuation of each document
+    floors: Array  # (P, S, K, 1 + N): squared floor (distance of the limits), of all documents, then without each
     outputs: Array  # (P, N): |output of full attention|² in each document
     limits: Array  # (P, 1 + N): |limit of full attention|², in the order of floors
     warnings: tuple[str, ...] = ()
 
     @cached_property
     def relative(self) -> dict[str, Array]:
-        """Squares relative to the output, (P, S, K, 1 + N): over all documents, then without each of them."""
+        """Squared error, floor and fluctuation of each head, relative to the mean square of full attention.
+
+        Arrays (P, S, K, 1 + N) by name: entry 0 uses all documents, entry 1 + i all but document i (jackknife).
+        """
 
         def left_out(rows: Array) -> Array:
             total = rows.sum(-1, keepdims=True)
@@ -91,7 +94,10 @@ class Designs(Result):
         return found | {"fluctuation": left_out(self.apart) / left_out(np.ones(self.documents)) / law}
 
     def numbers(self, squares: dict[str, Array]) -> dict[str, Array]:
-        """Errors, floors, fluctuations and their rates with standard errors, from relative squares."""
+        """Error, floor, fluctuation and rate of the fluctuation, each with its jackknife standard error, (..., S, K).
+
+        `squares` are arrays (..., S, K, 1 + N) as in `relative`: of all documents, then without each document.
+        """
         found: dict[str, Array] = {}
         for name in ("error", "fluctuation"):
             roots = np.sqrt(squares[name].clip(0))
@@ -109,23 +115,23 @@ class Designs(Result):
 
     @cached_property
     def overall(self) -> dict[str, Array]:
-        """The numbers over all heads, their relative squares averaged: (S, K)."""
+        """Error, floor, fluctuation and rate of each design, (S, K), from relative squares averaged over all heads."""
         return self.numbers({name: rows.mean(0) for name, rows in self.relative.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per head, design and number of keys; the rate belongs to the head and the design."""
+        """Table of all numbers, one row per head, design and number of keys; the rate is one per head and design."""
         rows = [(*place, name, count) for place in self.places for name in self.designs for count in self.keys]
         found = {name: value.ravel() for name, value in self.numbers(self.relative).items()}
         return pd.DataFrame(rows, columns=["layer", "head", "design", "keys"]).assign(**found)
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON, with the numbers of every head (heads, designs, keys) and over all heads."""
+        """JSON document of the result, with the numbers of every head (heads, designs, keys) and over all heads."""
         numbers = {"heads": self.numbers(self.relative), "overall": self.overall}
         return super().document() | to_json(numbers)  # type: ignore[no-any-return]
 
     def view(self) -> View:
-        """Error against the number of keys, with dotted floors, and all designs at the middle number of keys."""
+        """View: error of each design against the number of keys, and a table of designs at the middle number."""
         middle = len(self.keys) // 2
         labels = pd.DataFrame({"design": [DESIGNS[name] for name in self.designs]})
         numbers = {name: values[:, middle] for name, values in self.overall.items()}
@@ -161,7 +167,7 @@ class Designs(Result):
         return View(title, f"{self.corpus} · {size}", verdict, [section], warnings=self.warnings, trust=trust)
 
     def _series(self) -> list[Series]:
-        """Error of every design over the number of keys, and its floor where it is significant."""
+        """Curves of the figure: error of every design over the number of keys, and the design's significant floors."""
         overall = self.overall
         keys = np.asarray(self.keys)
         series = []
@@ -181,13 +187,13 @@ class Designs(Result):
 
 
 def _stderr(rows: Array) -> Array:
-    """Jackknife standard error of the first entry of the last axis, from the entries that leave out a document each."""
+    """Jackknife standard error of `rows[..., 0]` (all documents) from `rows[..., 1:]` (each leaves out a document)."""
     with np.errstate(invalid="ignore"):
         return jackknife(rows[..., 1:], -1)
 
 
 def _root(squares: Array) -> Array:
-    """Square root of the absolute value, with the sign of the argument."""
+    """Signed square root, sign(x) √|x|, of squares that a bias correction may have made negative."""
     return np.asarray(np.sign(squares) * np.sqrt(np.abs(squares)))
 
 
@@ -243,7 +249,7 @@ def designs(
 def _layer(
     captured: Captured, names: Sequence[str], counts: Sequence[int], queries: int, seed: int
 ) -> tuple[Array, ...]:
-    """The arrays of `Designs` for one layer, means over the positions of its queries."""
+    """Arrays squares, apart, floors, outputs and limits of `Designs` for one layer: means over its query positions."""
     if captured.bias is not None:
         raise InputError(
             f"layer {captured.layer} adds a relative position bias to its scores, which a key of another document "
@@ -275,7 +281,7 @@ def _layer(
 def _kept(
     name: str, counts: Sequence[int], key: Tensor, value: Tensor, position: Tensor, generator: torch.Generator
 ) -> Iterator[Mixed]:
-    """Keys, values and added scores that a design keeps at every number of keys."""
+    """Keys, values and numbers to add to the scores under the design `name`, for each number of keys in `counts`."""
     counts = [min(count, key.shape[-2]) for count in counts]
     if name in MIXINGS:
         yield from MIXINGS[name][1](key, value, counts, generator)
@@ -284,12 +290,15 @@ def _kept(
         chosen = get_policy(name).select(PolicyInput(key, value, position=position), count, 1, generator)
         kept = chosen.mask[0, ..., 0, :].expand(key.shape[:-1]).flatten().nonzero()[:, 0]
         keys, values = (part.flatten(0, 2)[kept].view(*key.shape[:2], count, -1) for part in (key, value))
-        weights = chosen.log_weights  # kept keys stand for all where there is a learned sink
+        weights = chosen.log_weights  # so that kept keys stand for all keys against a learned sink
         yield keys, values, None if weights is None else weights[0, ..., 0, :].flatten()[kept].view(keys.shape[:-1])
 
 
 def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries (Hkv, G · N, k) at a position, the keys and values (N, Hkv, n, ·) they see, their index among these."""
+    """Queries (Hkv, G · N, k) at position `place` of N documents, with the keys and values (N, Hkv, n, ·) they see.
+
+    The last result (1,) is the index of the query's own token among the n keys.
+    """
     keys = captured.key.shape[2]
     near = captured.sliding_window or keys
     begin = max(0, place - near + 1)
@@ -301,10 +310,10 @@ def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, captured: Captured) -> Pair:
-    """Log-sum-exps (Hq, N queries, N documents) and outputs (Hq, N, N, v): every query over every document."""
+    """Log-sum-exps (Hq, N queries, N documents) and outputs (Hq, N, N, v) of every query over every document's keys."""
     scores = scores_of(query, key, captured.softcap)
     documents = key.shape[0]
-    sinks = captured.sinks  # in every document once, of value 0
+    sinks = captured.sinks  # logits of learned sinks, of value 0, counted once in every document
     if sinks is not None:
         sinks = sinks.view(len(query), -1, 1).expand(-1, -1, documents).reshape(len(query), -1)
     weights = None if added is None else added[..., None, :]
@@ -315,10 +324,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, cap
 
 
 def _limits(lse: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Array]:
-    """Outputs, limits and fluctuations of a head (under a design) from every query over every document.
+    """Outputs, limits and squared fluctuations from log-sum-exps (Hq, N, N) and outputs (Hq, N, N, v) of `_attend`.
 
-    Outputs in the query's own document (Hq, N, v); limits (Hq, N, 1 + N, v) over all other documents together, then
-    leaving out each of them; squared distances (Hq, N documents) of single documents from the limit without them.
+    Outputs (Hq, N, v) are those in the query's own document. Limits (Hq, N, 1 + N, v) merge all other documents, then
+    all but one of them. Fluctuations (Hq, N) are mean squared distances between the output over document i and the
+    limit without document i.
     """
     documents = lse.shape[-1]
     own = torch.eye(documents, dtype=torch.bool, device=lse.device)
@@ -335,12 +345,12 @@ def _limits(lse: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Array]:
 
 
 def _norms(vectors: Tensor) -> Array:
-    """Squared norms over the last axis."""
+    """Squared Euclidean norms (...) of vectors (..., v), as a NumPy array."""
     return np.asarray(vectors.square().sum(-1).cpu().numpy())
 
 
 def _without(squares: Array) -> Array:
-    """Means over queries of squares (Hq, N, 1 + N): over all, then without the queries of the document left out."""
+    """Means over N queries of squares (Hq, N, 1 + N): entry 0 over all, entry 1 + i without query i (jackknife)."""
     count = squares.shape[1]
     left = (squares[..., 1:].sum(1) - squares[:, np.arange(count), 1 + np.arange(count)]) / (count - 1)
     return np.concatenate((squares[..., 0].mean(1)[:, None], left), 1)

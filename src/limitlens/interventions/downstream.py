@@ -39,22 +39,22 @@ from limitlens.statistics.documents import Statistic
 
 GROUPS = ("all", "low horizon", "middle horizon", "high horizon")
 LONGEST = 1 << 20  # characters of a document that are read
-PENALTIES = np.geomspace(1e-4, 10, 6)  # L2 penalties that are tried on a held-out part
+PENALTIES = np.geomspace(1e-4, 10, 6)  # L2 penalties, of which a held-out fifth chooses one
 EXPECTED = "a folder of .txt files for each label, or a .jsonl or .csv file with text and label in each row"
 Answer = tuple[float, int]  # margin of the true label over the best other one, and the predicted label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Downstream(DocumentResult):
-    """Result of `limitlens.downstream`: a classifier with n sampled keys per query against the same with all keys."""
+    """Result of `limitlens.downstream`: a classifier with n sampled keys per query, compared with all keys."""
 
     kind, file, held = "downstream", "keys", ("outcomes", "horizon")
     model: str
     data: str
     labels: tuple[str, ...]
     window: int  # tokens of a document that are read, at most
-    trained: int  # documents that the head was trained on; 0 where the model has its own
-    penalty: float  # L2 penalty of that training
+    trained: int  # documents that the classifier head was trained on; 0 where the model has its own head
+    penalty: float  # L2 penalty in the training of the classifier head
     documents: int  # held-out documents that were classified
     sizes: tuple[int, ...]  # numbers of keys
     key_sharing: str
@@ -67,7 +67,7 @@ class Downstream(DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per group (all documents, then thirds by horizon) and number of keys."""
+        """Accuracy, agreement and margins by number of keys and group of documents (all, then thirds by horizon)."""
         statistics: dict[str, Statistic] = {
             "accuracy": lambda mean: mean[..., 0], "accuracy_change": lambda mean: mean[..., 0] - mean[..., 4],
             "agreement": lambda mean: mean[..., 1], "margin": lambda mean: mean[..., 2] / mean[..., 5],
@@ -82,7 +82,7 @@ class Downstream(DocumentResult):
         return pd.concat(rows, ignore_index=True)
 
     def view(self) -> View:
-        """Accuracy, agreement and margins against the number of keys."""
+        """View of the result: accuracy, agreement and margins of the classifier against the number of keys."""
         keys = self.sizes[len(self.sizes) // 2]
         every, low, _, high = self.table[self.table["keys"] == keys].to_dict("records")
         gap = high["agreement"] - low["agreement"]
@@ -136,8 +136,8 @@ def downstream(
 
     Parameters
     ----------
-    data : labelled documents (`read_labelled`): `test` of them are held out, and `train` of the others, all by default,
-        train the head. A model that was saved as a classifier needs no training.
+    data : labelled documents (`read_labelled`): `test` of them are held out, and `train` of the rest (all by default)
+        train a logistic head. A model that was saved as a classifier needs no training.
     keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full.
     window : tokens of a document that are read, by default the model's positions, at most 512.
 
@@ -163,7 +163,7 @@ def downstream(
         raise InputError(f"{given}; expected every label among the training documents")
 
     def features_of(index: int) -> Array:
-        """Label scores of the model's own head for a document, or the mean of the model's last hidden states."""
+        """Scores of the labels for a document by the model's own head, or its mean last hidden state without one."""
         ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
         with torch.inference_mode():
             output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
@@ -209,10 +209,10 @@ def downstream(
 
 
 def read_labelled(name: str) -> list[tuple[str, str]]:
-    """Documents with their labels, (text, label), in the same order on every machine.
+    """Read labelled documents from a folder or file: pairs (text, label), in the same order on every machine.
 
-    In a folder each .txt file is a document, and the name of the folder that holds it is its label. A .jsonl file has
-    an object with "text" and "label" on each line, and a .csv file columns with these names.
+    In a folder each .txt file is a document, labelled by the name of the folder that holds the file. A .jsonl file has
+    an object with "text" and "label" on each line, and a .csv file has columns "text" and "label".
     """
     path = Path(name)
     try:
@@ -236,16 +236,16 @@ def read_labelled(name: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, eq=False)
 class LogisticHead:
-    """A logistic classifier on standardised features: scores of labels, linear in the features of a document."""
+    """Logistic classifier of documents: the scores of the labels are linear in the standardised features."""
 
     centre: Array  # (d,): mean of the training features
-    spread: Array  # (d,): their standard deviation
+    spread: Array  # (d,): standard deviation of the training features
     weights: Array  # (d + 1, labels), intercepts in the last row
     penalty: float  # L2 penalty of the training
 
     @classmethod
     def train(cls, features: Array, labels: Array, seed: int) -> LogisticHead:
-        """Train a head on features (n, d) and labels (n,), with the penalty that is best on a held-out fifth.
+        """Train a classifier on features (n, d) and labels (n,), with the L2 penalty that is best on a held-out fifth.
 
         Weights minimise the mean cross-entropy + penalty/2 · |weights|²; the intercepts are not penalised.
         """
@@ -276,12 +276,12 @@ class LogisticHead:
         return cls(centre, spread, minimised(slice(None), best), best)
 
     def scores(self, features: Array) -> Array:
-        """Scores (..., labels) of features (..., d)."""
+        """Scores (..., labels) of the labels for documents with features (..., d)."""
         return np.asarray((features - self.centre) / self.spread @ self.weights[:-1] + self.weights[-1])
 
 
 def _horizons(call: Captured) -> list[float]:
-    """scale · √λ_max(Cov(q) Cov(k)) of each head over the tokens of a document: its two-sided horizon there."""
+    """Horizon of each head in one layer: scale · √λ_max(Cov(q) Cov(k)) over the tokens of the captured document."""
     query, key = (part[0] - part[0].mean(1, keepdim=True) for part in (call.query.double(), call.key.double()))
     key = key.repeat_interleave(len(query) // len(key), 0)
     product = (query.mT @ query / query.shape[1]) @ (key.mT @ key / key.shape[1])
@@ -289,7 +289,7 @@ def _horizons(call: Captured) -> list[float]:
 
 
 def _label_names(loaded: LoadedModel, labels: set[str], has_head: bool) -> list[str]:
-    """Names of the labels in the order of the classifier's scores; sorted where the head is yet to be trained."""
+    """Names of the data's labels in the order of the classifier's scores; sorted if the model has no classifier."""
     if not has_head:
         return sorted(labels)
     known: Any = loaded.model.config.id2label

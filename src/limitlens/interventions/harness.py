@@ -1,8 +1,8 @@
-"""Shared parts of the experiments on live models: reading documents under interventions, and paired results.
+"""Shared parts of the experiments on live models: reading documents under interventions, and tables of the results.
 
 An experiment reads each document with the unchanged model (the baseline) and once under every variant of an
-intervention. The numbers of a document stay together, so differences are paired by document, and every standard error
-comes from the scatter between documents (`limitlens.statistics.documents`).
+intervention. Differences from the baseline are taken within a document (paired), and every standard error comes from
+the scatter between documents (`limitlens.statistics.documents`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 def open_model(model: str | LoadedModel, device: str, *, head: bool = False, labels: bool = False) -> LoadedModel:
-    """The model, loaded on the device unless it is loaded already; `head` and `labels` are those of `models.load`."""
+    """Load a model unless it is loaded already, with its language-model `head` or its classifier (`labels`)."""
     if isinstance(model, LoadedModel):
         return model
     return load(model, device=choose_device(device), head=head, labels=labels)
 
 
 def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, least: int) -> list[Tensor]:
-    """Up to `most` documents of `length` tokens each from the beginning of a corpus, or an error below `least`."""
+    """Token ids (length,) of up to `most` documents from the beginning of a corpus; an error if fewer than `least`."""
     windows = Windows(loaded, open_corpus(corpus), length=length, tokens=most * length, fewer=True)
     if len(windows) < least:
         given = f"the text {corpus!r} holds {len(windows)} documents of {length:,} tokens"
@@ -48,7 +48,7 @@ def compare_variants(
     compare: Callable[[T, T], Array],
     baseline: T | None = None,
 ) -> list[Array]:
-    """`compare(baseline, changed)` for every variant: read one document unchanged, then within each variant."""
+    """Read a document unchanged and in every variant (context that changes the model): `compare(baseline, changed)`."""
     whole = read() if baseline is None else baseline
     rows = []
     for variant in variants:
@@ -60,18 +60,18 @@ def compare_variants(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentResult(Result):
-    """A result whose JSON document also holds the rows of its tables."""
+    """Base class of results whose JSON document also holds the rows of their tables."""
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON: its fields without the arrays, and the rows of its tables."""
+        """JSON document of the result: all fields except arrays, and the rows of all tables."""
         rows = {name: table.to_dict("records") for name, table in self.tables().items()}
         return super().document() | to_json(rows)  # type: ignore[no-any-return]
 
 
 def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:
-    """Table with one row per combination of the axes: each number with its jackknife standard error over documents.
+    """Table of estimates with jackknife standard errors over documents, one row per combination of the `axes`.
 
-    `numbers` maps the name of a column to a statistic of means over documents and its values (documents, *axes).
+    `numbers` maps the name of a column to (f, values): values (documents, *axes), averaged over documents before f.
     """
     if not numbers:
         return pd.DataFrame()
@@ -84,7 +84,7 @@ def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) 
 
 
 def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list[Series]:
-    """Series of column `y` over column `x` with 95% bars, one for each value of column `by`."""
+    """Curves for a figure: column `y` of a table over column `x` with 95% bars, one curve per value of column `by`."""
     return [
         points(f"{group}{unit}", rows[x], rows[y], look(place)[0], rows[f"{y}_stderr"], joined=True, positive=False)
         for place, (group, rows) in enumerate(table.groupby(by, sort=False))
@@ -92,7 +92,7 @@ def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list
 
 
 def shown_table(title: str, headings: Mapping[str, str], table: pd.DataFrame, most: int = 24) -> Table:
-    """A table for people: each number and its standard error in one cell, columns under their headings."""
+    """Table for display, at most `most` rows: a number and its standard error (column NAME_stderr) share one cell."""
     names = [str(name) for name in table if not str(name).endswith("_stderr")]
     rows = [
         [Estimate(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]

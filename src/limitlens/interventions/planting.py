@@ -1,9 +1,9 @@
-"""Documents with known answers far away, and the two axes on which a score scale beyond the trained window is judged.
+"""Documents with repeated passages, to test how a model uses a context longer than its trained window.
 
 A document of n tokens gets a passage of another document at each of four depths, and its last tokens repeat the
 passages in another order. The first tenth of a repeated passage is not counted, because a reader cannot know yet that
-it is a repetition. The axes are the nats (negative log-likelihood) of plain text at the end of the context, and the
-nats of passages that are repeated from further away than the trained window.
+the passage is a repetition. Two axes judge a model: nats (negative log-likelihood) of plain text at the end of the
+context, and nats of passages that are repeated from further away than the trained window.
 """
 
 from collections.abc import Sequence
@@ -16,33 +16,36 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import Array, InputError
 from limitlens.interventions.reader import Reader
 
-DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # of far passages, relative to the document; one more is within the trained window
+DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # places of far passages as shares of a document; a fourth passage is near
 REPEATS = 8  # passages that a document repeats while exponents are fitted
-PARTS = 3  # equal parts of the positions beyond the trained window
+PARTS = 3  # number of equal parts into which the positions beyond the trained window are divided
 
-Span = tuple[int, int]  # first token, and the one after the last
+Span = tuple[int, int]  # index of the first token, and of the token after the last
 
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A document with planted passages, and the spans of their counted tokens, one for each depth."""
+    """A document with planted (inserted and later repeated) passages, and the spans of the tokens that count."""
 
     plain: Tensor  # (n,): the original document
     ids: Tensor  # (n,): the document with passages
-    first: tuple[Span, ...]  # a passage at its first occurrence
-    again: tuple[Span, ...]  # the same passage at its repetition
+    first: tuple[Span, ...]  # first occurrence of the passage at each depth
+    again: tuple[Span, ...]  # repetition of the passage at each depth
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Mean nats per token of documents under one score scale, one row for each document."""
+    """Mean nats per token of plain text and of repeated passages under one score scale, one row per document."""
 
     plain: Array  # (documents, 1 + PARTS): plain text within the trained window and in equal parts beyond it
     again: Array  # (documents, depths): repeated passages
     distance: Array  # (documents, depths): tokens between a passage and its repetition
 
     def values(self, axis: str, trained: int) -> Array:
-        """Nats (documents,) of plain text at the end of the context ("log_perplexity") or of far passages ("far")."""
+        """Nats per token of each document, (documents,), on one of the two axes.
+
+        "log_perplexity" is plain text at the end of the context; "far" passages repeated from over `trained` tokens.
+        """
         if axis == "log_perplexity":
             return self.plain[:, -1]
         far = self.distance > trained
@@ -50,12 +53,12 @@ class Axes:
 
 
 def edges(trained: int, to: int) -> list[int]:
-    """Ends of the parts of a document: the trained window, then equal parts of the positions beyond it."""
+    """Boundaries of the parts of a document of `to` tokens: the trained window, then `PARTS` equal parts after it."""
     return [1, *(round(edge) for edge in np.linspace(trained, to, PARTS + 1))]
 
 
 def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: bool = False) -> Axes:
-    """Both axes of one document under the score scale and rope scaling in force, or with a truncated context."""
+    """Nats of a document's plain text and of its repeated passages; `truncated` reads windows of `trained` tokens."""
 
     def nats(ids: Tensor) -> Tensor:
         return reader.truncated(ids, trained) if truncated else reader.nll(ids)
@@ -72,24 +75,24 @@ def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: boo
 
 
 def join_axes(before: Axes | None, more: Axes) -> Axes:
-    """The rows of two sets of documents, one after the other."""
+    """Concatenate the `Axes` of two sets of documents, one row per document; `before` is None for the first set."""
     parts = [more] if before is None else [before, more]
     return Axes(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Axes)))
 
 
 def passage_length(n: int) -> int:
-    """Number of tokens of a passage that is planted in a document of n tokens: 200 of 32,768."""
+    """Length in tokens of a passage planted in a document of n tokens: n/160, at least 16 and at most 200."""
     return max(16, min(200, n // 160))
 
 
 def plant_all(documents: Sequence[Tensor], trained: int, seed: int = 0) -> list[Planted]:
-    """Documents (n,), each with passages of the next document planted."""
+    """Plant passages in each of the documents (n,); the passages come from the next document."""
     pairs = enumerate(zip(documents, [*documents[1:], documents[0]], strict=True))
     return [plant(ids, other, trained, seed + place) for place, (ids, other) in pairs]
 
 
 def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
-    """Plant passages of another document at four depths of a document (n,), and repeat them at its end."""
+    """Plant passages of the document `other` at four depths of a document (n,), and repeat them at its end."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n = len(ids)
     length = passage_length(n)
@@ -112,7 +115,7 @@ def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """A document (n,) that repeats passages at distances above `trained`, and the role of each token, (n,).
+    """Document (n,) in which passages of `other` occur twice, more than `trained` tokens apart, and roles (n,).
 
     Role 0: original token; 1: repeated token that counts as retrieval; 2: planted token that does not count.
     """

@@ -1,4 +1,4 @@
-"""A language model as a reader: nats of each token of a long text, with bounded memory."""
+"""Nats (negative log-likelihood) of each token of a long text under a language model, with bounded memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,7 +15,7 @@ STRIDE = 8  # a truncated context moves by 1/8 of the window at a time
 
 
 class Reader:
-    """Layers and head of a decoder; `half` computes products in bfloat16, but not softmax, norms and losses."""
+    """A decoder that computes the nats of each token of a text; `half` computes matrix products in bfloat16."""
 
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
         model: Any = loaded.model
@@ -33,12 +33,12 @@ class Reader:
         self._check()
 
     def nll(self, ids: Tensor) -> Tensor:
-        """Nats of tokens 1 .. n − 1 of a text (n,), each given all tokens before it."""
+        """Nats (n − 1,) of tokens 1 .. n − 1 of a text (n,), each token given all tokens before it."""
         with torch.no_grad(), self.precision():
             return self.cost(self.hidden(ids), ids)
 
     def truncated(self, ids: Tensor, window: int) -> Tensor:
-        """Nats given only the last 7/8 to all of `window` tokens: a window that moves by an eighth."""
+        """Nats of tokens 1 .. n − 1 of a text (n,) read in a moving window: a token sees 7/8 to all of `window`."""
         step = max(window // STRIDE, 1)
         nats = [self.nll(ids[:window])]
         for start in range(window, len(ids), step):
@@ -47,7 +47,7 @@ class Reader:
         return torch.cat(nats)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The last hidden states (n, d)."""
+        """Hidden states (n, d) of a text (n,) behind the last layer."""
         states: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
         return states
 
@@ -56,7 +56,7 @@ class Reader:
         return capped(self.project(states).float(), self.softcap)
 
     def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
-        """Nats of tokens start .. n − 1 from the hidden states before them; gradients recompute the logits."""
+        """Nats of tokens start .. n − 1 of a text (n,) from hidden states (n, d); gradients recompute the logits."""
         from torch.utils.checkpoint import checkpoint
 
         targets = ids.to(self.device)
@@ -72,18 +72,18 @@ class Reader:
         return torch.cat(found)
 
     def precision(self) -> Any:
-        """Context in which products have the precision of this reader."""
+        """Context in which matrix products are computed in bfloat16 if the reader is `half`, else unchanged."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     @contextmanager
     def acting(self, factor: Factor | None) -> Iterator[None]:
-        """Multiply the scores by a factor within the block; no matrix of size n × n is held."""
+        """Multiply the attention scores by a factor within the block (None: by 1), without n × n matrices in memory."""
         with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, score_scale=factor):
             yield
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Layers are computed again for gradients, one at a time, so that only their inputs are held."""
+        """Within the block, gradients recompute one layer at a time, so that only inputs of layers are in memory."""
         if not self.stack.supports_gradient_checkpointing:
             raise InputError(f"{self.loaded.name} cannot compute its layers again for gradients; expected one that can")
         self.stack.gradient_checkpointing_enable({"use_reentrant": False})
@@ -91,7 +91,7 @@ class Reader:
         before = [layer.training for layer in layers]
         try:
             for layer in layers:
-                layer.training = True  # of the layer alone, not of what is in it: dropout stays off
+                layer.training = True  # of the layer, not of its submodules: dropout stays off
             yield
         finally:
             for layer, was in zip(layers, before, strict=True):
@@ -99,7 +99,7 @@ class Reader:
             self.stack.gradient_checkpointing_disable()
 
     def _check(self) -> None:
-        """The head must do what `cost` does: models that scale their logits otherwise are refused."""
+        """Refuse a model whose losses differ from those of `cost`, for example because it scales its logits."""
         ids = torch.arange(8, device=self.device) % self.loaded.model.config.get_text_config().vocab_size
         with torch.no_grad():
             logits = self.loaded.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
@@ -111,7 +111,7 @@ class Reader:
 
 @contextmanager
 def _ungrouped() -> Iterator[None]:
-    """Have transformers repeat shared keys: in float32 torch has no grouped kernel that holds less than n × n."""
+    """Make transformers repeat the keys that query heads share: torch's float32 grouped kernel holds n × n matrices."""
     import transformers.integrations.sdpa_attention as home
 
     before = home.use_gqa_in_sdpa

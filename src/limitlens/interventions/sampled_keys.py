@@ -1,9 +1,9 @@
-"""Sampled keys: a change of a live model in which each query attends to n random keys of its document.
+"""Sampled keys: an intervention on a live model, in which each query attends to n random keys of its document.
 
 A query keeps n of the keys that it sees, drawn without replacement, or all of them if it sees at most n. In a causal
 model a query always keeps its own token and, unless the layer has a sliding window, the first token (the attention sink
-of most decoders); both count among the n. The m other keys represent the c keys that they were drawn from, so log(c/m)
-is added to their scores, as in `limitlens.attention.policies.random`.
+of most decoders); both count among the n. The m other keys represent the c keys from which they were drawn, so log(c/m)
+is added to the scores of the m keys, as in `limitlens.attention.policies.random`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ MIN_CAUSAL_KEYS = 3  # for a causal query: its own token, the first token and a 
 
 
 class SampledKeys:
-    """Function for `limitlens.models.intervene` that leaves each query `count` random keys in one forward.
+    """Hook for `limitlens.models.intervene` that lets each query attend to only `count` random keys in a forward pass.
 
     With `key_sharing` "shared" one random number per key decides for all queries of a document, which therefore share
     their keys as far as a causal mask permits; with "own" there is one random number per query and key. Every layer
@@ -40,7 +40,7 @@ class SampledKeys:
         self.random_numbers: Tensor | None = None
 
     def __call__(self, call: Captured) -> Captured:
-        """The attention call of a layer, restricted to the sampled keys by fewer keys or by a mask."""
+        """Restrict the attention call of a layer to sampled keys, by removing the other keys or by a mask."""
         if self.layers is not None and call.layer not in self.layers:
             return call
         batch, _, length, _ = call.query.shape
@@ -73,13 +73,13 @@ class SampledKeys:
 
 
 def check_key_sharing(key_sharing: str) -> None:
-    """Refuse an option `key_sharing` that is none of `KEY_SHARING`."""
+    """Raise an `InputError` if the option `key_sharing` is neither "shared" nor "own"."""
     if key_sharing not in KEY_SHARING:
         raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
 
 
 def check_keys(keys: str | Sequence[int], length: int, causal: bool) -> tuple[int, ...]:
-    """Parse the option `keys` and check that documents of `length` tokens have so many keys."""
+    """Numbers of keys per query from the option `keys`, checked to be possible in documents of `length` tokens."""
     sizes = parse_sizes(keys)
     least = MIN_CAUSAL_KEYS if causal else 1
     if sizes[0] < least or sizes[-1] > length:

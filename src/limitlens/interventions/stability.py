@@ -1,17 +1,17 @@
 """Stability of top keys (`limitlens.stability`): whether a head attends to the same keys behind another text.
 
-A softmax never changes the ratios of the weights of fixed keys: e^{s_j} / e^{s_i} depends on no other key. Another text
-before the keys changes the normaliser, hence their total weight, and in deeper layers their representations. So the
-last tokens of a document are read behind `contexts` other texts of n tokens. Four measures compare the weights of the
-last queries on the tokens before them, over pairs of contexts:
+The ratio of two softmax weights, e^{s_j} / e^{s_i}, depends on no other key. Another text before the keys changes the
+normaliser, hence the total weight of the keys, and in deeper layers their representations. So the last tokens of a
+document are read behind `contexts` other texts (contexts) of n tokens each. Four measures compare, over pairs of
+contexts, the weights of the last queries on the document's tokens before them:
 
-overlap      share of the m keys of largest weight that are the same
-stays        how often the key of largest weight is the same
+overlap      share of the m keys of largest weight that are the same in both contexts
+stays        share of pairs of contexts in which the key of largest weight is the same
 ranks        rank correlation of the weights
-variation    standard deviation over contexts over mean, of the weight of the key that is largest on average
+variation    standard deviation over contexts / mean, of the weight of the key whose mean weight is largest
 
-In the first layer the first three are 1. A head is trusted where the lower end of the 95% interval of its overlap
-(Student's, over documents) is at least `trust`.
+In the first layer overlap, stays and ranks are 1. A head is trusted where the lower end of the 95% interval of its
+overlap (Student's, over documents) is at least `trust`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Stability(Result):
     kind, file = "stability", "stability"
     model: str
     corpus: str
-    keys: int  # tokens of a context
+    keys: int  # tokens of a context, the replaced text before the document's last tokens
     tail: int  # last tokens of a document that stay; the last of them are the queries
-    top: int  # m
+    top: int  # m, the number of keys of largest weight that are compared
     contexts: int
     trust: float  # smallest overlap of a trusted head
-    places: tuple[tuple[int, int], ...]  # layer and head
+    places: tuple[tuple[int, int], ...]  # (layer, head) of each head
     found: Array  # (documents, heads, MEASURES)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per head: means over documents, standard errors, and whether the head is trusted."""
+        """Table with one row per head: means of `MEASURES` over documents, standard errors, whether it is trusted."""
         numbers = {name: (np.asarray, self.found[..., at]) for at, name in enumerate(MEASURES)}
         rows = pd.DataFrame(self.places, columns=["layer", "head"])
         rows = rows.join(estimate_table(numbers, place=range(len(self.places))).drop(columns="place"))
@@ -64,7 +64,7 @@ class Stability(Result):
         return rows.assign(trusted=low >= self.trust)
 
     def view(self) -> View:
-        """A map of the overlap, and the least stable heads."""
+        """View of the result: a map of the overlap of top keys over layers and heads, and the least stable heads."""
         rows = self.table.sort_values("overlap", kind="stable")
         rows["head"] = [f"{layer}.{head}" for layer, head in zip(rows.pop("layer"), rows["head"], strict=True)]
         median = {name: float(self.table[name].median()) for name in MEASURES}
@@ -99,10 +99,10 @@ def stability(
     *, tail: int = 64, queries: int = 8, top: int = 5, contexts: int = 8, documents: int = 8, trust: float = 0.8,
     special: str = "auto", seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
 ) -> Stability:  # fmt: skip
-    """Measure which heads attend to the same keys behind `contexts` other texts of n = `keys` tokens.
+    """Measure which heads attend to the same keys when the text before those keys is replaced.
 
-    The last `tail` tokens of each of the `documents` stay; the last `queries` of them are the queries, and the tokens
-    before those the candidate keys.
+    The last `tail` tokens of each document are read behind `contexts` other texts of `keys` tokens. The last `queries`
+    of these tokens are the queries, and the tail's tokens before them are the candidate keys.
 
     >>> found = ll.stability(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
     >>> found.table.query('layer == 0').overlap.tolist()  # the first layer does not depend on the context
@@ -138,7 +138,7 @@ def stability(
 
 
 def _weights(captured: Captured, queries: int) -> Tensor:
-    """Softmax weights (B, Hq, m, N) of the last queries: attention with unit vectors as values."""
+    """Softmax weights (B, Hq, m, N) of the last m queries on all N keys: attention with unit vectors as values."""
     parts = {name: getattr(captured, name) for name in ("query", "mask", "bias")}
     last = {name: part[..., -queries:, :] for name, part in parts.items() if part is not None}
     unit = torch.eye(captured.key.shape[2]).to(captured.value).expand(*captured.key.shape[:2], -1, -1)
@@ -146,7 +146,7 @@ def _weights(captured: Captured, queries: int) -> Tensor:
 
 
 def _stability(weights: Tensor, top: int) -> Array:
-    """The measures (heads, MEASURES) of weights (contexts, heads, queries, candidates)."""
+    """`MEASURES` of every head, (heads, 4), from softmax weights (contexts, heads, queries, candidate keys)."""
     count = weights.shape[0]
     ranks = weights.argsort(-1).argsort(-1).double() - (weights.shape[-1] - 1) / 2
     indicators = [(weights >= weights.topk(m, -1).values[..., -1:]).double() for m in (top, 1)]

@@ -26,8 +26,8 @@ from limitlens.report.view import Axis, Block, Figure, Guide, Section, View, hea
 from limitlens.statistics.documents import Statistic, paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
-AXES = ("log_perplexity", "far")  # nats of plain text at the end of the context, and of far repeated passages
-YARN = ("yarn", "yarn_all")  # both readings of YaRN's factor: with the position of each query, or the whole context
+AXES = ("log_perplexity", "far")  # nats of plain text at the end of the context, and of passages repeated from far away
+YARN = ("yarn", "yarn_all")  # YaRN's factor by the position of each query, or by the whole context
 LABELS = {
     "truncated": "truncation", "constant": "no factor", "log": "log n", "yarn": "YaRN's factor",
     "yarn_all": "YaRN's factor, all queries", "entropy": "entropy invariance", "critical": "gap counting",
@@ -45,7 +45,7 @@ MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Temper(DocumentResult):
-    """Result of `limitlens.temper`: every schedule of score factors on held-out documents, and the fitted exponents."""
+    """Result of `limitlens.temper`: fitted exponents, and all schedules of score factors on held-out documents."""
 
     kind, file = "temper", "schedules"
     model: str
@@ -53,7 +53,7 @@ class Temper(DocumentResult):
     trained: int
     to: int
     rope_scaling: str
-    texts: Mapping[str, str]  # "fitted": held-out documents of the text of the fits; "other": another text
+    texts: Mapping[str, str]  # "fitted": text of the fits (held-out documents); "other": a second text
     device: str
     precision_of_products: str
     fits: Mapping[str, FittedExponents]
@@ -61,12 +61,15 @@ class Temper(DocumentResult):
     interrupted: bool = False
 
     def estimate(self, text: str, name: str, axis: str, base: str | None = None) -> Estimate:
-        """Mean of a schedule on one of `AXES`, or of its paired differences to another schedule; lower is better."""
+        """Mean nats of schedule `name` on one of `AXES` over the documents of a text, with its standard error.
+
+        With `base`, the mean of the paired differences, `name` minus the schedule `base`. Lower is better.
+        """
         baseline = None if base is None else self.by_document[text][base].values(axis, self.trained)
         return paired_mean(self.by_document[text][name].values(axis, self.trained), baseline)
 
     def beats(self, name: str, base: str, text: str) -> bool:
-        """Whether a schedule is better than another on both axes, beyond 95% Student intervals over documents."""
+        """Whether schedule `name` is better than schedule `base` on both axes, beyond 95% Student intervals."""
         from scipy.special import stdtrit
 
         width = float(stdtrit(max(len(self.by_document[text][name].plain) - 1, 1), 0.975))
@@ -80,7 +83,7 @@ class Temper(DocumentResult):
 
     @cached_property
     def winners(self) -> list[str]:
-        """Fits that beat YaRN's factor in both readings on all texts and are not `beaten`; best retrieval first."""
+        """Fits that beat both factors in `YARN` on all texts and are not `beaten`, from best to worst retrieval."""
         texts = [*self.by_document]
         unbeaten = [name for name in self.fits if texts and name not in self.beaten]
         won = [name for name in unbeaten if all(self.beats(name, rule, text) for rule in YARN for text in texts)]
@@ -88,7 +91,7 @@ class Temper(DocumentResult):
 
     @cached_property
     def beaten(self) -> list[str]:
-        """Fits that truncation or YaRN's factor beats on both axes, by the means on some text."""
+        """Names of fits whose means are no better than those of truncation or a YaRN factor on both axes of a text."""
         rivals = [(text, base) for text in self.by_document for base in ("truncated", *YARN)]
 
         def loses(name: str, text: str, base: str) -> bool:
@@ -98,7 +101,7 @@ class Temper(DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per text and schedule: each axis, and its paired difference to YaRN's factor."""
+        """Table with one row per text and schedule: nats on each axis, and the paired differences to YaRN's factor."""
         tables = []
         for text, found in self.by_document.items():
             numbers: dict[str, tuple[Statistic, Any]] = {}
@@ -111,21 +114,21 @@ class Temper(DocumentResult):
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     def document(self) -> dict[str, Any]:
-        """The result as JSON: its fields, the rows of its table, the fits that are a gain, and those beaten."""
+        """JSON document of the result: fields, rows of the table, and the fits among `winners` and `beaten`."""
         return super().document() | {"winners": self.winners, "beaten": self.beaten}
 
     def exponents(self, name: str) -> Exponents:
-        """A fit as the exponents file that `limitlens.intervene` reads."""
+        """Exponents of the fit `name`, in the form that `limitlens.intervene` applies and reads from a file."""
         fit = self.fits[name]
         about = self.model, self.identity, self.trained, self.to, self.rope_scaling, self.texts["fitted"]
         return Exponents(*about, fit.level, fit.retrieval_weight, fit.exponents, fit.constants)
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """One exponents file for each fit."""
+        """Further files of the run folder: one exponents file (JSON) for each fit."""
         return {f"{name}.json": self.exponents(name).write for name in self.fits}
 
     def view(self) -> View:
-        """Both axes of every schedule for each text, and the maps of the exponents."""
+        """View of the result: both axes of every schedule for each text, and maps of the exponents over the heads."""
         documents = [f"{len(axes['yarn'].plain)} of {self._where(text)}" for text, axes in self.by_document.items()]
         blocks: list[Block] = [self.frontier(text) for text in self.by_document]
         for text in self.by_document:
@@ -169,7 +172,7 @@ class Temper(DocumentResult):
         )
 
     def frontier(self, text: str) -> Figure:
-        """Figure of retrieval against perplexity on a text, each schedule minus YaRN's factor."""
+        """Figure of retrieval against perplexity on a text, as differences of each schedule to YaRN's factor."""
         rows = self.table[self.table["text"] == text].to_dict("records")
         series = []
         for place, row in enumerate(rows):
@@ -182,7 +185,7 @@ class Temper(DocumentResult):
         return Figure(f"Frontier: {self._where(text)}", *axes, series, guides, height=400)
 
     def maps(self) -> list[Figure]:
-        """A map of the exponents of each fit per head."""
+        """Maps of the fitted exponents over layers and heads, one for each fit with an exponent per head."""
         return [
             head_map(f"γ of {label(name)}", "γ", list(np.ndindex(fit.exponents.shape)), fit.exponents.ravel().tolist())
             for name, fit in self.fits.items()
@@ -190,7 +193,7 @@ class Temper(DocumentResult):
         ]
 
     def _finding(self) -> str:
-        """The finding, in one or two sentences."""
+        """Sentences for the view that say which fit, if any, beats YaRN's factor."""
         if not self.by_document:
             return "No document was read: nothing is known of either axis."
         where = join([self._where(name) for name in self.by_document])
@@ -207,7 +210,7 @@ class Temper(DocumentResult):
         )
 
     def _advice(self) -> str:
-        """What to do with the fits."""
+        """Sentences for the view that say which fit to apply and which not to use."""
         advice = "Keep YaRN's factor, or truncate where nothing far away is needed."
         if self.winners:
             file = f"{self.winners[0]}.json"
@@ -225,7 +228,7 @@ class Temper(DocumentResult):
 
 
 def label(name: str) -> str:
-    """Name of a schedule for people."""
+    """Text that tables and figures show for a schedule, such as "per head (retrieval weight 0.2)"."""
     level, _, weight = name.replace("single", "one exponent").replace("_constant", " with constants").partition("_far_")
     return LABELS.get(name) or level.replace("_", " ") + (f" (retrieval weight {weight})" if weight else "")
 
@@ -240,18 +243,18 @@ def temper(
     """Fit factors on the attention scores of a decoder for a context of `to` tokens, longer than it was trained for.
 
     Every schedule of factors is measured on held-out documents, on plain text and on retrieval from far away, and
-    compared with YaRN's factor and with truncation. Products are computed in bfloat16 on a GPU. Ctrl-C keeps what is
-    finished.
+    compared with YaRN's factor and with truncation. Matrix products are computed in bfloat16 on a GPU. Ctrl-C keeps
+    the finished fits and documents.
 
     Parameters
     ----------
-    text, other : the text to fit on, whose other documents are held out; a second text that is only held out.
-    rope_scaling : of the rotary positions, for everything but truncation: none, linear, ntk or yarn.
-    retrieval_weight : weights of retrieval against plain text in the loss, one fit of an exponent per head for each,
-        with constant factors where `constant`. One exponent for the whole model is always fitted too.
-    fits : the fits themselves, in place of `retrieval_weight` and `constant`.
-    trained : the trained window, by default that of the model's configuration.
-    documents : held-out documents of each text, at most. `steps` and `rate` (Adam's) belong to each fit.
+    text, other : text to fit on, some documents of which are held out; an optional second text for testing only.
+    rope_scaling : scaling of the rotary positions, except under truncation: none, linear, ntk or yarn.
+    retrieval_weight : weights of retrieval against plain text in the loss; for each, one exponent per head is fitted.
+        One exponent for the whole model is always fitted too. `constant` fits constant factors besides exponents.
+    fits : options of the fits, in place of `retrieval_weight` and `constant`.
+    trained : length of the trained window; by default from the model's configuration.
+    documents : held-out documents of each text, at most. `steps` and `rate`: gradient steps and Adam's rate of a fit.
     keep : function that is called with the result so far after each fit and each round of documents.
 
     >>> made = ll.temper(model, 512, text, documents=2, steps=1, retrieval_weight=[0.0])
@@ -313,7 +316,7 @@ def _measure(
     progress: Progress,
     keep: Callable[[Temper], object],
 ) -> Temper:
-    """Read held-out documents under every schedule, one document of each text at a time, so that all stay paired."""
+    """Add to `made` the nats of held-out documents: each is read under all schedules before the next one (paired)."""
     factors = _factors(made, reader)
     rounds = max(map(len, held_out.values()))
     try:
@@ -337,7 +340,7 @@ def _measure(
 
 
 def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
-    """Every schedule but truncation: factors on the scores by layer and position of the query."""
+    """Score factors by layer and query position of every schedule, fits included; truncation has no factor."""
     trained, to = made.trained, made.to
     n = np.maximum(np.arange(1, to + 1), trained)
     scales = {

@@ -4,8 +4,8 @@ Over the tokens beyond the trained window the loss is
 
     (1 − w) · mean nats of plain text + w · mean nats of passages repeated from further away than the window,
 
-with w the retrieval weight. Each step reads one document. After every round of documents one more document is read as
-a check, and the best exponents on it are kept; the fit ends after some rounds without improvement.
+with w the retrieval weight. Each step reads one document. After every round of documents a check reads one more
+document; the exponents with the smallest loss on it are kept, and the fit ends after some rounds without improvement.
 """
 
 import math
@@ -28,9 +28,9 @@ LEVELS = {"head": "per_head", "model": "single"}  # one exponent for each head, 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """One fit: whether each head has its own exponent, the weight of retrieval in the loss, and constants or none."""
+    """Options of one fit: one exponent per head or per model, the retrieval weight, and constant factors or none."""
 
-    level: str = "head"  # of `LEVELS`
+    level: str = "head"  # "head": an exponent for each head; "model": one for all
     retrieval_weight: float = 0.0  # weight of far repeated passages against plain text
     constant: bool = False  # fit constant factors in addition to exponents
 
@@ -41,23 +41,23 @@ class FitOptions:
 
     @property
     def name(self) -> str:
-        """Name of the fit in files and tables."""
+        """Name of the fit in files and tables, such as "per_head_far_0.2"."""
         weight = f"_far_{self.retrieval_weight:g}" if self.retrieval_weight else ""
         return LEVELS[self.level] + "_constant" * self.constant + weight
 
 
 @dataclass(frozen=True)
 class Step:
-    """Losses of one gradient step, or of one check, of a fit."""
+    """Losses at one gradient step of a fit, or at one check of the exponents on a held-out document."""
 
     number: int
     plain: float  # mean nats of plain text beyond the trained window
-    far: float | None  # mean nats of passages repeated from far away, where there are some
+    far: float | None  # mean nats of passages repeated from far away; None if the document has none
 
 
 @dataclass(frozen=True, eq=False)
 class FittedExponents:
-    """Fitted exponents of all heads, and the course of the fit."""
+    """Fitted exponents of all heads, and the losses at every step and check of the fit."""
 
     level: str
     retrieval_weight: float
@@ -65,7 +65,7 @@ class FittedExponents:
     constants: Array | None  # (layers, heads): logarithms of constant factors
     felt: Array  # (layers, heads): root mean square derivative of the loss in the exponent over all steps
     steps: tuple[Step, ...]
-    checks: tuple[Step, ...]  # on a document that no step reads; the first is before all steps
+    checks: tuple[Step, ...]  # losses on a document that no step reads, the first before all steps
     interrupted: bool = False
 
 
@@ -73,10 +73,10 @@ def fit_exponents(
     reader: Reader, documents: Sequence[Tensor], check: Tensor, trained: int, options: FitOptions, *,
     steps: int = 24, rate: float = 0.05, seed: int = 0, progress: Callable[[int], None] = lambda number: None,
 ) -> FittedExponents:  # fmt: skip
-    """Fit exponents to `documents`, each (n,), with early stopping on the document `check`.
+    """Fit exponents of score factors to `documents`, each (n,), with early stopping on the document `check`.
 
-    Exponents begin at YaRN's; the learning `rate` of Adam falls linearly to zero. `progress` is called with the number
-    of each finished step. Ctrl-C ends the fit after the present step.
+    Exponents begin at the value that gives YaRN's factor; the learning `rate` of Adam falls linearly to zero.
+    `progress` is called with the number of each finished step. Ctrl-C ends the fit after the present step.
     """
     weight = options.retrieval_weight
     full = (reader.layers, reader.heads)
@@ -87,7 +87,7 @@ def fit_exponents(
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
 
     def with_roles(ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """A document and the roles of its tokens (`repeat`)."""
+        """Document with planted passages and the roles of its tokens (`repeat`); unchanged, role 0, without weight."""
         return repeat(ids, other, trained, generator) if weight else (ids, ids.new_zeros(len(ids)))
 
     check_document = with_roles(check, documents[0], np.random.default_rng(seed))
@@ -139,12 +139,12 @@ def fit_exponents(
 
 
 def yarn_exponent(trained: int, to: int) -> float:
-    """The γ with (to/trained)^γ equal to YaRN's factor at the end of the context, where fits begin."""
+    """Exponent γ for which (to/trained)^γ is YaRN's factor at the end of the context; fits begin there."""
     return math.log(yarn_scale(to, trained)) / math.log(to / trained)
 
 
 def _loss(reader: Reader, number: int, ids: Tensor, role: Tensor, trained: int, weight: float) -> tuple[Tensor, Step]:
-    """The loss of a document (n,) whose tokens have roles (`repeat`), and its parts."""
+    """Loss of a document (n,) beyond the trained window, and its parts; `role` (n,) marks the repeated tokens."""
     with reader.precision():
         cost = reader.cost(reader.hidden(ids), ids, trained)
     role = role[trained:].to(cost.device)
