@@ -1,4 +1,4 @@
-"""Attention over n tokens, computed block by block (`limit` has attention over infinitely many)."""
+"""Softmax attention of a head over n tokens, computed block by block (`head.limit` is over infinitely many tokens)."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
 def attend_state(
     tokens: Any, head: Head, x: Any, *, times: float = 1.0, precise: bool = True, block: int = BLOCK
 ) -> State:
-    """The state of `attend`, with all queries multiplied by `times`."""
+    """Mergeable state (log-sum-exp and output) of queries x (m, d) over tokens (n, d), the queries times `times`."""
     head = as_head(head)
     dtype = torch.float64 if precise else torch.float32
     if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:

@@ -22,8 +22,8 @@ class Head:
     """One attention head, linear in its tokens.
 
     The score of token y for query x is <y, A x>, so attention over a law of tokens depends on a query only through its
-    tilt t = A x. The value of token y is V y. Both are kept factored: A = Wkᵀ Wq is never formed if the head dimension
-    k is smaller than d (`Head.from_projections`).
+    tilt t = A x. The value of token y is V y. A head from projections (`Head.from_projections`) keeps Wq and Wk and
+    does not form A = Wkᵀ Wq.
 
     The score matrix A (d, d) includes the factor 1/√k; a scalar means that multiple of the identity (of V's dimension,
     else d = 1). The value matrix V (v, d) is the identity by default.
@@ -88,36 +88,36 @@ class Head:
 
     @property
     def A(self) -> Array:
-        """The score matrix (d, d), computed on access."""
+        """Score matrix A (d, d) of the head, computed on access; the score of token y for query x is <y, A x>."""
         return self.query_map if self.key_map is None else np.asarray(self.key_map.T @ self.query_map)
 
     @property
     def V(self) -> Array:
-        """The value matrix (v, d), computed on access."""
+        """Value matrix V (v, d) of the head, computed on access; the value of token y is V y."""
         return np.eye(self.dim) if self.value_map is None else self.value_map
 
     def tilts(self, x: Any) -> Array:
-        """Tilts t = A x + Wkᵀ b of queries x: (..., d) to (..., d)."""
+        """Tilts t = A x + Wkᵀ b (..., d) of query tokens x (..., d), with b the query bias: scores are <y, t>."""
         queries = self.check_tokens("x", x) @ self.query_map.T + self.query_bias
         return np.asarray(queries if self.key_map is None else queries @ self.key_map)
 
     def check_tokens(self, name: str, tokens: Any) -> Array:
-        """`tokens` as a finite array whose last axis is the head's dimension."""
+        """Return `tokens` as a finite array (..., d), d the head's dimension; else an `InputError` that says `name`."""
         array = as_array(name, tokens)
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise InputError(f"{name} has shape {array.shape}; expected (..., {self.dim}), one row per token")
         return array
 
     def queries(self, x: Tensor) -> Tensor:
-        """Queries of tokens x: (..., d) to (..., k), scale included."""
+        """Query vectors (..., k) of tokens x (..., d), with the scale 1/√head_dim included."""
         return _affine(x, self.query_map, self.query_bias)
 
     def keys(self, tokens: Tensor) -> Tensor:
-        """Keys of tokens: (..., d) to (..., k)."""
+        """Key vectors (..., k) of tokens (..., d)."""
         return tokens if self.key_map is None else _affine(tokens, self.key_map)
 
     def values(self, tokens: Tensor) -> Tensor:
-        """Values of tokens: (..., d) to (..., v)."""
+        """Value vectors (..., v) of tokens (..., d)."""
         return tokens if self.value_map is None else _affine(tokens, self.value_map, self.value_bias)
 
     def __repr__(self) -> str:
@@ -125,13 +125,13 @@ class Head:
 
 
 def _affine(x: Tensor, matrix: Array, bias: Array | None = None) -> Tensor:
-    """matrix x + bias for tokens x (..., d)."""
+    """Affine map of tokens x (..., d): matrix (k, d) times each token, plus the bias (k,) if given."""
     result = x @ torch.as_tensor(matrix, dtype=x.dtype, device=x.device).T
     return result if bias is None or not bias.any() else result + torch.as_tensor(bias, dtype=x.dtype, device=x.device)
 
 
 def as_head(head: Any, dim: int | None = None) -> Head:
-    """`head`, checked to be a Head, and to have dimension `dim` if given; else an InputError."""
+    """Return `head` if it is a `Head` (and has dimension `dim`, if given); otherwise raise an `InputError`."""
     if not isinstance(head, Head):
         raise InputError(f"the head is a {type(head).__name__}; expected a Head, second after a measure or tokens")
     if dim is not None and dim != head.dim:
@@ -140,7 +140,7 @@ def as_head(head: Any, dim: int | None = None) -> Head:
 
 
 def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
-    """Attention over infinitely many tokens, Γ(x) = V ∇K(A x): queries (..., d) to (..., v).
+    """Output of a head over infinitely many tokens of a law, Γ(x) = V ∇K(A x): queries (..., d) to (..., v).
 
     >>> ll.limit(ll.Gaussian(0.0, 1.0), ll.Head(1.5), [[0.5], [1.0]]).tolist()
     [[0.75], [1.5]]
@@ -154,11 +154,11 @@ def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
 def designed_head(
     measure: TokenLaw | ArrayLike, horizon: float, *, spectrum: str | Sequence[float] = "flat", seed: int = 0
 ) -> Head:
-    """A head whose B = Σ^{1/2} A Σ^{1/2} has largest singular value `horizon`, with V the identity.
+    """Head with V the identity and a random score matrix A, such that ‖Σ^{1/2} A Σ^{1/2}‖ = `horizon`.
 
-    B = R diag(s) with R a rotation drawn uniformly from SO(d), so that d = 1 gives A = +horizon/Σ. The shape of s is
-    "flat", "1/k" or d numbers, scaled to the horizon. Σ (d, d) may be given instead of the law of tokens; directions
-    without variance are ignored.
+    Σ (d, d) is the covariance of the tokens, which may be given instead of their law; directions without variance are
+    ignored. B = Σ^{1/2} A Σ^{1/2} = R diag(s), with R a rotation drawn uniformly from SO(d), so that d = 1 gives
+    A = +horizon/Σ. The `spectrum` s is "flat", "1/k" or d numbers, scaled so that the largest is the horizon.
 
     >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
     [[0.5]]
@@ -188,7 +188,7 @@ def designed_head(
 
 
 def random_rotation(dim: int, seed: int) -> Array:
-    """Random rotation, uniform on SO(d): the orthogonal factor of a Gaussian matrix, with corrected signs."""
+    """Random rotation matrix (d, d), uniform on SO(d): the orthogonal factor of a Gaussian matrix, signs corrected."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0x2071]))
     orthogonal, triangular = np.linalg.qr(generator.standard_normal((dim, dim)))
     orthogonal *= np.sign(np.diag(triangular))

@@ -5,9 +5,9 @@ two disjoint sets of tokens merge exactly (docs/the-merge.md):
 
     lse = log(e^{lse₁} + e^{lse₂}),    output = e^{lse₁ − lse} output₁ + e^{lse₂ − lse} output₂.
 
-The operation is associative and commutative and the empty set is its identity, so streams, checkpoints, cores and
-machines all use this one operation. Weights e^{2 score} are those of twice the query, so two log-sum-exps give the
-effective number of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
+Merging is associative and commutative, and the empty set is its identity, so streams, checkpoints, cores and machines
+all merge states. Weights e^{2 score} are those of twice the query, so the log-sum-exps at q and 2q give the effective
+number of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ class _Batch:
     """Base class of dataclasses whose fields are tensors with the same leading (batch) axes."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Fields by name as contiguous tensors, for safetensors; the constructor takes them back."""
+        """Fields of the batch as contiguous tensors by name, for a safetensors file; `cls(**tensors)` restores it."""
         return {name: tensor.contiguous() for name, tensor in vars(self).items()}
 
     @classmethod
     def joined(cls, parts: Sequence[Self], axis: int = 0) -> Self:
-        """Batches concatenated along a batch axis."""
+        """Concatenate batches of the same class along one of their batch axes."""
         if len(parts) == 1:
             return parts[0]
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*(torch.cat(column, axis) for column in columns))
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes."""
+        """Part of the batch: every field indexed on its leading (batch) axes."""
         return type(self)(*(tensor[index] for tensor in vars(self).values()))
 
 
 @dataclass(frozen=True)
 class State(_Batch):
-    """Softmax attention of m queries over a set of tokens, ready to merge with another set.
+    """Softmax attention of m queries over a set of tokens, in a form that merges exactly with that over another set.
 
     Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
     """
@@ -55,19 +55,19 @@ class State(_Batch):
     def empty(
         cls, batch: tuple[int, ...], queries: int, value_dim: int, *, device: str | torch.device = "cpu"
     ) -> State:
-        """The identity of `merge`: attention over no tokens."""
+        """State of attention over no tokens, with batch axes `batch`; merging it changes no other state."""
         lse = torch.full((*batch, queries), float("-inf"), dtype=torch.float64, device=device)
         return cls(torch.zeros(batch, dtype=torch.int64, device=device), lse, lse.new_zeros(*lse.shape, value_dim))
 
     def merge(self, other: State) -> State:
-        """The state of the union of two disjoint sets of tokens."""
+        """State of attention over the union of two disjoint sets of tokens, this state's and the other's."""
         lse = torch.logaddexp(self.lse, other.lse)
         share = torch.exp(other.lse - lse.masked_fill(torch.isneginf(lse), 0.0))  # 0 if both are empty
         share = share[..., None].to(self.output.dtype)
         return State(self.count + other.count, lse, torch.lerp(self.output, other.output, share))
 
     def union(self) -> State:
-        """State of the union of the disjoint sets along the first batch axis, not all of them empty."""
+        """State of attention over the union of the disjoint sets along the first batch axis (not all are empty)."""
         shares = torch.softmax(self.lse, 0)[..., None]
         if self.lse.device.type == "cpu":  # one at a time, so that the sum stays in the cache
             output = torch.zeros_like(self.output[0])
@@ -78,7 +78,7 @@ class State(_Batch):
         return State(self.count.sum(0), self.lse.logsumexp(0), output)
 
     def thinned(self, share: Tensor) -> State:
-        """States as if the set had only these shares of its tokens, (shares, ...): lse decreases, the output stays."""
+        """States (shares, ...) as if the set had only a `share` of its tokens: log share is added to lse."""
         shift = share.log().reshape(-1, *(1,) * self.lse.ndim)
         counts = (share.reshape(-1, *(1,) * self.count.ndim) * self.count).round().to(self.count.dtype)
         return State(counts, self.lse + shift, self.output.expand(len(share), *self.output.shape))
@@ -86,22 +86,22 @@ class State(_Batch):
 
 @dataclass(frozen=True)
 class Peak(_Batch):
-    """Largest score of each query and the value of that token: hardmax attention, mergeable like a state."""
+    """Hardmax attention: the largest score of each query and the value of the token with that score; mergeable."""
 
     score: Tensor  # (..., m)
     value: Tensor  # (..., m, v)
 
     @classmethod
     def empty(cls, batch: tuple[int, ...], queries: int, value_dim: int, *, like: Tensor) -> Peak:
-        """The identity of `merge`: the peak over no tokens."""
+        """Peak over no tokens (score −∞, value 0), on the device and with the precision of the tensor `like`."""
         score = like.new_full((*batch, queries), float("-inf"))
         return cls(score, like.new_zeros(*batch, queries, value_dim))
 
     @classmethod
     def of(cls, parts: Iterable[Tensor], value: Tensor) -> Peak:
-        """Peak of scores (..., m, n) over values (..., n, v), n ≥ 1; the first token wins a tie.
+        """Peak (largest score and its value) of m queries over n ≥ 1 tokens with values (..., n, v).
 
-        The scores come in parts, tensors (..., m, tokens of the part).
+        `parts` are the scores in consecutive parts (..., m, tokens of the part); the first token wins a tie.
         """
         found: tuple[Tensor, Tensor] | None = None
         start = 0
@@ -125,12 +125,12 @@ class Peak(_Batch):
         return cls(score[..., 0], value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1])))
 
     def union(self) -> Peak:
-        """The peak over the union of the sets along the first batch axis; the first of them wins a tie."""
+        """Peak over the union of the token sets along the first batch axis; the first set wins a tie."""
         score, best = self.score.max(0, keepdim=True)
         return Peak(score[0], self.value.gather(0, best[..., None].expand(1, *self.value.shape[1:]))[0])
 
     def merge(self, other: Peak) -> Peak:
-        """The peak over the union of two sets of tokens."""
+        """Peak over the union of two sets of tokens, this peak's and the other's; this one wins a tie."""
         better = other.score > self.score
         score = torch.where(better, other.score, self.score)
         return Peak(score, torch.where(better[..., None], other.value, self.value))

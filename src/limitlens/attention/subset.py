@@ -4,12 +4,12 @@ from limitlens.arrays import Tensor, torch
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Scores softcap · tanh(scores / softcap), or unchanged if `softcap` is None."""
+    """Attention scores bounded by a softcap, softcap · tanh(scores / softcap); unchanged if `softcap` is None."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
-    """Scores (..., m, n) of queries (..., m, k), scale included, and keys (..., n, k)."""
+    """Attention scores (..., m, n), softcapped, of queries (..., m, k) that include the scale and keys (..., n, k)."""
     return capped(query @ key.mT, softcap)
 
 
@@ -17,7 +17,7 @@ def attend_subset(
     scores: Tensor, value: Tensor, *, mask: Tensor | None = None, log_weights: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Log-sum-exps (..., m) and outputs (..., m, v) of attention over the keys in a mask.
+    """Log-sum-exps (..., m) and outputs (..., m, v) of attention over a subset of the keys, given by a mask.
 
     With scores s (..., m, n), softcap included, log-weights w and the logit of a learned sink of value 0,
 

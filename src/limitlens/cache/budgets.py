@@ -1,4 +1,4 @@
-"""Numbers behind a cache plan: Fisher costs of heads, allocations of a budget among heads, and errors of budgets."""
+"""Computations for a cache plan: Fisher costs of heads, allocations of keys among heads, and errors of budgets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from limitlens.models.relay import Output, hook_attention
 from limitlens.probing.result import ProbeRun
 from limitlens.statistics.documents import jackknife
 
-BEST, RANDOM = "best", "random"  # the best policy for each head, and the policy whose curve a probe measures
+BEST, RANDOM = "best", "random"  # names: the best policy for each head; random keys, whose curve a probe measures
 ALLOCATIONS = ("uniform", "equal_error", "fisher_weighted")  # functions that divide a cache among key/value heads
 SAMPLES = 4  # continuations sampled for the Fisher costs of each window
 BISECTIONS = 60  # steps of the bisection for equal errors
@@ -28,22 +28,22 @@ BISECTIONS = 60  # steps of the bisection for equal errors
 
 @dataclass(frozen=True)
 class PolicyTotal:
-    """Cache share and error of the whole model under one policy; `best` chooses a policy for each head."""
+    """Cache share and output error of the whole model under one key policy, or "best" (a policy for each head)."""
 
     policy: str
     oracle: bool
-    share: float  # of the cache that is kept
-    error: Estimate  # median over query heads on the windows that check the budgets
-    error_high: float  # 90% quantile over query heads
+    share: float  # share of the cache that is kept
+    error: Estimate  # median over query heads of the relative output error, on windows not used for the budgets
+    error_high: float  # 90% quantile over query heads of that error
     within: float | None  # share of query heads within the target error; None for a plan without one
 
 
 def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array:
-    """Errors (layers, heads, sizes) of n random keys of the context, from the error curves of a probe.
+    """Output errors (layers, heads, sizes) with n random keys of the context, from the error curves of a probe.
 
-    Of C keys beside the sink, n have the error e(n) √(1 − n/C); e is the curve of the head without its sink, times the
-    factor that the sink takes. Where the curve gives no number it is that `without_keys` (layers, heads), so that such
-    a head keeps all keys.
+    With n of the C keys beside the sink, the error is e(n) √(1 − n/C), where e is the head's error curve without its
+    sink times the ratio of its errors with and without the sink. Where the curve has no value, the error is
+    `without_keys` (layers, heads), the error without any key, so that the head keeps all keys.
     """
     errors = np.repeat(without_keys[..., None], len(curves.sizes), -1)
     for record in run.records:
@@ -62,14 +62,18 @@ def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array
 
 
 def at_keys(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
-    """Curves (policies, ..., sizes) at numbers of keys (...), linear between sizes: (policies, ...)."""
+    """Values (policies, ...) of curves (policies, ..., sizes) at `keys` (...) keys, interpolated linearly."""
     flat = [[np.interp(n, sizes, row) for n, row in zip(keys.ravel(), rows.reshape(-1, len(sizes)), strict=True)]
             for rows in curves]  # fmt: skip
     return np.asarray(flat).reshape(curves.shape[:-1])
 
 
 def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None) -> PolicyTotal:
-    """Errors of budgets on the windows that check them; their standard error is the jackknife's over windows."""
+    """Cache share and output error of budgets `keys` (layers, kv heads), measured on the windows of `check`.
+
+    `chosen` (layers, kv heads) are indices of policies, `name` is the name of the row and `error` the target. The
+    standard error is the jackknife's over windows.
+    """
     policies, counts = (np.repeat(part, check.full.shape[2] // check.kv_heads, 1) for part in (chosen, keys))
 
     def errors_of(curves: CutCurves) -> Array:
@@ -88,12 +92,12 @@ def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: flo
 
 
 def uniform(shape: tuple[int, ...], total: int) -> NDArray[np.intp]:
-    """The same number of keys for every head, rounded down."""
+    """Allocation of `total` keys with the same number for every head, rounded down; `shape` is that of the heads."""
     return np.full(shape, total // int(np.prod(shape)), dtype=np.intp)
 
 
 def equal_error(errors: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
-    """Keys (...) at the smallest error that all heads reach with `total` keys together, for errors (..., sizes)."""
+    """Allocation (...) of `total` keys that gives all heads the same, smallest possible error; errors (..., sizes)."""
     low, high = 0.0, float(np.nanmax(errors)) + 1
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -105,10 +109,12 @@ def equal_error(errors: Array, sizes: Sequence[int], total: int) -> NDArray[np.i
 
 
 def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
-    """Keys n_h (...) that minimise Σ_h c_h(n_h) subject to Σ_h n_h = `total`, for Fisher costs (..., sizes).
+    """Allocation n_h (...) of keys to heads that minimises Σ_h c_h(n_h) subject to Σ_h n_h = `total`.
+
+    `costs` (..., sizes) are the Fisher costs c_h (divergence of predictions) of each head at each number of keys.
 
     Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull. Segments
-    of the hulls are taken in the order of cost saved per key; the last one is cut where the keys run out.
+    of the hulls are taken in the order of cost saved per key; the last segment is cut where the keys run out.
     """
     segments = []
     for head, cost in enumerate(costs.reshape(-1, len(sizes))):
@@ -148,8 +154,8 @@ def fisher_costs(
 
     To second order, a change δ of a head's output changes the predicted distributions by the divergence
     ½ E <∂ log p(y) / ∂o, δ>² over tokens y sampled from the model (the Fisher information). For δ of random direction
-    this is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim). It is a heuristic: errors have directions, and those of
-    several heads are added up.
+    this is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim). It is a heuristic: real errors have preferred
+    directions, and costs of several heads are simply added. `indices` are the windows whose last tokens are predicted.
     """
     model, generator = loaded.model, torch.Generator().manual_seed(seed)
     total: Array | None = None
@@ -162,7 +168,7 @@ def fisher_costs(
 
         def watch(call: Captured, go_on: Callable[[Tensor], Output], outputs: list[Tensor] = outputs) -> Output:
             output, weights = go_on(call.query)
-            # Gradients need a graph from the first layer on; weights of the model have none.
+            # The model's weights need no gradients, so the first layer's output must start the graph.
             outputs.append(output if outputs else output.detach().requires_grad_())
             return outputs[-1], weights
 

@@ -1,8 +1,8 @@
 """Error curves of cache eviction: the output error of each head when the cache of its context is cut to n keys.
 
-A window has C + T tokens and is read once. The first C are the context; each key policy ranks their keys with what is
-known once they have been read. Queries among the T later tokens see the kept keys and all tokens from the cut on. So
-the error at n is the error that a cache of n keys really makes:
+A window has C + T tokens and is read once. The first C tokens are the context; each key policy ranks the keys of the
+context from what is known after reading it. Queries among the T later tokens see the kept keys and all tokens after the
+cut. So the error at n is the error that a cache of n keys really makes:
 
     squared_error(n) = mean over queries and draws of |output(n) − output|²,
     error(n) = √(squared_error(n) / mean |output|²).
@@ -28,15 +28,15 @@ from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 
 BEHIND = 128  # tokens after the cut
-QUERIES = 16  # of them, evenly spaced, whose outputs are compared
-DRAWS = 2  # of policies that sample
-MAX_WINDOWS = 64  # windows of a text, of which plans and trials use different ones
-SHARES = (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)  # of the context that are kept
+QUERIES = 16  # queries after the cut, evenly spaced, whose outputs are compared
+DRAWS = 2  # draws of each policy that samples keys at random
+MAX_WINDOWS = 64  # windows of a text, at most; plans and trials use different windows
+SHARES = (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)  # kept shares of the context
 
 
 @dataclass(frozen=True, eq=False)
 class CutCurves:
-    """Squared errors of all heads, for every key policy and number of keys kept."""
+    """Squared output errors of all heads on some windows, for every key policy and number of keys kept."""
 
     policies: tuple[str, ...]
     sizes: tuple[int, ...]  # keys kept, from 0 to the whole context
@@ -44,30 +44,33 @@ class CutCurves:
     full: Array  # (windows, layers, heads): mean squares of the output itself
     kv_heads: int  # key/value heads of a layer: query head h reads number h // (heads / kv_heads)
     layers: tuple[int, ...]  # indices of the layers with softmax attention
-    sliding: tuple[bool, ...]  # whether each of them has a sliding window
+    sliding: tuple[bool, ...]  # whether each of these layers has a sliding window
 
     @property
     def context(self) -> int:
-        """Tokens before the cut."""
+        """Number of tokens before the cut."""
         return self.sizes[-1]
 
     def part(self, windows: slice | NDArray[np.bool_]) -> Self:
-        """The curves of some windows."""
+        """Curves restricted to some of the windows, given as a slice or a mask (windows,)."""
         return replace(self, squared_error=self.squared_error[windows], full=self.full[windows])
 
     def error(self) -> Array:
-        """Relative output errors, (policies, layers, heads, sizes)."""
+        """Relative output errors over all windows, (policies, layers, heads, sizes)."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.sqrt(self.squared_error.mean(0) / self.full.mean(0)[..., None]))
 
     def by_kv_head(self, per_head: Array) -> Array:
-        """(..., heads, sizes) grouped by key/value head: (..., key/value heads, query heads of each, sizes)."""
+        """Reshape an array (..., heads, sizes) to (..., key/value heads, query heads of each, sizes)."""
         *front, heads, sizes = per_head.shape
         return per_head.reshape(*front, self.kv_heads, heads // self.kv_heads, sizes)
 
 
 def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.intp]:
-    """Number of keys from which curves (..., sizes) stay at or below a level: linear between sizes, rounded up."""
+    """Smallest numbers of keys (...) from which on curves (..., sizes) stay at or below a level.
+
+    Curves are interpolated linearly between `sizes`, and the numbers are rounded up.
+    """
     n = np.asarray(sizes, dtype=float)
     last = len(sizes) - 1
     above = np.nan_to_num(curves, nan=np.inf) > level
@@ -81,7 +84,7 @@ def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.
 
 
 def check_decoder(loaded: LoadedModel) -> None:
-    """Refuse a model that keeps no cache."""
+    """Raise an `InputError` if the model is an encoder, which keeps no KV cache."""
     if not loaded.causal:
         raise InputError(
             f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
@@ -90,18 +93,18 @@ def check_decoder(loaded: LoadedModel) -> None:
 
 
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
-    """The text in windows of a context and the tokens after it."""
+    """Windows of a text for measuring a cut cache: `context` tokens, then the `BEHIND` tokens after the cut."""
     length = context + BEHIND
     return Windows(loaded, open_corpus(corpus), length=length, tokens=MAX_WINDOWS * length, special=special, fewer=True)
 
 
 def window_order(windows: Windows, seed: int) -> list[int]:
-    """Windows in the order of their use: for fitting curves, for checking budgets, then for trials."""
+    """Random order in which windows are used: first to fit curves, then to check budgets, then for trials."""
     return [int(index) for index in np.random.default_rng([seed, 0xC7]).permutation(windows.count)]
 
 
 def plan_cost(loaded: LoadedModel, context: int, windows: int) -> tuple[float, float]:
-    """Estimated (seconds, bytes) of the curves of all policies over some windows, and of their Fisher costs."""
+    """Estimated (seconds, bytes) for measuring the curves of all policies and the Fisher costs on some windows."""
     config, length = loaded.model.config.get_text_config(), context + BEHIND
     # A window is read twice, and gradients of some continuations cost as much as reading it again.
     seconds, memory = forward_cost(loaded.model, 3.0 * windows * length, length)
@@ -116,7 +119,7 @@ def measure_cut(
     loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, policies: Sequence[str],
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
-    """Measure the curves of every head over some windows, each of them `context` + BEHIND tokens long."""
+    """Measure the error curves of every head under each policy, on the windows with these `indices`."""
     check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head
@@ -146,7 +149,10 @@ def measure_cut(
 def _layer_errors(
     call: Captured, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int]
 ) -> tuple[Array, Array]:
-    """Mean squared errors (policies, heads, sizes) of a layer's heads, and mean squares of their outputs (heads,)."""
+    """Mean squared output errors (policies, heads, sizes) of one layer, and mean squared full outputs (heads,).
+
+    `context` is the number of tokens before the cut, and `entropy` the seed of policies that sample.
+    """
     device, heads = call.key.device, call.query.shape[1]
     kv_heads, total = call.key.shape[1:3]
     rows = torch.linspace(context, total - 1, QUERIES, device=device).long()

@@ -1,8 +1,8 @@
 """KV-cache plans: how many keys each key/value head keeps, and by which key policy, for a cache size or an error.
 
 Error curves of every policy come from windows of the text as long as the context (`cut`); other windows check which
-error the budgets really give. Oracles are measured for comparison and never chosen. The curve of random keys comes from
-a probe where one is given, or where the plan is for random keys.
+error the budgets really give. Oracles (policies that see later queries) are measured for comparison and never chosen.
+The curve of random keys comes from a probe where one is given, or where the plan is for random keys.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from limitlens.report.view import Section, Table, View, head_map
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
 
-FORMAT = 3  # of the plan and of kv_budgets.json
+FORMAT = 3  # version of the file format of a plan and of kv_budgets.json
 FITTED, CHECKED = 8, 4  # windows behind the curves, and windows that check the budgets
 DEFAULT_SHARE = 0.25
-PROBE_TOKENS = 100_000  # of the probe behind budgets of random keys
+PROBE_TOKENS = 100_000  # tokens of the probe that a plan for random keys runs
 MIN_CONTEXT = 64
 NOTHING_SAVED = 0.99  # share of the cache from which on a plan saves nothing
 
@@ -54,7 +54,7 @@ class Total:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Result):
-    """Budget and key policy of every key/value head, and the other policies and allocations at the same cache size."""
+    """Cache plan: budget and key policy of every key/value head, and alternatives of the same cache size."""
 
     kind, file, command = "plan", "heads", "plan MODEL"
     model: str
@@ -67,10 +67,10 @@ class Plan(Result):
     fitted: int  # windows behind the curves
     checked: int  # windows that check the budgets
     seed: int
-    layer_kinds: tuple[str, ...]  # of each layer: "full", "sliding" or "none"
+    layer_kinds: tuple[str, ...]  # attention of each layer: "full", "sliding" or "none"
     budgets: Rows  # keys kept, [layer][kv_head]
     policies: tuple[tuple[str, ...], ...]  # [layer][kv_head]
-    entry_bytes: int  # of one key and its value, in the model's number format
+    entry_bytes: int  # bytes of one key and its value, in the model's number format
     totals: tuple[PolicyTotal, ...]
     allocations: Mapping[str, Mapping[str, Rows]]  # budgets by policy and allocation, all of the same total
     probed: bool  # whether the curve of random keys comes from a probe
@@ -78,19 +78,19 @@ class Plan(Result):
 
     @property
     def total(self) -> Total:
-        """Size of the cache under the plan."""
+        """Size of the model's cache under the plan."""
         heads = sum(map(len, self.budgets))
         entries = sum(map(sum, self.budgets))
         return Total(heads, entries, heads * self.context, entries / (heads * self.context), entries * self.entry_bytes)
 
     @property
     def shares(self) -> list[list[float]]:
-        """Budgets as shares of the context, [layer][kv_head]."""
+        """Share of the context's keys that each key/value head keeps, [layer][kv_head]."""
         return [[keys / self.context for keys in row] for row in self.budgets]
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per key/value head."""
+        """Table of policy, budget and kept share, one row per key/value head."""
         rows = [
             (layer, head, policy, keys, keys / self.context)
             for layer, (names, budgets) in enumerate(zip(self.policies, self.budgets, strict=True))
@@ -99,24 +99,24 @@ class Plan(Result):
         return pd.DataFrame(rows, columns=["layer", "kv_head", "policy", "budget", "share"])
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON."""
+        """JSON document of the plan, with its total size and the kept shares."""
         return {"format": FORMAT, **super().document(), "total": vars(self.total), "shares": self.shares}
 
     @classmethod
     def load(cls, run: Run) -> Plan:
-        """The plan of a run folder; folders of earlier formats are refused."""
+        """Plan that a run folder holds; a folder of an earlier format raises an `InputError`."""
         check_format(run.document, run.folder)
         return super().load(run)
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """kv_budgets.json: budgets, shares and policies of every layer and key/value head, for other programs."""
+        """Further file of a run folder: kv_budgets.json with budgets, shares and policies, for other programs."""
         document = {"format": FORMAT, "model": self.model, "digest": self.model_sha256, "context": self.context,
                     "budgets": self.budgets, "shares": self.shares, "policies": self.policies,
                     "kind": self.layer_kinds, "bytes": self.total.bytes}  # fmt: skip
         return {"kv_budgets.json": text_writer(json_text(document))}
 
     def view(self) -> View:
-        """Cache size, errors of the policies, and a map of the budgets."""
+        """View of the plan: cache size, errors of all key policies, and a map of the budgets over heads."""
         total = self.total
         goal = f"{100 * self.error:g}% error" if self.error is not None else f"{total.share:.1%} of the cache"
         kept = (
@@ -249,7 +249,7 @@ def plan(
 
 
 def check_format(document: Mapping[str, Any], source: object) -> None:
-    """Refuse the document of a plan, or its kv_budgets.json, unless it has the present format."""
+    """Raise an `InputError` unless a plan's document (or kv_budgets.json), read from `source`, has format `FORMAT`."""
     if document.get("format") != FORMAT:
         raise InputError(
             f"{str(source)!r} holds a cache plan of an earlier format; expected format {FORMAT}, so plan again with "
@@ -261,9 +261,10 @@ def make_plan(
     curves: CutCurves, fisher: Array, layers: int, *, policy: str = BEST, error: float | None = None,
     share: float | None = None, run: ProbeRun | None = None, fitted: int = FITTED,
 ) -> Plan:  # fmt: skip
-    """The plan from curves whose first `fitted` windows give budgets and whose others check them.
+    """Plan from error curves: the first `fitted` windows give the budgets, and the other windows check their errors.
 
-    `fisher` are the costs (layers, heads) of `fisher_costs`, and `layers` is the number of layers of the model.
+    The plan is for a target `error` or for a `share` of the cache. `fisher` (layers, heads) are the Fisher costs of
+    `fisher_costs`, `layers` is the number of layers of the model, and `run` a probe with the curves of random keys.
     """
     fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     errors = fit.error()
@@ -298,7 +299,7 @@ def make_plan(
               for i, name in enumerate(curves.policies)]  # fmt: skip
 
     def rows(table: Any) -> Any:
-        """A table (layers, heads) as rows of all layers; those without a cache are empty."""
+        """Rows [layer][kv_head] of a table (layers with a cache, kv heads); layers without a cache get empty rows."""
         by_layer = dict(zip(curves.layers, np.asarray(table).tolist(), strict=True))
         return tuple(tuple(by_layer.get(layer, ())) for layer in range(layers))
 
@@ -316,7 +317,7 @@ def make_plan(
 
 
 def _cache_entry(model: LoadedModel) -> tuple[int, int]:
-    """Bytes of one cache entry, (key + value dimensions) × bytes a number, and key/value heads of the whole model."""
+    """Bytes of one cache entry (a key and its value in one head), and number of key/value heads of the whole model."""
     calls: list[Captured] = []
     stack: Any = model.model.base_model
     with torch.inference_mode(), capture(stack, calls.append) as run_until_last_attention:
@@ -327,7 +328,7 @@ def _cache_entry(model: LoadedModel) -> tuple[int, int]:
 
 
 def _share_of(size: int, entry: int, entries: int) -> float:
-    """Share of a cache of so many entries that fits into a size in bytes."""
+    """Share of a cache that fits into `size` bytes; the whole cache has `entries` entries of `entry` bytes each."""
     if not entry <= size <= entry * entries:
         raise InputError(
             f"total is {size:,} bytes; expected between {entry:,}, one entry, and {entry * entries:,}, the whole "

@@ -1,9 +1,9 @@
 """Trials of cache plans: predictions of a live model after the cache of its context was cut.
 
-Each document is a context and a continuation. The model reads the context once, and every policy ranks its keys; then
-every policy and allocation, all of the same cache size, reads the continuation with the keys it kept. Predictions are
-compared with those of the full cache token by token: KL(full ‖ cut), agreement of the most likely token, and negative
-log-likelihood (nll) of the text. Standard errors are those of means over documents; differences are paired.
+Each document is a context and a continuation. The model reads the context once, and every policy ranks the context's
+keys; then the model reads the continuation with the keys that each policy and allocation keeps, at equal cache size.
+Predictions are compared with those of the full cache token by token: KL(full ‖ cut), agreement of the likeliest token,
+and negative log-likelihood (nll) of the text. Standard errors are over documents, and differences paired by document.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
-FULL = "full"  # the policy of the full cache
-OWN = "plan"  # the allocation of the plan itself
+FULL = "full"  # name of the row of the full cache
+OWN = "plan"  # name of the allocation that the plan itself chose
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red"}
 NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll", "nll_increase")
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """Predictions under one policy and allocation; `stderr` has the standard error of each number by its name."""
+    """Change of the model's predictions under one policy and allocation; `stderr` maps each number to its error."""
 
     policy: str  # a key policy, "best", or "full" for the full cache
     allocation: str  # one of `budgets.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"
     task: str
-    share: float  # of the cache that is kept
+    share: float  # share of the cache that is kept
     bytes: int
     kl: float  # KL(full ‖ cut), nats a token
     agreement: float  # share of tokens whose most likely successor is the same
     nll: float  # negative log-likelihood of the text, nats a token
-    nll_increase: float  # against the full cache
+    nll_increase: float  # nll minus that of the full cache
     kl_minus_uniform: float | None  # difference from the uniform allocation of the same policy
-    kl_minus_equal_error: float | None
+    kl_minus_equal_error: float | None  # difference from the equal-error allocation of the same policy
     stderr: Mapping[str, float]
 
     def estimate(self, name: str) -> Estimate:
-        """A number with its standard error; NaN where there is none."""
+        """Estimate of the number `name` (a field such as "kl") with its standard error; NaN where it is None."""
         return Estimate.of(getattr(self, name), self.stderr.get(name))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial(Result):
-    """Predictions of a model under a cache plan and under its alternatives of the same size."""
+    """Result of `limitlens.trial`: predictions under a cache plan and under alternatives of the same cache size."""
 
     kind, file, command = "trial", "rows", "trial PLAN"
     model: str
@@ -79,12 +79,12 @@ class Trial(Result):
 
     @property
     def ranked(self) -> list[TrialRow]:
-        """The rows by increasing KL, the full cache first."""
+        """Rows of the trial by increasing KL from the full cache, whose own row comes first."""
         return sorted(self.rows, key=lambda row: (row.policy != FULL, row.kl))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per policy and allocation, by increasing KL."""
+        """Table of KL, agreement and nll with standard errors, one row per policy and allocation, by increasing KL."""
         table = []
         for row in self.ranked:
             cells: dict[str, Any] = {name: getattr(row, name) for name in TABLE}
@@ -95,7 +95,7 @@ class Trial(Result):
         return pd.DataFrame(table)
 
     def view(self) -> View:
-        """A table of all rows, and KL against agreement."""
+        """View of the trial: a table of all policies and allocations, and a figure of KL against agreement."""
         cut = self.ranked[1:]
         share, perplexity = cut[0].share, np.exp(self.ranked[0].nll)
         series = []
@@ -135,7 +135,7 @@ class Trial(Result):
         )  # fmt: skip
 
     def _best(self) -> str:
-        """The best policy and allocation that a cache can follow, and its gain over the uniform allocation."""
+        """Sentence on the best policy and allocation other than an oracle, and its gain over uniform budgets."""
         usable = [row for row in self.ranked[1:] if row.policy == BEST or not POLICIES[row.policy].sees_queries]
         best, gain = usable[0], usable[0].kl_minus_uniform
         text = f"Smallest KL: {_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
@@ -159,8 +159,8 @@ def trial(
 ) -> Trial:  # fmt: skip
     """Run the model of a plan with its cache cut, on documents that the plan has not used, or on another text.
 
-    Every key policy is run with every allocation at the cache size of the plan, as baselines. Ctrl-C keeps the
-    documents so far; with a `checkpoint` the same call continues from there.
+    As baselines, every key policy is run with every allocation at the cache size of the plan. Ctrl-C keeps the
+    finished documents; with a `checkpoint`, calling again continues after them.
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> ll.trial(made, documents=2, model=model)
@@ -207,20 +207,23 @@ def trial(
 
 
 def _shape(loaded: LoadedModel) -> tuple[int, int]:
-    """Numbers of layers and of key/value heads of a layer."""
+    """Number of layers of a model, and number of key/value heads of a layer."""
     config = loaded.model.config.get_text_config()
     return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _hook(plan: Plan, names: Any, budgets: Any, shape: tuple[int, int]) -> PolicyHook:
-    """The hook of some budgets and policies; layers without a cache, which are never called, get entries too."""
+    """Attention hook that keeps `budgets` [layer][kv_head] keys by the policies `names` (one name, or one per head).
+
+    `shape` is (layers, kv heads). Layers without a cache, whose hook is never called, get dummy entries.
+    """
     counts = [row or (0,) * shape[1] for row in budgets]
     policies = names if isinstance(names, str) else [row or ("recent",) * shape[1] for row in names]
     return PolicyHook(policies, counts, plan.context, plan.seed, shape)
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:
-    """The nll with the full cache, and of each hook KL, agreement and nll (hooks, 3): means over a continuation."""
+    """Means over a document's continuation: nll with the full cache; KL, agreement and nll (hooks, 3) of each hook."""
     model = loaded.model
     ids = ids.to(model.device)
 
@@ -247,7 +250,10 @@ def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook
 
 
 def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> tuple[TrialRow, ...]:
-    """Rows from the nll of each document with the full cache, and numbers (documents, names, 3) with cut caches."""
+    """Rows of a trial, averaged over documents: one for the full cache, then one for each (policy, allocation).
+
+    `full` (documents,) is the nll with the full cache; `cut` (documents, names, 3) KL, agreement and nll when cut.
+    """
     kl = {name: cut[:, place, 0] for place, name in enumerate(names)}
     total = plan.total
 

@@ -3,7 +3,7 @@
 A kernel maps query (..., m, k), key (..., n, k), value (..., n, v) and bias (..., 1 or m, n) or None to log-sum-exps
 (..., m) and outputs (..., m, v) for the scores <query, key> + bias, in the precision of the tensors; the query already
 contains the scale. A query without a finite score has log-sum-exp −inf and output 0. On a CUDA device there are three
-kernels: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (the same with one half-precision product
+kernels: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (`split` with one half-precision product
 instead of three, to 1e-3) and "exact" (plain float32).
 """
 
@@ -37,11 +37,11 @@ WORDS: dict[Precision, str] = {
     "exact": "plain float32",
 }
 SCORES_AT_ONCE = 1 << 18  # scores that `peak_over` forms at a time on a CPU, few enough to stay in cache
-DEVICE_TIMES = 256  # times as many on a GPU
+DEVICE_TIMES = 256  # factor on `SCORES_AT_ONCE` on a GPU
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device with the name auto, cpu or cuda; auto is cuda if the machine has a CUDA device."""
+    """Torch device for the name "auto", "cpu" or "cuda"; "auto" is cuda if the machine has a CUDA device."""
     if name not in ("auto", "cpu", "cuda"):
         raise InputError(f"the device is {name!r}; expected auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -50,21 +50,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def as_precision(name: str) -> Precision:
-    """The name of a precision, checked: fast, accurate or exact."""
+    """Return the name of a kernel precision if it is "fast", "accurate" or "exact"; otherwise an `InputError`."""
     if name not in WORDS:
         raise InputError(f"the precision is {name!r}; expected {', '.join(WORDS)}, of which accurate is the default")
     return name
 
 
 def attend_plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The kernel in plain torch, for any device and precision: it forms all scores."""
+    """Attention kernel in plain torch, for any device and precision, which forms all scores (shapes: package docs)."""
     return attend_subset(query @ key.mT, value, log_weights=bias)
 
 
 def attend_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The kernel for a CPU: torch's fused attention, which also returns the log-sum-exp.
+    """Attention kernel for a CPU: torch's fused attention, which also returns the log-sum-exp.
 
-    The fused kernel needs one head size for keys and values, so the smaller one is padded with zeros; these change no
+    The fused kernel needs one head size for keys and values, so the smaller one is padded with zeros. Zeros change no
     score, and the padded coordinates of the output are dropped.
     """
     batch, value_dim = query.shape[:-2], value.shape[-1]
@@ -87,7 +87,7 @@ def attend_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = 
 
 
 def _with_head_axis(rows: Tensor, batch: torch.Size, width: int) -> Tensor:
-    """Rows (..., n, d) as (batch, 1 head, n, width), padded with zeros; the usual case of one batch axis is fastest."""
+    """Rows (..., n, d) reshaped to (batch, 1 head, n, width) for torch's fused kernel, padded with zeros to `width`."""
     if rows.shape[-1] < width:
         rows = pad(rows, (0, width - rows.shape[-1]))
     if rows.shape[:-2] == batch and len(batch) == 1:
@@ -96,7 +96,10 @@ def _with_head_axis(rows: Tensor, batch: torch.Size, width: int) -> Tensor:
 
 
 def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") -> Kernel:
-    """The kernel for tensors like these: on a GPU `split`, or plain torch for "exact" or where `split` cannot run."""
+    """Attention kernel for a query and value like these: fused on a CPU, `split` on a GPU, else plain torch.
+
+    A GPU uses plain torch for the precision "exact" or where `split` cannot run.
+    """
     if query.device.type == "cpu":
         return attend_cpu
     if precision == "exact" or split.unable(query, value) is not None:
@@ -105,7 +108,7 @@ def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") 
 
 
 def kernel_words(like: Tensor, precision: Precision) -> str:
-    """Description of the kernel that tensors like these get, with the reason if it is not the requested one."""
+    """Description for people of the kernel that tensors like `like` get, and why if it is not the requested one."""
     if like.device.type == "cpu":
         return "float32"
     instead = None if precision == "exact" else split.unable(like, like)
@@ -115,9 +118,9 @@ def kernel_words(like: Tensor, precision: Precision) -> str:
 def state_of(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, kernel: Kernel | Precision = "accurate"
 ) -> State:
-    """The state of a block of n ≥ 0 tokens; shapes as of a kernel, which may be given by its precision.
+    """State of attention of queries (..., m, k) over a block of n ≥ 0 tokens with keys and values (..., n, ·).
 
-    A bias of −inf masks a token.
+    The bias, (..., 1 or m, n), is added to the scores; −inf masks a token. `kernel` may be given by its precision.
     """
     n = key.shape[-2]
     if n == 0:
@@ -131,7 +134,10 @@ def state_of(
 def peak_over(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None, scores_at_once: int = SCORES_AT_ONCE
 ) -> Peak:
-    """For each query (..., q, k), the largest score over the keys (..., n, k) and the value vector of that key."""
+    """Largest score of each query (..., q, k) over the keys (..., n, k), and the value of the key with that score.
+
+    At most about `scores_at_once` scores are in memory.
+    """
     if not key.shape[-2]:
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
     scores = scores_at_once * (1 if key.device.type == "cpu" else DEVICE_TIMES)
@@ -142,21 +148,21 @@ def peak_over(
 
 @dataclass(frozen=True, eq=False)
 class JobQueries:
-    """Queries of H key/value heads, prepared for `attend_jobs`."""
+    """Queries of H key/value heads, prepared once for many calls of `attend_jobs` (attention over ranges of tokens)."""
 
     query: Tensor  # (H, m, k), with the scale of the scores
     detail: Tensor  # (q,): indices of the queries whose largest score is computed too
-    detail_query: Tensor  # (H, q, k): these queries
+    detail_query: Tensor  # (H, q, k): the queries at `detail`
     kernel: Kernel | Precision
     softcap: float | None
-    halves: split.Halves | None  # the queries in split half precision, for one Triton launch; None: a loop
+    halves: split.Halves | None  # queries in split half precision, for one Triton launch; None: loop over jobs
 
     @classmethod
     def of(
         cls, query: Tensor, detail: Tensor, value: Tensor, kernel: Kernel | Precision, softcap: float | None,
         fused: bool | None = None,
     ) -> JobQueries:  # fmt: skip
-        """Prepare queries for values like `value`; `fused` chooses one Triton launch, the default where possible."""
+        """Prepare queries (H, m, k) for values like `value`; `fused` runs one Triton launch (default if possible)."""
         if fused is None:
             able = query.device.type != "cpu" and not callable(kernel) and kernel != "exact"
             fused = able and split.unable(query, value) is None
@@ -165,7 +171,7 @@ class JobQueries:
 
     @classmethod
     def joined(cls, parts: Sequence[JobQueries]) -> JobQueries:
-        """The queries of several layers as those of one layer with the heads of all."""
+        """Queries of several layers, concatenated along the heads as if they belonged to one layer."""
         halves = [part.halves for part in parts if part.halves is not None]
         names = ("hi", "lo", "unit")
         together = split.Halves(*(torch.cat([getattr(part, name) for part in halves]) for name in names))
@@ -177,11 +183,11 @@ def attend_jobs(
     queries: JobQueries, key: Tensor, value: Tensor, jobs: NDArray[np.int64],
     *, heads: slice = slice(None), largest: Tensor | None = None,
 ) -> tuple[State, Peak]:  # fmt: skip
-    """Attend to tokens start .. stop − 1 for each of J jobs (start, stop): states (J, h, m) and peaks (J, h, q).
+    """Attention over tokens start .. stop − 1 for each of J jobs (start, stop): states (J, h, m) and peaks (J, h, q).
 
-    Keys and values are (n, H, ·), of which h `heads` are used. `largest` (2, H) are the largest |number| of keys and
-    values where they are known. A CPU runs a loop, with consecutive jobs of equal length as one batch; a CUDA device
-    runs one Triton launch.
+    Keys and values are (n, H, ·), of which h `heads` are used. `largest` (2, H) are the largest absolute entries of
+    keys and of values in each head, if known. A CPU runs a loop, with consecutive jobs of equal length as one batch; a
+    CUDA device runs one Triton launch.
     """
     if queries.halves is not None:
         return _attend_at_once(queries, queries.halves, key, value, jobs, heads, largest)
@@ -208,7 +214,7 @@ def _attend_at_once(
     queries: JobQueries, halves: split.Halves, key: Tensor, value: Tensor, jobs: NDArray[np.int64], heads: slice,
     largest: Tensor | None,
 ) -> tuple[State, Peak]:  # fmt: skip
-    """Run all jobs in one launch of the Triton kernel."""
+    """Run all jobs of `attend_jobs` in one launch of the Triton kernel, from queries in split half precision."""
     assert queries.kernel in ("fast", "accurate")
     spans = to_device(np.ascontiguousarray(jobs), key.device)
     head = torch.arange(key.shape[1], device=key.device)[heads]

@@ -1,11 +1,11 @@
-"""The CUDA kernel: float32 accuracy from half-precision products, over many sets of tokens in one launch.
+"""CUDA attention kernel: float32 accuracy from half-precision products, over many sets of tokens in one launch.
 
 Tensor cores multiply half-precision numbers fastest. So every input x is written once as hi + lo, two float16 numbers
-that hold 22 bits of it, and a product as hi·hi + hi·lo + lo·hi; the rest is 2⁻²² of it. The kernel splits weights in
-the same way. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows, and the loss
-is 2⁻³⁸ of it. Two pitfalls (measured on one H200): tensor cores truncate while they accumulate, so every block of keys
-has its own accumulator and blocks are added by ordinary rounded additions; and float32 sums over many blocks drift, so
-long sets are cut into parts whose states are merged in float64.
+that hold 22 bits of x, and a product as hi·hi + hi·lo + lo·hi, with a relative error of 2⁻²². The kernel splits softmax
+weights in the same way. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows,
+and the loss is 2⁻³⁸ of the largest. Two pitfalls (measured on one H200): tensor cores truncate while they accumulate,
+so every block of keys has its own accumulator and blocks are added by ordinary rounded additions; and float32 sums over
+many blocks drift, so long sets are cut into parts whose states are merged in float64.
 
 Work is a list of jobs (queries, keys, start, stop): attention of one batch of queries over keys start .. stop − 1 of
 one batch of keys. A batched call is one job for each batch; cells of different lengths need no padding.
@@ -27,7 +27,7 @@ programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first u
 Precision = Literal["fast", "accurate"]
 WIDEST = 256  # the largest head size that fits the chip's shared memory
 PART = 65_536  # keys that one float32 accumulator sums, at most
-SHORT = 1024  # smaller blocks are faster for sets of fewer keys
+SHORT = 1024  # below this number of keys, smaller blocks are faster
 SHIFT = 12  # weights are held as 2¹² w: their lower halves stay above float16's smallest normal number longer
 CHUNK = 1024  # rows whose products `chunk_sums` adds up in float32
 PRODUCT_ROWS = 32  # rows that the program for products reads at a time
@@ -38,7 +38,7 @@ LOG2E = math.log2(math.e)  # factor of the queries, because the kernel computes 
 
 
 def missing() -> str | None:
-    """Reason why this machine cannot run the kernel; None if it can."""
+    """Reason why this machine cannot run the Triton kernel; None if it can."""
     try:
         _ = programs.forward
     except ImportError:
@@ -47,32 +47,32 @@ def missing() -> str | None:
 
 
 def unable(query: Tensor, value: Tensor) -> str | None:
-    """Reason why tensors like these need another kernel; None if they do not."""
+    """Reason why the Triton kernel cannot handle tensors like this query and value; None if it can."""
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"heads are wider than {WIDEST} numbers"
     return "numbers are float64" if query.dtype == torch.float64 else missing()
 
 
 def padded(size: int) -> int:
-    """Round a size up to what programs accept: a power of two, at least 16."""
+    """Smallest size that Triton programs accept and that is at least `size`: a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Halves:
-    """Rows (B, n, d) as hi + lo, each float16 (B, n, width), times a power of two for each B.
+    """Vectors (B, n, d) in split half precision: (hi + lo) · unit, with hi and lo float16 (B, n, width).
 
-    For bfloat16 numbers hi holds all bits: there lo is hi itself, and is not read.
+    For bfloat16 vectors hi holds all bits; then lo is hi itself and is not read.
     """
 
     hi: Tensor
     lo: Tensor
-    unit: Tensor  # (B,): factor that turns the halves back into rows
+    unit: Tensor  # (B,): power of two that scales the halves back
 
 
 @dataclass(frozen=True)
 class Found:
-    """Results of the kernel for each job; scores are in natural units."""
+    """Results of the Triton kernel for each job (queries over a range of keys); scores are in natural units."""
 
     lse: Tensor  # (jobs, m) float64
     output: Tensor  # (jobs, m, v) float64
@@ -81,9 +81,9 @@ class Found:
 
 
 def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor | None = None) -> Halves:
-    """Split rows (B, n, d), of any strides, times a factor; `whole` rows fit their higher half.
+    """Split vectors `rows` (B, n, d), of any strides, times a factor, into two float16 halves.
 
-    `size` (B,), float32, is the largest |number| of each B where it is known.
+    `whole` says that the higher half holds all bits (bfloat16). `size` (B,) is max |rows| of each batch, if known.
     """
     batch, n, d = rows.shape
     width = padded(d)
@@ -103,7 +103,7 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, precision: Precision = "accurate"
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention of a batch. See the package docstring for shapes."""
+    """Attention kernel on CUDA in half-precision products; shapes as in the docstring of `attention.kernels`."""
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     own = [_numbers(tensor.shape[:-2], batch, query.device) for tensor in (query, key)]
@@ -121,18 +121,18 @@ def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
     peaks: bool = False, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
-    """Compute attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v) for each of jobs (J, 4).
+    """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of the jobs (J, 4).
 
-    A job is (index of queries, index of keys, start, stop); no set is longer than `longest`. A bias (J, 1 or m, n) is
-    added to the scores; −inf masks a key. `peaks` asks for the largest scores too. "fast" computes one half-precision
-    product instead of three. Queries may be given as `halves(query, LOG2E)`; `sizes` (2, Bk) are the largest
-    |number| of keys and of values, where they are known.
+    A job (index in Bq, index in Bk, start, stop) attends to keys start .. stop − 1, at most `longest` of them. A bias
+    (J, 1 or m, n) is added to the scores; −inf masks a key. `peaks` asks for the largest scores too. "fast" computes
+    one half-precision product instead of three. Queries may be given as `halves(query, LOG2E)`; `sizes` (2, Bk) are
+    the largest absolute entries of keys and of values, if known.
     """
     v, size = value.shape[-1], (None, None) if sizes is None else sizes
     queries = query if isinstance(query, Halves) else halves(query, LOG2E)
     few = key.dtype == value.dtype == torch.bfloat16
     keys, values = (halves(rows, 1.0, few, own) for rows, own in zip((key, value), size, strict=True))
-    # Half-precision products for one: higher halves alone; also the lower half of queries and weights; all.
+    # Half-precision products per product: 1 (higher halves), 2 (also lower halves of queries and weights), 3 (all).
     wide = 1 if precision == "fast" else 2 if few else 3
     m = queries.hi.shape[1]
     parts = max(1, -(-longest // PART))
@@ -150,7 +150,7 @@ def attend_jobs(
         name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]).transpose(0, 1) for name, tensor in found.items()
     }
     whole = torch.logsumexp(found["lse"], 0)
-    share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # over no keys all are −inf
+    share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # lse is −inf over no keys
     output = torch.zeros_like(found["output"][0, ..., :v])
     for own, part in zip(share, found["output"], strict=True):  # one by one, to save memory
         output.addcmul_(own[..., None], part[..., :v])
@@ -164,7 +164,10 @@ def _launch(
     query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, peaks: bool,
     wide: int, short: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Run the kernel over (W, 4) pieces of work; results are float64, in natural units."""
+    """Run the Triton kernel over `work` (W, 4), jobs or parts of jobs; results are float64, in natural units.
+
+    `parts` is the number of parts of a job, `wide` the number of half-precision products, `short` selects small blocks.
+    """
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
     output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
     rows = torch.empty(1 + peaks, count, m, dtype=torch.float32, device=device)
@@ -186,12 +189,12 @@ def _launch(
 
 
 def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys of a block, and compiler options, for a head size: what fits the chip and is fast."""
+    """Queries and keys per block, and compiler options, that fit the chip and are fast for heads of size `width`."""
     registers = None
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
     elif width == 64 and wide == 3 and m > 64:
-        # So many registers allow two blocks at a time: one multiplies while the other computes exponentials.
+        # 128 registers allow two blocks at a time: one multiplies while the other computes exponentials.
         bm, bn, warps, stages, registers = 128, 64, 8, 2, 128
     elif peaks and (width <= 32 or (short and width == 64)):
         bm, bn, warps, stages = 64, 64, 4, 3
@@ -206,20 +209,20 @@ def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int
 
 
 def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:
-    """For each entry of the common batch, the index of the row in a tensor's own batch."""
+    """Index, for each entry of the broadcast `batch`, of its row in a tensor whose own batch shape is `own`."""
     count = math.prod(own)
     return torch.arange(count, device=device).reshape(own).expand(batch).flatten()
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Reshape (..., n, d) to (B, n, d)."""
+    """Tensor (..., n, d) reshaped to (B, n, d), with all batch axes as one."""
     return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
 
 
 def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first: int, largest: Tensor | None) -> None:
     """Copy tokens (n, H, d) to `rows` (n,) of a store (·, H, d), and the `special` ones (s,) to rows from `first` on.
 
-    With `largest` (H,), which grows to the largest |number| of each head, a Triton program does it in one launch.
+    With `largest` (H,), which is raised to max |tokens| of each head, a Triton program copies them in one launch.
     """
     n, heads, d = tokens.shape
     if largest is not None:
@@ -240,7 +243,7 @@ def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first
 
 
 def chunk_sums(rows: Tensor, shift: Tensor, fused: bool | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Sums of x and of x xᵀ for x = rows (n, H, d) − shift (H, d), in float32 over chunks of rows.
+    """Sums of x and of x xᵀ over chunks of the n vectors x = rows (n, H, d) − shift (H, d), in float32.
 
     Returns pairs (chunks, H, d) and (chunks, H, d, d). `fused` runs the Triton program; by default where it is faster.
     """

@@ -13,12 +13,12 @@ from limitlens.attention.policies.streaming import Streaming
 from limitlens.errors import InputError
 
 _CACHE = (Random(), RandomEviction(), Recent(), Streaming(), KNorm(), SnapKV(), Expected(), Priority(), OracleTopK())
-POLICIES: dict[str, KeyPolicy] = {policy.name: policy for policy in _CACHE}  # those that cache plans compare
+POLICIES: dict[str, KeyPolicy] = {policy.name: policy for policy in _CACHE}  # policies that cache plans compare
 PATTERNS: dict[str, KeyPolicy] = {policy.name: policy for policy in (WindowRandom(), Strided(), Dilated(), Block())}
 
 
 def get_policy(name: str) -> KeyPolicy:
-    """The key policy of this name."""
+    """Key policy with the given name, such as "snapkv"; an unknown name raises an `InputError`."""
     known = POLICIES | PATTERNS
     if name not in known:
         raise InputError(f"the key policy is {name!r}; expected one of {', '.join(known)}")

@@ -24,7 +24,7 @@ class PolicyInput:
     softcap: float | None = None  # bound of the scores, see `limitlens.models.Captured`
 
     def last_queries(self, count: int, policy: str) -> Tensor:
-        """The last `count` earlier queries, (..., g, p, k), for the policy of this name."""
+        """Last `count` of the earlier queries, (..., g, p, k); without any, an `InputError` that names the policy."""
         if self.past is None:
             raise InputError(f"no earlier queries were given; {policy!r} ranks keys by them, read the context first")
         return self.past[..., -count:, :]
@@ -32,10 +32,10 @@ class PolicyInput:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The keys that a policy keeps; attention adds `log_weights` to their scores."""
+    """Keys that a policy keeps, as a mask; attention adds `log_weights` to the scores of the kept keys."""
 
     mask: Tensor  # (draws or 1, ..., m or 1, n) bool
-    log_weights: Tensor | None = None  # of the same shape; None: zero
+    log_weights: Tensor | None = None  # of the shape of `mask`; None: zero
 
 
 class KeyPolicy(Protocol):
@@ -54,19 +54,22 @@ class KeyPolicy(Protocol):
     sampled: bool = False  # it draws keys at random
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Priorities broadcastable to (draws, ..., m, n), highest kept first; one draw if nothing is random."""
+        """Priority of each of n keys for each of m queries, broadcastable to (draws, ..., m, n); highest kept first.
+
+        Policies that draw nothing at random return one draw.
+        """
 
     def select(self, inputs: PolicyInput, counts: Tensor | int, draws: int, generator: torch.Generator) -> Selection:
-        """Keep `counts` keys: one number, or a tensor broadcastable to (..., m, 1)."""
+        """Select the keys of highest priority: `counts` of them, a number or a tensor broadcastable to (..., m, 1)."""
         return self.select_by(inputs, self.priority(inputs, draws, generator), counts)
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Keep `counts` keys by given priorities, as `priority` returns them."""
+        """Select `counts` keys as `select` does, by priorities that the method `priority` has returned."""
         return Selection(keep(held_first(priority, inputs.held), counts, inputs.seen))
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:
-    """Mask of the `counts` (a number, or (..., m, 1)) keys of highest priority among those seen."""
+    """Mask of the keys of highest priority among those seen, `counts` of them (a number, or a tensor (..., m, 1))."""
     if seen is not None:
         priority = priority.float().masked_fill(~seen, float("-inf"))
     if isinstance(counts, int):
@@ -80,7 +83,7 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
 
 
 def held_first(priority: Tensor, held: int) -> Tensor:
-    """Priorities in which the first `held` tokens rank before all others."""
+    """Priorities (..., n) changed so that the first `held` tokens (attention sinks) rank before all others."""
     if not held:
         return priority
     first = torch.arange(priority.shape[-1], device=priority.device) < held
@@ -88,7 +91,7 @@ def held_first(priority: Tensor, held: int) -> Tensor:
 
 
 def uniform(inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-    """A uniform number in (0, 1] for each key of each head, the same for all queries: (draws, ..., 1, n)."""
+    """Uniform random numbers in (0, 1], (draws, ..., 1, n): one per draw and key of each head, for all queries."""
     *heads, number, _ = inputs.key.shape
     return 1 - torch.rand(draws, *heads, 1, number, generator=generator).to(inputs.key.device)
 

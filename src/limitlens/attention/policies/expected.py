@@ -4,7 +4,7 @@ from torch import Generator, Tensor
 
 from limitlens.attention.policies.base import KeyPolicy, PolicyInput, norms
 
-LAW = 256  # last queries from which the mean and covariance of later queries are estimated
+LAW = 256  # number of last queries from which the mean and covariance of later queries are estimated
 
 
 class Expected(KeyPolicy):
@@ -19,7 +19,7 @@ class Expected(KeyPolicy):
     needs_past = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """The expectation normalised over keys, averaged over query heads, times |v|."""
+        """Priority of a key: E e^{<q,k>} normalised over keys, averaged over query heads, times the value norm |v|."""
         query = inputs.last_queries(LAW, self.name)
         mean = query.mean(-2, keepdim=True)
         spread = (query - mean) @ inputs.key[..., None, :, :].mT  # (..., g, p, n): the covariance is never formed

@@ -1,4 +1,4 @@
-"""Keys of smallest norm: in many decoders these receive most of the attention (Devoto et al. 2024)."""
+"""Key policy that keeps keys of smallest norm, which receive most attention in many decoders (Devoto et al. 2024)."""
 
 from torch import Generator, Tensor
 
@@ -12,5 +12,5 @@ class KNorm(KeyPolicy):
     label = "smallest key norms"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus |k|."""
+        """Priority of a key: minus its norm, −|k|."""
         return -norms(inputs.key)[None, ..., None, :]

@@ -8,21 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Generator, Tensor
 
-Mixed = tuple[Tensor, Tensor, Tensor | None]  # keys, values, and what is added to their scores (..., k)
-Mixing = Callable[[Tensor, Tensor, Sequence[int], Generator], Iterator[Mixed]]  # one result for each k
+Mixed = tuple[Tensor, Tensor, Tensor | None]  # keys, values, and numbers to add to the scores (..., k)
+Mixing = Callable[[Tensor, Tensor, Sequence[int], Generator], Iterator[Mixed]]  # one result for each k in the sequence
 
 
 def linformer(key: Tensor, value: Tensor, counts: Sequence[int], generator: Generator) -> Iterator[Mixed]:
-    """Mix by an untrained Gaussian matrix, entries of variance 1/k, the same for all texts and heads."""
+    """Mix keys and values (..., n, ·) into k pairs, for each k in `counts`, by an untrained Gaussian matrix (k, n).
+
+    Its entries have variance 1/k, and all texts and heads share it.
+    """
     for count in counts:
         matrix = torch.randn(count, key.shape[-2], generator=generator).to(key) / count**0.5
         yield matrix @ key, matrix @ value, None
 
 
 def leading(key: Tensor, value: Tensor, counts: Sequence[int], generator: Generator) -> Iterator[Mixed]:
-    """Replace k groups of close keys by their means; groups are halved along each leading direction in turn.
+    """Replace k groups of close keys, for each k in `counts`, by their mean keys and mean values.
 
-    The logarithm of a group's size is added to its score, so that nothing changes for k = n.
+    Groups are halved along each leading direction of the keys in turn. The logarithm of a group's size is added to the
+    score of its mean key, so that nothing changes for k = n.
     """
     *heads, length, width = key.shape
     centred = (key - key.mean(-2, keepdim=True)).double()
@@ -30,11 +34,11 @@ def leading(key: Tensor, value: Tensor, counts: Sequence[int], generator: Genera
     order = torch.zeros(key.shape[:-1], dtype=torch.long, device=key.device)
     for level in range((max(counts) - 1).bit_length()):
         along = (centred @ directions[..., level % width, None])[..., 0]
-        order = (order * 2**level // length + along.atan() / 4).argsort(-1).argsort(-1)  # within its cell
+        order = (order * 2**level // length + along.atan() / 4).argsort(-1).argsort(-1)  # within its group so far
     for count in counts:
         group = (order * count // length).flatten(0, -2)
         group = (group + count * torch.arange(len(group), device=key.device)[:, None]).flatten()  # separate per head
-        sizes = torch.bincount(group)  # none is empty
+        sizes = torch.bincount(group)  # no group is empty
         sums = (
             part.new_zeros(len(sizes), part.shape[-1]).index_add(0, group, part.flatten(0, -2)) for part in (key, value)
         )

@@ -1,4 +1,4 @@
-"""Keys of largest weight for each query: an oracle, which keeps the most mass but not always the smallest error."""
+"""Oracle policy that keeps the keys of largest weight for each query: most weight, but not always the least error."""
 
 from torch import Generator, Tensor
 
@@ -14,7 +14,7 @@ class OracleTopK(KeyPolicy):
     sees_queries = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """The scores."""
+        """Priority of a key for a query: the attention score, which only an oracle knows for later queries."""
         if inputs.scores is None:
             raise InputError(f"no scores were given; {self.name!r} is an oracle that needs the scores of later queries")
         return inputs.scores[None]

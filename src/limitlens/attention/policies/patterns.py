@@ -1,4 +1,4 @@
-"""Fixed sparse-attention patterns: each is an order of the keys around a query, of which the first k are kept.
+"""Fixed sparse-attention patterns: each ranks the keys by their positions around a query and keeps the first k.
 
 i is the index of the query and j that of a key. The keys kept for a smaller k are a subset of those for a larger k.
 """
@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from limitlens.attention.policies.base import PolicyInput, uniform
 from limitlens.attention.policies.recent import Recent
 
-GAP = 4  # of the dilated window
+GAP = 4  # distance between neighbouring keys of the dilated window
 
 
 class Strided(Recent):
@@ -19,7 +19,7 @@ class Strided(Recent):
     label = "at equal distances"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the reversed offset."""
+        """Priority of key j: minus the bit reversal of the offset (i − j) mod n."""
         reverse = torch.zeros_like(super().priority(inputs, draws, generator))
         length = inputs.key.shape[-2]
         offset = (_query(inputs) - torch.arange(length, device=inputs.key.device)) % length
@@ -36,19 +36,19 @@ class Dilated(Recent):
     label = f"a window with gaps of {GAP}"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the distance, lowered by n between the multiples."""
+        """Priority of key j: minus the distance |i − j|, and lower by n unless it is a multiple of `GAP`."""
         nearest = super().priority(inputs, draws, generator)
         return nearest - inputs.key.shape[-2] * (nearest % GAP != 0)
 
 
 class Block(Recent):
-    """Keep the query's own block: ranked by the smallest aligned block of 2^b tokens that holds both, then nearness."""
+    """Keep the query's own block: keys rank by the smallest aligned block of 2^b tokens that holds key and query."""
 
     name = "block"
     label = "its own block"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus n times the bit length b of i xor j, plus the nearness."""
+        """Priority of key j: −n b − |i − j|, with b the bit length of i xor j (2^b: smallest block with both)."""
         nearest = super().priority(inputs, draws, generator)
         length = inputs.key.shape[-2]
         apart = _query(inputs) ^ torch.arange(length, device=inputs.key.device)
@@ -63,7 +63,7 @@ class WindowRandom(Recent):
     sampled = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Minus the smaller of the even rank by nearness and the odd random rank, among keys that are seen."""
+        """Priority of a seen key: −min(2 · rank by nearness, 2 · random rank + 1), ranks from 0."""
         ranks = []
         for order in (super().priority(inputs, draws, generator).float(), uniform(inputs, draws, generator)):
             seen = order if inputs.seen is None else order.masked_fill(~inputs.seen, -torch.inf)
@@ -72,6 +72,6 @@ class WindowRandom(Recent):
 
 
 def _query(inputs: PolicyInput) -> Tensor:
-    """Indices of the queries among the keys, (m, 1)."""
+    """Indices (m, 1) of the m queries among the keys."""
     assert inputs.position is not None  # `Recent.priority` has checked it
     return inputs.position[:, None]

@@ -1,8 +1,8 @@
-"""Priority sampling by the attention of the last queries: unbiased like random keys, with a smaller error.
+"""Key policy that samples keys by the attention of the last queries: unbiased like random keys, with a smaller error.
 
 Priority sampling (Duffield, Lund, Thorup 2007): key j with estimated weight a_j has the priority a_j / u_j, u_j uniform
 on (0, 1]. The n keys of highest priority are kept. With τ the largest priority of a key that is not kept, each kept key
-stands for max(1, τ / a_j) keys; those with a_j > τ are kept with certainty. Sums over kept keys are unbiased (proved).
+stands for max(1, τ / a_j) keys; keys with a_j > τ are certainly kept. Sums over kept keys are unbiased (proved).
 """
 
 import torch
@@ -28,11 +28,11 @@ class Priority(SnapKV):
         return weight + FLOOR * weight.mean(-1, keepdim=True)
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """a_j / u_j."""
+        """Priority of key j: estimated weight over a uniform random number, a_j / u_j."""
         return self._estimate(inputs) / uniform(inputs, draws, generator)
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Weights follow from the largest priority that is not kept; they are zero if all keys are kept."""
+        """Select `counts` keys of highest priority, with log-weights log max(1, τ / a_j); 0 if all keys are kept."""
         priority = held_first(priority, inputs.held)
         mask = keep(priority, counts, inputs.seen)
         left_out = ~mask if inputs.seen is None else ~mask & inputs.seen

@@ -1,4 +1,4 @@
-"""Uniformly random keys, with weights (unbiased, as in the error curves of a probe) or without (plain eviction)."""
+"""Key policies that keep uniformly random keys, with log-weights (unbiased, as in a probe) or without (eviction)."""
 
 import torch
 from torch import Tensor
@@ -14,19 +14,19 @@ class RandomEviction(KeyPolicy):
     sampled = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """A uniform number for each key."""
+        """Priority of a key: a uniform random number."""
         return uniform(inputs, draws, generator)
 
 
 class Random(RandomEviction):
-    """Keep the same keys with log-weight log(N/n): n keys stand for N, and those always kept stand for themselves."""
+    """Keep random keys with log-weight log(N/n), so that n keys stand for N; sinks, always kept, have log-weight 0."""
 
     name = "random"
     label = "random keys"
     unbiased = True
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Keys that are always kept have log-weight 0."""
+        """Select `counts` random keys with log-weight log(N/n); keys that are always kept (sinks) have log-weight 0."""
         mask = super().select_by(inputs, priority, counts).mask
         every = torch.ones_like(mask) if inputs.seen is None else inputs.seen
         total, kept = (part[..., inputs.held :].sum(-1, keepdim=True) for part in (every, mask))

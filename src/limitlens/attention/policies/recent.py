@@ -1,4 +1,4 @@
-"""The most recent keys: a sliding window."""
+"""Key policy that keeps the most recent keys: a sliding window."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ class Recent(KeyPolicy):
     ordered = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Minus the distance to the query."""
+        """Priority of a key: minus its distance to the query, in tokens."""
         if inputs.position is None:
             given = "pooled tokens have no order"
             raise InputError(f"{given}; {self.name!r} ranks keys by position, so choose another, such as 'random'")

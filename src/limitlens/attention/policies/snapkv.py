@@ -1,4 +1,4 @@
-"""Keys that the last queries attended to (SnapKV, Li et al. 2024)."""
+"""Key policy that keeps keys to which the last queries attended (SnapKV, Li et al. 2024)."""
 
 import torch
 from torch import Generator, Tensor
@@ -19,7 +19,7 @@ class SnapKV(KeyPolicy):
     needs_past = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Mean softmax weight over query heads and over the last queries that see the key, then a moving average."""
+        """Priority of a key: mean softmax weight over query heads and last queries that see it, smoothed over keys."""
         query = inputs.last_queries(WINDOW, self.name)
         length = inputs.key.shape[-2]
         place = torch.arange(length, device=query.device)

@@ -1,4 +1,4 @@
-"""The first tokens and the most recent ones (StreamingLLM, Xiao et al. 2024)."""
+"""Key policy that keeps the first tokens and the most recent ones (StreamingLLM, Xiao et al. 2024)."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class Streaming(Recent):
     label = "first and nearest tokens"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Minus the distance to the query; positive for the first tokens, in order."""
+        """Priority of a key: minus its distance to the query; positive for the first tokens, earliest highest."""
         nearness = super().priority(inputs, draws, generator)
         first = min(SINKS, nearness.shape[-1])
         nearness[..., :first] = torch.arange(first, 0, -1, device=nearness.device)
