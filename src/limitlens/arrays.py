@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Lazy(ModuleType):
-    """A stand-in for a module, which is imported when one of its attributes is first used."""
+    """Stand-in for a module; the module itself is imported when one of its attributes is first used."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 else:
     pd, torch = Lazy("pandas"), Lazy("torch")
-    Drawing = PreTrainedModel = Tensor = Any  # used in annotations only
+    Drawing = PreTrainedModel = Tensor = Any  # used in type annotations only
 
 __all__ = [
     "Drawing", "PreTrainedModel", "Tensor", "array_like", "library", "native", "pd", "to_device", "to_numpy", "torch",
@@ -38,24 +38,24 @@ __all__ = [
 
 
 def library(x: Any) -> Any:
-    """The library whose functions accept x: torch for a tensor, NumPy for an array."""
+    """Module whose functions accept x: torch if x is a tensor, NumPy if x is an array."""
     return torch if hasattr(x, "detach") else np
 
 
 def native(tensor: Tensor) -> Any:
-    """A tensor as a NumPy array if it is on the CPU; the tensor itself if it is on a GPU."""
+    """Convert a tensor on the CPU to a NumPy array; return a tensor on a GPU unchanged."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 def array_like(x: Any, array: NDArray[Any]) -> Any:
-    """The array converted to the type of x: a tensor on the device of x if x is a tensor, else the array itself."""
+    """Convert an array to the type of x: a tensor on the device of x if x is a tensor, else the array itself."""
     if library(x) is np:
         return array
     return to_device(np.ascontiguousarray(array), x.device)
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """The array as a tensor on a device; copies to a GPU run in their own stream, in parallel with computations."""
+    """Copy a NumPy array to a device as a tensor; copies to a GPU run in parallel with computations (own stream)."""
     tensor = torch.from_numpy(array)
     if str(device) == "cpu":
         return tensor
@@ -68,12 +68,12 @@ def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
 
 @cache
 def _copy_stream(device: torch.device | str) -> torch.cuda.Stream:
-    """The CUDA stream of copies to a GPU (page-locked memory was measured to be slower)."""
+    """CUDA stream in which all copies to a GPU run (page-locked memory was measured to be slower)."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def to_numpy(*parts: Any) -> list[NDArray[np.float64]]:
-    """Arrays, or tensors on one device, as float64 arrays; tensors are copied together, with one wait for a GPU."""
+    """Convert arrays, or tensors on one device, to float64 arrays; tensors are copied together, in one GPU transfer."""
     if any(library(part) is np for part in parts):
         return [np.asarray(part, np.float64) for part in parts]
     flat = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()

@@ -1,8 +1,8 @@
-"""`compare`: two or more runs of one kind, each with the first.
+"""Comparison of two or more runs of one kind with the first of them (`limitlens.compare`).
 
-A difference is significant at 5% after Holm's correction over all comparisons of its quantity, by Welch's t where the
+A difference is tested at 5% after Holm's correction over all comparisons of its quantity, by Welch's t where the
 numbers of replicates are known. Quantities without a standard error are shown and never marked. The heads of two models
-have no counterparts, so models are compared by means over their heads, with the spread over heads as the error.
+have no counterparts, so models are compared by means over their heads, with standard errors from the spread over heads.
 """
 
 import math
@@ -35,7 +35,7 @@ QUANTITIES = {
 
 
 def compare(*runs: Result | str | Path) -> Comparison:
-    """Compare two or more runs of one kind with the first: folders, or results of `probe`, `predict` or `study`.
+    """Compare two or more runs of one kind with the first run: run folders, or results of `probe`, `predict`, `study`.
 
     >>> law, head, sizes = ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800]
     >>> runs = [ll.study(law, head, sizes, replicates=12, queries=32, seed=seed) for seed in (0, 1)]
@@ -63,7 +63,7 @@ def compare(*runs: Result | str | Path) -> Comparison:
 
 
 def _names(runs: Sequence[Any]) -> list[str]:
-    """Distinct names of the runs: of folders, with their parents if necessary; else what each result is about."""
+    """Distinct names of the compared runs: the name or path of a folder, or the model and text (kind) of a result."""
 
     def name(run: Any, whole: bool) -> str:
         if isinstance(run, str | Path):
@@ -85,9 +85,9 @@ def _described(run: Any) -> dict[str, Any]:
 
 
 def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], one_model: bool) -> dict[str, Any] | None:
-    """Number of heads in each regime by run, and of heads in another regime than in the first run.
+    """Number of heads in each regime (class of error curve) by run, and of heads whose regime differs from run 1.
 
-    None for predictions, which have no regimes.
+    None for predictions, which have no regimes. `one_model` says whether all runs are of the same model.
     """
     first, *_ = by_head = [{head.place: head.regime for head in run.records} for run in runs]
     if not any(regimes[place] for regimes in by_head for place in regimes):
@@ -101,12 +101,12 @@ def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], one_model: bool) ->
 
 
 def _value(value: Any, stderr: Any = None, replicates: int | None = None) -> Value:
-    """A value of numbers that may be None or not finite, which both mean unknown."""
+    """Estimate with its number of replicates, from numbers that are None or not finite where they are unknown."""
     return Estimate.of(to_json(value), to_json(stderr)), replicates
 
 
 def _probe(run: ProbeRun) -> Column:
-    """Numbers of every head of a probe."""
+    """Numbers to compare of every head of a probe: rate, errors, effective tokens, tokens needed and `QUANTITIES`."""
     found: Column = {}
     for head in run.records:
         found |= _curve(head.name, head.curve, run.replicates)
@@ -124,7 +124,7 @@ def _probe(run: ProbeRun) -> Column:
 
 
 def _model_means(run: ProbeRun) -> Column:
-    """Means over the heads of a model, with the spread over heads as the error."""
+    """Means over the heads of a model of each quantity of a probe, with standard errors from the spread over heads."""
     heads: dict[str, list[float]] = defaultdict(list)
     for (_, quantity), (estimate, _) in _probe(run).items():
         if estimate.known and quantity != TOKENS:  # n(5%) is known only for heads that converge fast
@@ -137,7 +137,7 @@ def _model_means(run: ProbeRun) -> Column:
 
 
 def _study(run: Any) -> Column:
-    """Error curves of a study, or of every study of a sweep."""
+    """Numbers to compare of a study, or of every study of a sweep: rate and errors of each error curve."""
     studies = [("", run)]
     if run.kind != "study":
         name = "H" if run.kind == "horizons" else "R"
@@ -150,7 +150,7 @@ def _study(run: Any) -> Column:
 
 
 def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
-    """Rate and errors of an error curve."""
+    """Rate and errors of an error curve at place `where`; `count` replicates, and `of` ends the quantity's name."""
     rate = curve.rate
     found = {(where, f"rate{of}"): (UNKNOWN, None) if rate is None else _value(rate.slope, rate.stderr, count)}
     for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
@@ -158,7 +158,7 @@ def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
     return found
 
 
-# By kind of run: the command, the unit that is matched, and the function that reads the numbers.
+# By kind of run: its command, the unit by which runs are matched, and the function that reads the run's numbers.
 READERS: dict[str, tuple[str, str, Callable[[Any], Column]]] = {
     "probe": ("probe", "head", _probe),
     **dict.fromkeys(("study", "horizons", "radii"), ("study", "error", _study)),
@@ -166,9 +166,9 @@ READERS: dict[str, tuple[str, str, Callable[[Any], Column]]] = {
 
 
 def find_differences(columns: Sequence[Column], names: Sequence[str]) -> list[Difference]:
-    """Tested differences of the numbers that all runs have, in the order of the first run.
+    """Differences of later runs from the first, with tests, for all numbers that every run has.
 
-    Of a quantity that was measured at several n, only the largest n that all runs share is compared.
+    `columns` are the numbers of each run. A quantity measured at several n is compared at the largest n of all runs.
     """
     shared = [key for key in columns[0] if all(key in column for column in columns)]
     last = {(where, quantity.split(AT)[0]): quantity for where, quantity in shared}
@@ -190,9 +190,9 @@ def find_differences(columns: Sequence[Column], names: Sequence[str]) -> list[Di
 
 
 def _welch(first: Value, later: Value) -> tuple[Estimate, float | None]:
-    """Later minus first with the standard error, and p by Welch's t, or by the normal law if replicates are unknown.
+    """Difference later − first with its standard error, and the p-value of Welch's t-test.
 
-    p is None without a standard error.
+    p uses the normal law if the numbers of replicates are unknown, and is None without a standard error.
     """
     (a, replicates_a), (b, replicates_b) = first, later
     variance = a.stderr**2 + b.stderr**2

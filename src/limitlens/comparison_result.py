@@ -1,7 +1,7 @@
-"""Comparison of two or more runs: what differs from the first run, and whether the difference exceeds its error.
+"""Result of comparing two or more runs: differences from the first run, and whether they exceed their errors.
 
 Runs of one model are also compared over all heads (`Paired`), which shows small differences that all heads share, such
-as those between two texts.
+as the differences between two texts.
 """
 
 import math
@@ -21,7 +21,7 @@ from limitlens.report.view import Axis, Colour, Figure, Row, Section, Table, Vie
 from limitlens.results import Result
 from limitlens.statistics.documents import holm, p_value
 
-LEVEL = 0.05  # of the tests of differences
+LEVEL = 0.05  # significance level of the tests of differences
 TOKENS = "tokens for 5%"  # the quantity n(5%)
 LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
 PLACES, PICTURES = 6, 3  # places a quantity needs for a figure, and the largest number of figures
@@ -33,7 +33,7 @@ OVER_HEADS = (
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity at one place in the first run and in a later one."""
+    """One quantity at one place (head or error) in the first run and in a later run, and the difference."""
 
     where: str
     quantity: str
@@ -45,18 +45,18 @@ class Difference:
 
     @property
     def in_errors(self) -> float | None:
-        """The difference in standard errors; None where it is not known."""
+        """Difference divided by its standard error; None where either is not known."""
         stderr = self.difference.stderr
         return self.difference.value / stderr if self.difference.known and stderr and not math.isnan(stderr) else None
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean over the heads of a model of one quantity in a later run minus the same in the first run.
+    """Mean over all heads of one quantity in a later run minus that quantity in the first run, paired by head.
 
-    The squared standard error is the variance over heads divided by their number, plus the square of the mean standard
-    error of a head where that is known: all heads read the same windows, so the error of the sample does not average
-    out over heads.
+    The squared standard error is the variance over heads divided by the number of heads, plus the square of the mean
+    standard error of a head where that is known: all heads read the same windows, so the error of the sample does not
+    average out over heads.
     """
 
     quantity: str
@@ -65,33 +65,33 @@ class Paired:
     difference: float
     stderr: float
     p: float  # by Student's t, with Holm's correction over all quantities and runs
-    real: bool  # whether p is below the level
+    real: bool  # whether p is below `LEVEL`, so that the difference is significant
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Result):
-    """Two or more runs, each compared with the first."""
+    """Result of `limitlens.compare`: two or more runs, each compared with the first run."""
 
     kind, file = "comparison", "differences"
     command: str  # the command that makes such runs
-    unit: str  # what the runs have in common: head, error, number or model average
+    unit: str  # kind of place at which runs are compared: head, error, number or model average
     runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
     regimes: Mapping[str, Any] | None  # of probes: heads in each regime by run, and heads that changed from the first
     differences: tuple[Difference, ...]  # one for each place, quantity and later run
 
     @property
     def names(self) -> list[str]:
-        """Names of the runs."""
+        """Names of the compared runs, the first run first."""
         return [run["name"] for run in self.runs]
 
     @property
     def matched(self) -> int:
-        """Number of places that the runs have in common."""
+        """Number of places (heads or errors) that the runs have in common."""
         return len({row.where for row in self.differences})
 
     @cached_property
     def ranked(self) -> list[Difference]:
-        """The differences: significant ones first, then by size in standard errors, unknown ones last."""
+        """All differences in order: significant ones first, then by size in standard errors, unknown ones last."""
         return sorted(
             self.differences,
             key=lambda row: (bool(row.exceeds), abs(row.in_errors or 0.0) if row.difference.known else -1.0),
@@ -100,7 +100,7 @@ class Comparison(Result):
 
     @cached_property
     def summary(self) -> list[dict[str, Any]]:
-        """One row per quantity: medians over places, and the numbers of differences tested and marked."""
+        """Summary of each quantity: medians over places by run, and numbers of differences tested and significant."""
         first, *others = self.names
         rows = []
         for quantity in dict.fromkeys(row.quantity for row in self.differences):
@@ -119,7 +119,7 @@ class Comparison(Result):
 
     @cached_property
     def paired(self) -> tuple[Paired, ...]:
-        """Differences over all heads of one model, for every quantity and later run; empty for other runs."""
+        """Mean differences over all heads, for every quantity and later run; empty unless runs are of one model."""
         groups: dict[tuple[str, str], list[Estimate]] = defaultdict(list)
         for row in self.differences if self.unit == "head" else ():
             if row.difference.known and row.quantity != TOKENS:  # n(5%) is known only for heads that converge fast
@@ -136,15 +136,15 @@ class Comparison(Result):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per difference."""
+        """Table with one row per difference: place, quantity, run, both values and whether it is significant."""
         return pd.DataFrame(to_json(self.differences))
 
     def document(self) -> dict[str, Any]:
-        """The comparison as a JSON document."""
+        """JSON document of the comparison, with the summary of quantities and the paired differences."""
         return {**super().document(), "matched": self.matched, "summary": self.summary, "paired": to_json(self.paired)}
 
     def view(self) -> View:
-        """Tables of the runs and of their differences, and figures of later runs against the first."""
+        """View of the comparison: tables of runs and differences, and figures of later runs against the first."""
         first = self.names[0]
         in_common = plural(self.matched, self.unit)
         keys = list(dict.fromkeys(key for run in self.runs for key in run if key != "name"))
@@ -176,7 +176,7 @@ class Comparison(Result):
         return View(" against ".join(self.names), subtitle, (measured, *_verdict(self)), sections, trust=trust)
 
     def figures(self) -> list[Figure]:
-        """Later runs against the first, for quantities with several places and known errors."""
+        """Figures of later runs against the first run, for quantities with several places and standard errors."""
         if figures := _figures(self):
             return figures
         raise InputError(f"no quantity has {PLACES} places with errors to draw; see the table of the comparison")
@@ -188,7 +188,7 @@ class Comparison(Result):
 
 
 def _verdict(found: Comparison) -> tuple[str, str]:
-    """What differs, and what to look at."""
+    """Two sentences for the view: which quantities differ, and what to look at first."""
     verdict = "No difference exceeds its error: the runs agree within their uncertainty."
     advice = "Use more replicates or more tokens to detect smaller differences."
     top = found.ranked[0]
@@ -237,7 +237,7 @@ def _differences_table(found: Comparison) -> Table:
 
 
 def _figures(found: Comparison) -> list[Figure]:
-    """Quantities in later runs against the first run, a point for each place."""
+    """Figures of each quantity in later runs against the first run, with a point for each place."""
     looks: tuple[tuple[bool, str, Colour], ...] = (
         (False, "within errors", "grey"),
         (True, "exceeds its error", "blue"),

@@ -14,13 +14,13 @@ from limitlens.errors import InputError
 MAX_SECONDS = 24 * 3600.0  # longer work is refused unless the user insists
 WARN_AFTER_SECONDS = 10.0  # longer work is announced
 FORWARD_RATE = 6e10  # operations a second of one CPU thread in a forward pass
-GPU_THREADS = 40  # a GPU computes like so many CPU threads
+GPU_THREADS = 40  # a GPU computes as fast as this number of CPU threads
 _TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def machine_memory() -> float:
-    """Bytes of memory of this machine or of its control group, whichever is less; infinite if unknown."""
+    """Bytes of memory that this machine or its control group (cgroup) has, whichever is less; infinite if unknown."""
     memory = float("inf")
     try:
         memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -34,9 +34,9 @@ def check_cost(
     work: str, seconds: float = 0.0, memory: float = 0.0, yes: bool = False,
     remedy: str = "ask for fewer tokens, replicates or queries, or pass yes=True",
 ) -> None:  # fmt: skip
-    """Announce work that is long or large; refuse what exceeds the machine's memory or a day, unless `yes`.
+    """Announce long or large work; raise an `InputError` if it exceeds the machine's memory or a day, unless `yes`.
 
-    The announcement goes to the logger "limitlens", which the command line prints on stderr.
+    `work` names the job in messages, which go to the logger "limitlens"; the command line prints them on stderr.
     """
     available = machine_memory()
     parts = [f"about {_with_unit(_TIMES, seconds)}"] if seconds >= WARN_AFTER_SECONDS else []
@@ -53,9 +53,9 @@ def check_cost(
 def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[float, float]:
     """Estimated (seconds, bytes) of forward passes over `tokens` tokens in windows of `window`, one at a time.
 
-    Per token 2 operations for each weight of a matrix, and 4 for each component of the states of all layers and each
-    token of the window (scores and weighted values). The bytes are those of one window's states, scores and logits,
-    in float32; the weights are not included.
+    A token costs 2 operations for each weight of a matrix, and 4 for each component of the hidden states of all layers
+    times each token of the window (scores and weighted values). The bytes are those of one window's states, scores and
+    logits in float32, without the weights.
     """
     config = model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1)
@@ -73,11 +73,11 @@ def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[fl
 
 
 def computing_threads(model: PreTrainedModel) -> int:
-    """Number of CPU threads that compute with a model; on a GPU the number of threads of equal speed."""
+    """Number of CPU threads that compute with a model; for a model on a GPU, the number of threads of equal speed."""
     return torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
 
 
 def _with_unit(units: tuple[tuple[float, str], ...], amount: float) -> str:
-    """An amount as text, in the largest unit that is not larger than the amount: 7200 seconds as "2 hours"."""
+    """Text of an amount in the largest of the `units` (size, name) that is not larger: 7200 seconds as "2 hours"."""
     size, name = next(unit for unit in units if amount >= unit[0])
     return f"{min(amount / size, 1e9):,.3g} {name}"

@@ -1,4 +1,4 @@
-"""The error for bad input, and the checks of arguments that all packages share.
+"""Exception for bad input (`InputError`), and checks of arguments that all packages share.
 
 A message is one sentence: what was given, what was expected, what to do. The command line prints it and exits with 2.
 """
@@ -13,15 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 Array: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[float, float], None]  # called with (done, total), in any unit
 
-LARGEST = 1e100  # of an argument: squares of larger numbers, or of their inverses, overflow
+LARGEST = 1e100  # largest argument allowed: squares of larger numbers, or of their inverses, overflow
 
 
 class InputError(ValueError):
-    """Bad input from a user; the message says what was given, what was expected and what to do."""
+    """Exception for bad input from a user; its message says what was given, what was expected and what to do."""
 
 
 def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """`value` (array, nested sequence or tensor on any device) as a float64 array; an `InputError` if not finite."""
+    """Convert numbers, nested sequences or tensors to a finite float64 array; else an `InputError` that says `name`."""
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
         value = value.detach().cpu().double().numpy()
     try:
@@ -42,7 +42,10 @@ def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] |
 def check_number(
     name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = LARGEST
 ) -> float:
-    """`value` as a float in [low, below), or in (low, below) unless `closed`; else an `InputError` with `expected`."""
+    """Return `value` as a float if it lies in [low, below), or (low, below) unless `closed`; else an `InputError`.
+
+    The error's message says the `name` of the argument and what was `expected`.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
     if not (low < value < below or (closed and value == low)):
@@ -53,25 +56,25 @@ def check_number(
 
 
 def check_seed(seed: int) -> int:
-    """`seed` as a non-negative integer."""
+    """Return a random seed as an int if it is a non-negative integer; otherwise raise an `InputError`."""
     if not isinstance(seed, Integral) or seed < 0:
         raise InputError(f"the seed is {_shown(seed)}; expected an integer from 0 on")
     return int(seed)
 
 
 def check_relative(error: float) -> float:
-    """A relative error as a float in (0, 1)."""
+    """Return a relative error as a float if it lies in (0, 1); otherwise raise an `InputError`."""
     return check_number("the error", error, "a share between 0 and 1, such as 0.05 for 5%", closed=False, below=1)
 
 
 def _shown(value: Any) -> str:
-    """A value as one short line; the name of its type if it is long."""
+    """Text of a bad value for an error message: its repr on one line, or the name of its type if that is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"a {type(value).__name__}"
 
 
 def check_covariance(name: str, covariance: Array) -> Array:
-    """`covariance` if it is a symmetric positive semi-definite matrix (dim, dim); else an `InputError`."""
+    """Return a covariance matrix (dim, dim) if it is symmetric positive semi-definite; else raise an `InputError`."""
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
         raise InputError(f"{name} has shape {covariance.shape}; expected a square matrix (dim, dim)")
     scale = float(np.abs(covariance).max(initial=0.0))

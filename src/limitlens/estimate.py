@@ -17,12 +17,12 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether the value is a number."""
+        """Whether the value is known, that is, not NaN."""
         return not math.isnan(self.value)
 
     @classmethod
     def of(cls, value: float | None, stderr: float | None = None) -> Estimate:
-        """An estimate from numbers that are None where they are not known."""
+        """Estimate from a value and its standard error, each None where it is not known."""
         return cls(math.nan if value is None else value, math.nan if stderr is None else stderr)
 
 

@@ -7,7 +7,7 @@ from limitlens.errors import InputError
 from limitlens.record import read_run
 from limitlens.results import Result
 
-# The class of each kind of result, as module:class; its `load` reads the result.
+# Class of each kind of result, as module:class; the class's method `load` reads the result.
 KINDS = {
     "study": "experiments.study_result:StudyResult",
     "horizons": "experiments.sweeps:HorizonSweep",

@@ -5,14 +5,14 @@ from typing import Self
 
 
 class Outcome(Enum):
-    """An enumeration of words; each member is written as (word, meaning) or (word, meaning, remedy)."""
+    """Base class of enumerations whose members are written as (word, meaning) or (word, meaning, remedy)."""
 
     _value_: str  # the word that documents and pages show
     meaning: str
-    remedy: str  # what to do about it
+    remedy: str  # what a user can do about this outcome
 
     def __new__(cls, word: str, meaning: str = "", remedy: str = "nothing to do") -> Self:
-        """A member whose value is the word alone."""
+        """Create a member whose value is the word alone, with its meaning and remedy as attributes."""
         member = object.__new__(cls)
         member._value_ = word
         member.meaning = meaning

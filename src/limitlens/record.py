@@ -1,4 +1,4 @@
-"""Run folders and the other files of results: written whole or not at all, and read back.
+"""Run folders and other files of results: written completely or not at all, and read back.
 
 `run.json` holds the kind of the result, the format, how it was made (command, arguments, versions, seed, host, times)
 and the result's document. Tables are written twice, as Parquet for programs and as CSV for people; arrays as
@@ -35,7 +35,7 @@ ARRAYS = "arrays.safetensors"
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run folder: the kind of its result, how it was made, and the result's document."""
+    """Contents of a run folder: the kind of result, how it was made (provenance), and its JSON document."""
 
     kind: str
     made: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Run:
     folder: Path
 
     def arrays(self) -> dict[str, Any]:
-        """Read the arrays of the result, as NumPy arrays by name."""
+        """Read the NumPy arrays of the result, by name, from the run folder."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -54,7 +54,7 @@ class Run:
             raise InputError(f"{problem}; expected the arrays of a {self.kind}, so run it again") from None
 
     def result(self, kind: Any) -> Any:
-        """Build the result with the `load` method of the class `kind`, which must be of the folder's kind."""
+        """Build the result of the run folder as an object of the class `kind`, which must be the folder's kind."""
         if self.kind != kind.kind:
             raise InputError(
                 f"{str(self.folder)!r} holds a {self.kind}; expected the folder of a {kind.kind}, which "
@@ -76,7 +76,7 @@ class Run:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those of the packages that are installed."""
+    """Versions by name of the given packages; packages that are not installed are left out."""
     versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -85,7 +85,7 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 
 def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
-    """How a result was made: command, arguments, working folder, seed, versions, host and times."""
+    """Provenance, a record of how a result was made: command, arguments, folder, seed, versions, host and times."""
     now = datetime.now(UTC)
     torch = sys.modules.get("torch")  # only a command that computes with torch has imported it
     host = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
@@ -106,7 +106,7 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime | N
 def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> Iterator[Path]:
     """Create a run folder and check that it can be written and holds no run of another command (unless `overwrite`).
 
-    Folders that were created and are empty at the end of the block are removed. An empty block therefore checks a path
+    Folders that were created and are empty at the end of the block are removed. So an empty block only checks a path,
     before the work begins.
     """
     path = Path(folder)
@@ -134,7 +134,7 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
 
 
 def _command_of(path: Path) -> str | None:
-    """The command that wrote the run.json of a folder: empty if limitlens did not write it, None if there is none."""
+    """Name of the command that wrote the run.json of a folder: None without a run.json, "" if it is not limitlens's."""
     if not (path / "run.json").exists():
         return None
     try:
@@ -144,7 +144,7 @@ def _command_of(path: Path) -> str | None:
 
 
 def cannot_write(path: Path, error: Exception) -> InputError:
-    """The error for a path that cannot be written."""
+    """`InputError` which says that a path cannot be written, with the reason from `error`."""
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write to {str(path)!r} ({reason}); give a path that you may write, on a disk with space")
 
@@ -199,7 +199,7 @@ def save_figure(drawing: Any, path: str | Path) -> None:
 
 
 def text_writer(text: str) -> Callable[[Path], Any]:
-    """A function that writes a text and a final line break to a path."""
+    """Function that takes a path and writes the text and a final line break to it."""
     return lambda path: path.write_text(text + "\n", encoding="utf-8", errors="xmlcharrefreplace")
 
 
@@ -230,7 +230,10 @@ def read_run(folder: str | Path) -> Run:
 
 
 def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Write each file under a temporary name, then rename all, the last one last: a full disk changes nothing."""
+    """Write files (path: function that writes to a path) under temporary names, then rename all, in order.
+
+    So a full disk changes no existing file.
+    """
     from safetensors import SafetensorError
 
     partials = {path: path.with_name(f".{path.stem}.partial{path.suffix}") for path in files}
@@ -249,12 +252,12 @@ def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
 
 
 def json_text(document: Any, *, indent: int | None = 2) -> str:
-    """`document` as the text of strict JSON: arrays as lists, numbers that are not finite as null."""
+    """Text of a document as strict JSON: arrays as lists, numbers that are not finite as null."""
     return json.dumps(to_json(document), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Any) -> Any:
-    """`value` as JSON values: arrays as lists, dataclasses as objects, numbers that are not finite as null."""
+    """Convert a value to JSON values: arrays to lists, dataclasses to objects, numbers that are not finite to null."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -276,7 +279,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """The inverse of `to_json`: a JSON value as an object of type `kind` (dataclass, enum, tuple, mapping, array, ...).
+    """Convert a JSON value back to type `kind` (dataclass, enum, tuple, mapping, array, ...): inverse of `to_json`.
 
     A value that does not fit the type raises a TypeError or ValueError, which `Run.result` turns into one sentence.
     """
@@ -317,14 +320,14 @@ def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
 
 
 def _estimate_of(name: str, document: Mapping[str, Any]) -> Estimate:
-    """The estimate whose entries `_estimate_entries` wrote."""
+    """Estimate of the field `name` from the entries of a JSON document that `_estimate_entries` wrote."""
     stderr = document.get("stderr" if name in ("measured", "value") else f"{name}_stderr")
     ends = document.get("interval") if name == "measured" else None
     return Estimate(*(from_json(float, number) for number in (document[name], stderr, *(ends or (None, None)))))
 
 
 def _of(value: Any, *kinds: type) -> Any:
-    """`value`, which must be of one of these types; a bool is not accepted as a number."""
+    """Return `value` if it has one of the types `kinds` (a bool is not a number); otherwise raise a TypeError."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise TypeError(f"{str(value)[:40]!r} is not of type {kinds[0].__name__}")
     return value

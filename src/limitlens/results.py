@@ -23,31 +23,31 @@ class Result:
     JSON document mirrors its fields; others override `document`, `arrays` and `load`.
     """
 
-    kind: ClassVar[str]  # its name in run.json
-    file: ClassVar[str]  # the name of its table in a run folder
+    kind: ClassVar[str]  # name of the kind of result in run.json
+    file: ClassVar[str]  # name of the result's main table in a run folder
     held: ClassVar[tuple[str, ...]] = ()  # fields that a run folder holds as arrays instead of in the document
     # how the result was made (`record.provenance`); empty until a command or `save` fills it
     made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def table(self) -> pd.DataFrame:
-        """The numbers of the result as a table."""
+        """Main table of the result's numbers, as a pandas data frame."""
         raise NotImplementedError
 
     def view(self) -> View:
-        """The sentences, tables and figures that every renderer shows."""
+        """View of the result: the sentences, tables and figures that every renderer shows."""
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
-        """The result as a JSON document: its fields without those that are stored as arrays."""
+        """JSON document of the result: all fields except those that a run folder stores as arrays."""
         return {name: value for name, value in to_json(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of a run folder, by file name without ending."""
+        """Tables that a run folder of the result holds, by file name without ending."""
         return {self.file: self.table}
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays of a run folder by name; empty if the document holds everything."""
+        """Arrays that a run folder of the result holds, by name; empty if the JSON document holds all numbers."""
         return {name: getattr(self, name) for name in self.held}
 
     @classmethod
@@ -61,7 +61,7 @@ class Result:
         self.tables()
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Further files of a run folder: name -> function that writes the file to a path."""
+        """Further files of the result's run folder: name -> function that writes the file to a path."""
         return {}
 
     def save(self, folder: str | Path, overwrite: bool = False) -> Path:
@@ -76,11 +76,11 @@ class Result:
         return write_page(self.view(), path, self.made or provenance("", {}))
 
     def figures(self) -> list[Figure]:
-        """The figures of the view, which `plot` draws."""
+        """Figures of the result's view, which `plot` draws."""
         return [block for block in self.view().blocks if isinstance(block, Figure)]
 
     def plot(self, path: str | Path | None = None) -> Drawing:
-        """Draw the figures side by side with matplotlib; with `path`, save them in the format of its ending."""
+        """Draw the figures of the result with matplotlib; with `path`, save them in the format of its ending."""
         return plot(self.figures(), path)
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Result:
 
 
 def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
-    """Draw figures side by side with matplotlib; with `path`, save them in the format of its ending."""
+    """Draw figures of views side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
     drawing = draw(figures)

@@ -16,7 +16,7 @@ from limitlens.cli.ascii import replace_unencodable
 from limitlens.cli.common import in_options
 from limitlens.errors import InputError
 
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports only this child of it
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all usage errors; typer exports only this child
 
 PANELS = {  # headings of `limitlens --help` and the commands under them
     "Laws of tokens": (
@@ -31,10 +31,10 @@ PANELS = {  # headings of `limitlens --help` and the commands under them
 
 
 class Panels(TyperGroup):
-    """The group of all commands, which lists them in `--help` by panel."""
+    """Group of all commands of limitlens, which lists the commands in `--help` under the headings of `PANELS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per panel: the name and the first paragraph of the help of each command."""
+        """Write the list of commands in `--help`: by panel, the name and first paragraph of each command's help."""
         for panel, functions in PANELS.items():
             with formatter.section(panel):
                 commands = [self.commands[function.__name__.replace("_", "-")] for function in functions]
@@ -55,7 +55,7 @@ for functions in PANELS.values():
 
 
 def print_version(show: bool) -> None:
-    """Print the version and stop, if `show` is set."""
+    """Print the version of limitlens and exit, if `show` (option --version) is set."""
     if show:
         print(f"limitlens {version('limitlens')}")
         raise typer.Exit
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output is gone, as in `limitlens ... | head`
         sys.stderr.close()
         code = 0
-    except OSError as error:  # only from stdout: whoever reads or writes a file raises an InputError
+    except OSError as error:  # only from stdout: code that reads or writes files raises InputError
         message = f"the output could not be written ({error.strerror}); send it to a disk with space"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python writes it once more at its end
     if message or code == 130:

@@ -11,7 +11,7 @@ SPELLED = {
 
 
 def spell(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of an encoder: ASCII text for the characters that failed; a question mark if there is none."""
+    """Error handler for encoding (`codecs`): ASCII text in place of the characters that failed, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end

@@ -1,4 +1,4 @@
-"""Options, progress and output that commands share: progress on stderr, a JSON document or text on stdout."""
+"""Options, progress and output that all commands share: progress on stderr, a JSON document or text on stdout."""
 
 import logging
 import re
@@ -56,20 +56,20 @@ def command(
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
     """Decorator that turns a function from options to a result into a command that saves, draws and prints the result.
 
-    The command has the function's parameters as options, those that every command has, and those of `SHARED` that are
-    named here.
+    The options of the command are the function's parameters, the options of every command (--out, --overwrite, --json,
+    --quiet), and the options of `SHARED` that are named here.
 
     Parameters
     ----------
     title, unit : title of the progress bar, which may name options in braces, and the unit that it counts; with a title
-        the function is passed a `progress`.
-    runs : module of limitlens whose function of the same name does the work; the decorated function then only declares
-        the options.
+        the function gets an argument `progress`.
+    runs : module of limitlens whose function with the command's name does the work; the decorated function then only
+        declares the options.
     shares : options of `SHARED` that are passed to the function, separated by spaces.
     also : another function, whose parameters become options of this command too.
-    kept : whether the work can be resumed; the function is then passed a `checkpoint`.
-    keeps : whether the function is passed `keep`, a function that saves an intermediate result in --out.
-    page : whether the HTML page is written to --out too.
+    kept : whether the work can be resumed; the function then gets an argument `checkpoint`.
+    keeps : whether the function gets an argument `keep`, a function that saves an intermediate result in --out.
+    page : whether an HTML page of the result is written to --out too.
     computes : whether the command has --seed, --device and --threads.
     """
     passed = [name for name in shares.split() if name != "plot"]
@@ -122,13 +122,16 @@ def command(
 
 
 def progress_text(unit: str, done: float, total: float) -> str:
-    """How far the work is, with its unit: "window 3 of 12"."""
+    """Text of the progress of a command, with the unit that it counts: "window 3 of 12"."""
     return f"{unit.removesuffix('s')} {done:,.0f} of {total:,.0f}" + (", finishing" if done >= total else "")
 
 
 @contextmanager
 def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]:
-    """Progress bar on stderr with unit and time left; none if stderr is not a terminal or `quiet` is set."""
+    """Show a progress bar on stderr within the block; yields the function (done, total) that moves it.
+
+    No bar is shown if stderr is not a terminal or `quiet` is set.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -148,7 +151,7 @@ def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]
 
 
 def begin(context: typer.Context, name: str) -> datetime:
-    """Set up messages on stderr and check the folder --out before the work; return the time."""
+    """Prepare a command: set up messages on stderr, check the folder --out, and return the present time."""
     handler = logging.StreamHandler()  # on stderr
     handler.setFormatter(logging.Formatter("limitlens: %(message)s"))
     logger = logging.getLogger("limitlens")
@@ -161,7 +164,7 @@ def begin(context: typer.Context, name: str) -> datetime:
 
 
 def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
-    """The `Checkpoint` in the folder --out, written every so often if asked for and when the work is interrupted."""
+    """`Checkpoint` in the folder `out`, or None without one; written as often as `every` says and on interruption."""
     from limitlens.sampling.checkpoint import Checkpoint
 
     if out is None and (every is not None or resume):
@@ -171,14 +174,14 @@ def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
 
 
 def whole_number(given: float) -> int:
-    """The value of --tokens, a number of at least 1 that may be written as 1e5."""
+    """Integer value of --tokens, a whole number of at least 1 that may be written as 1e5."""
     if not (given >= 1 and float(given).is_integer()):
         raise InputError(f"--tokens is {given:g}; expected a whole number of at least 1, such as 3072 or 1e5")
     return int(given)
 
 
 def size(text: str | None, option: str = "--memory", expected: str = "a size such as 16MB or 4GiB") -> int | None:
-    """Bytes from "4GB" or "512MiB": kB, MB and GB are powers of 1,000; KiB, MiB and GiB of 1,024."""
+    """Number of bytes in text such as "4GB" or "512MiB": kB, MB, GB are powers of 1,000; KiB, MiB, GiB of 1,024."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", text or "", re.IGNORECASE)
     if text is not None and match is None:
         raise InputError(f"{option} is {text!r}; expected {expected}")
@@ -186,7 +189,7 @@ def size(text: str | None, option: str = "--memory", expected: str = "a size suc
 
 
 def share_or_size(text: str | None) -> float | int | None:
-    """The value of --total: a share of the cache, or bytes if a unit follows."""
+    """Value of --total: a share of the cache, such as 0.25 (float), or bytes if a unit follows, such as 16MB (int)."""
     if text is not None and re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", text):
         return float(text)
     return size(text, "--total", "a share such as 0.25, or a size such as 16MB")
@@ -196,19 +199,22 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {"tokens": whole_number, "memory": 
 
 
 def spectrum_of(text: str) -> str | list[float]:
-    """The name of a spectrum, or its numbers."""
+    """Value of --spectrum: the name "flat" or "1/k", or a list of numbers, the shape of a head's singular values."""
     from limitlens.sampling.cells import parse_grid
 
     return text if text in ("flat", "1/k") else parse_grid(text, "the spectrum, where neither flat nor 1/k,")
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
+    """Print a document as JSON on stdout."""
     print(record.json_text(document))
 
 
 def show(context: typer.Context, result: Result, plot: str | None) -> None:
-    """Save, draw (as `plot`.png) and print a result with its warnings; exit with 130 if it was interrupted."""
+    """Save a command's result in --out, draw it as `plot`.png, and print it with its warnings.
+
+    The command exits with 130 if the result is that of an interrupted run.
+    """
     from limitlens.report import terminal
 
     out = context.params["out"]
@@ -234,7 +240,7 @@ def warn(warnings: Sequence[str], quiet: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """A message with Python arguments as options: mask_self=True as --mask-self, special='bos' as --special bos."""
+    """Message with Python arguments turned into options, such as special='bos' into --special bos."""
 
     def option(match: re.Match[str]) -> str:
         return f"--{match[1].replace('_', '-')}{' ' * bool(match[2])}{match[2] or ''}"

@@ -1,4 +1,4 @@
-"""The number of CPU threads of a command: as asked for, or fewer where the machine is busy."""
+"""Number of CPU threads that a command uses: the option --threads, or fewer than all cores on a busy machine."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # re
 
 
 def default_threads() -> int | None:
-    """Threads that other programs leave free, or None, the choice of the libraries, if the machine is not busy.
+    """Number of threads that other programs leave free; None (the libraries choose) if the machine is not busy.
 
     Threads that wait for a busy core slow each other down: two can take 20 times as long as one.
     """
@@ -26,9 +26,9 @@ def default_threads() -> int | None:
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Compute with this number of threads in torch and NumPy within the block; None stands for `default_threads`.
+    """Within the block, torch and NumPy compute with this number of threads; None stands for `default_threads()`.
 
-    torch is not imported here: if it is imported later, it reads its number of threads from the environment.
+    This function does not import torch: imported later, torch reads its number of threads from the environment.
     """
     count = default_threads() if threads is None else threads
     if count is None:
@@ -53,7 +53,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
 
 
 def _set_blas_threads(count: int | None) -> int | None:
-    """Set the threads of the OpenBLAS library that NumPy has loaded from its wheel; return their number before."""
+    """Set the number of threads of NumPy's OpenBLAS library; return the number before (None if none was set)."""
     for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*") if count is not None else ():
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(path))

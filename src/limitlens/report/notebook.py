@@ -16,7 +16,7 @@ ROWS = 12  # most rows of a table, unless the table says how many
 
 
 def as_html(view: View) -> str:
-    """A view as a fragment of HTML."""
+    """HTML fragment that shows a view in a notebook: title, verdict, tables and maps."""
     verdict = "".join(f"<p>{escape(sentence)}</p>" for sentence in view.verdict if sentence)
     parts = [f"<h4>{escape(view.title)}</h4>", f"<p>{escape(view.subtitle)}</p>" if view.subtitle else "", verdict]
     for part in view.sections:
@@ -34,7 +34,7 @@ def as_html(view: View) -> str:
 
 
 def _html(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """HTML table from its caption, header cells and rows of cells, which are HTML already."""
+    """HTML of a table from a caption, header cells and rows of cells, all of them given as HTML."""
     title = f'<caption style="text-align:left;white-space:nowrap">{caption}</caption>' if caption else ""
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
@@ -54,7 +54,7 @@ def _table(table: Table) -> str:
 
 
 def _map(figure: Figure, series: Series) -> str:
-    """A map as a table of coloured cells, with a legend of its categories."""
+    """HTML of a map (grid of numbers or categories) as a table of coloured cells, with a legend of the categories."""
     values = np.asarray(series.values, dtype=float)
     known = values[np.isfinite(values)]
     colours = [WORD_COLOURS[k % len(WORD_COLOURS)] for k in range(len(series.words))]

@@ -1,7 +1,7 @@
 """Renderer of HTML pages: one self-contained file per result, which needs no network and can be mailed.
 
 Small scripts in assets/ draw the figures in the browser. A charting library would add a megabyte to every page, and its
-charts could not be used with the keyboard. A content security policy allows these scripts only and forbids connections.
+charts could not be used with the keyboard. A content security policy allows only our scripts and forbids connections.
 """
 
 import base64
@@ -31,7 +31,7 @@ VERDICT = ("What was measured", "What it found", "What to do")
 
 
 def page(view: View, made: Mapping[str, Any]) -> str:
-    """The view of a result as an HTML page; `made` says how the result was made (`record.provenance`)."""
+    """HTML page that shows the view of a result; `made` says how the result was made (`record.provenance`)."""
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
@@ -56,7 +56,7 @@ def page(view: View, made: Mapping[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON text that is safe inside a script element, whatever strings it holds."""
+    """JSON text of some data, escaped so that it is safe inside an HTML script element, whatever strings it holds."""
     text = json.dumps(compact(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -64,7 +64,7 @@ def embedded(data: Any) -> str:
 
 
 def compact(value: Any) -> Any:
-    """A document with numbers rounded to `DIGITS` significant digits, arrays as lists and infinite numbers as null."""
+    """JSON value of a document: numbers rounded to `DIGITS` significant digits, arrays as lists, NaN and ∞ as null."""
 
     def rounded(number: str) -> float:
         short = float(f"{float(number):.{DIGITS}g}")
@@ -75,7 +75,7 @@ def compact(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """A value that `json` does not know (enum member, array, NumPy number, dataclass, range) as one that it knows."""
+    """Convert an enum member, array, NumPy number, dataclass or range to a value that `json.dumps` can write."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
@@ -84,7 +84,7 @@ def _json_value(value: Any) -> Any:
 
 
 def command_line(made: Mapping[str, Any]) -> str:
-    """The command line that made a result, with all its arguments."""
+    """Command line that would make a result again, from the command and arguments in its provenance `made`."""
     words = ["limitlens", str(made.get("command"))]
     options: list[str] = []
     bare = ("name",) if words[1] == "reproduce" else ("model", "run", "runs", "plan")  # arguments without a flag
@@ -107,7 +107,7 @@ def _section(part: Section, figures: list[dict[str, Any]]) -> str:
 
 
 def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> str:
-    """HTML of a block; the description of a figure is appended to `figures`, which the scripts draw."""
+    """HTML of a block of a section; a figure's description is appended to `figures`, which the page's scripts draw."""
     if isinstance(block, Figure):
         figures.append(_description(block))
         return f'<figure data-figure="{len(figures) - 1}"></figure>'
@@ -123,7 +123,7 @@ def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> st
 
 
 def _table(table: Table, heading: str = "") -> str:
-    """A table with a CSV download and a caption, unless the heading of its section says the same."""
+    """HTML of a table with a CSV download, and a caption unless it equals the `heading` of the table's section."""
     kinds = [' class="number"' if number else "" for number in numeric(table)]
     head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
     body = "".join(
@@ -150,7 +150,7 @@ def _cell(value: Cell, kind: str) -> str:
 
 
 def _description(item: Any) -> Any:
-    """A figure as assets/chart.js reads it, without its empty fields."""
+    """Figure (or a part of one) as JSON values that assets/chart.js draws, without empty fields."""
     if isinstance(item, (list, tuple)):
         return [_description(inner) for inner in item]
     if not is_dataclass(item):
@@ -180,7 +180,7 @@ def _provenance(view: View, made: Mapping[str, Any]) -> str:
 
 @cache
 def widgets() -> dict[str, str]:
-    """HTML of the interactive parts of a page, by name; the scripts fill them from the data of the page."""
+    """HTML of a page's interactive parts (widgets) by name; the page's scripts fill them with the page's data."""
     parts = re.split(r"<!-- (\w+) -->\n", _asset("widgets.html"))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

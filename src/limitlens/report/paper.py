@@ -20,7 +20,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#C
 PALETTE = {
     "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
 }  # fmt: skip
-WORD_COLOURS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # of the categories of a map, in their order
+WORD_COLOURS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # colours of the categories of a map, in order
 
 SIZE = (5.2, 3.6)  # inches, of a single figure
 PANEL = (3.6, 3.2)  # inches, of one figure among several
@@ -39,7 +39,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Context in which matplotlib draws with the settings of limitlens; the user's settings return after it."""
+    """Context in which matplotlib draws with limitlens's settings; at its end the user's settings are restored."""
     return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]  # the stubs want literal keys
 
 
@@ -53,7 +53,7 @@ class Picture(Drawing):
 
 
 def draw(figures: Sequence[Figure]) -> Drawing:
-    """Draw figures side by side, at most four in a row."""
+    """Draw figures of a view side by side with matplotlib, at most four in a row."""
     rows = ceil(len(figures) / COLUMNS)
     columns = ceil(len(figures) / rows)
     size = (columns * PANEL[0], rows * PANEL[1])
@@ -87,7 +87,7 @@ def _draw(axes: Axes, figure: Figure) -> None:
 
 
 def _curve(axes: Axes, series: Series) -> None:
-    """Draw a line, points or a band; NaN leaves a gap."""
+    """Draw a series (line, points or band) on matplotlib axes; NaN leaves a gap."""
     x, y = (np.array(values, dtype=float) for values in (series.x, series.y))
     low, high = (None if ends is None else np.array(ends, dtype=float) for ends in (series.low, series.high))
     colour, label = PALETTE[series.colour], series.name if series.listed else "_"
@@ -108,7 +108,7 @@ def _curve(axes: Axes, series: Series) -> None:
 
 
 def _map(axes: Axes, series: Series) -> None:
-    """Draw a map of numbers with a colour bar, or of categories with their names."""
+    """Draw a map (coloured grid) of numbers with a colour bar, or of categories with their names."""
     values = np.asarray(series.values, dtype=float)
     if series.words:
         count = len(series.words)
@@ -126,7 +126,7 @@ def _map(axes: Axes, series: Series) -> None:
 
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
-    """Set the limits, the logarithm and the ticks of one axis."""
+    """Set the limits, logarithmic scale and ticks of the axis `name` ("x" or "y") as `axis` describes."""
     drawn = getattr(axes, f"{name}axis")
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
@@ -143,7 +143,7 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
 
 
 def _guide(axes: Axes, guide: Guide) -> None:
-    """Draw a thin labelled line if it lies within the axes."""
+    """Draw a guide (thin labelled line at a fixed x or y) if it lies within the axes."""
     at = guide.y if guide.x is None else guide.x
     low, high = sorted(axes.get_ylim() if guide.x is None else axes.get_xlim())
     if at is None or not low <= at <= high:
@@ -159,7 +159,7 @@ def _guide(axes: Axes, guide: Guide) -> None:
 
 
 def _legends(drawing: Drawing, panels: list[Axes], figures: Sequence[Figure]) -> None:
-    """Add a legend to each panel, or one below all panels if they share names or a single panel has many."""
+    """Add a legend to each panel, or one below all panels if panels share series or one panel has many series."""
     by_panel = []
     for axes, figure in zip(panels, figures, strict=True):
         handles, names = axes.get_legend_handles_labels()

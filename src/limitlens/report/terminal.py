@@ -1,4 +1,4 @@
-"""Renderer of text: for a terminal, for a pipe, and for `str(result)`."""
+"""Renderer of views as text: for a terminal, for a pipe, and for `str(result)`."""
 
 import io
 import os
@@ -16,11 +16,11 @@ from rich.text import Text as Words
 from limitlens.report.text import cell, numeric, sentence
 from limitlens.report.view import Section, Table, Text, View
 
-WIDTH = 160  # of tables if there is no terminal
+WIDTH = 160  # columns of tables if there is no terminal
 
 
 def show(view: View) -> None:
-    """Print a view on stdout: with bold text on a terminal, without if piped or if NO_COLOR is set."""
+    """Print a view on stdout, with bold text on a terminal, and without if piped or if NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     text = as_text(view, colour=sys.stdout.isatty() and not plain)
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
@@ -28,7 +28,7 @@ def show(view: View) -> None:
 
 
 def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
-    """A view as text, wrapped to `width` columns; without `width`, to those of the terminal.
+    """Text of a view, wrapped to `width` columns, or to the width of the terminal if `width` is None.
 
     Without a terminal, tables may take 160 columns and sentences are not wrapped. `colour` adds escape codes.
     """
@@ -47,7 +47,7 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
 
 
 def _parts(view: View) -> Iterator[RenderableType]:
-    """The parts of the text, in order."""
+    """Parts of the text of a view, in order: title, subtitle, verdict, sections and notes."""
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
@@ -83,7 +83,7 @@ def _section(part: Section) -> Iterator[RenderableType]:
 
 
 def _grid(table: Table, title: str) -> RenderableType:
-    """A table with text aligned left and numbers aligned right."""
+    """Table for rich to print under a title, with text aligned left and numbers aligned right."""
     name = Words(title[:1].upper() + title[1:]) if title else None
     grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
     for column, number in zip(table.columns, numeric(table), strict=True):

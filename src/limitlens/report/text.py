@@ -9,7 +9,10 @@ from limitlens.report.view import Cell, Table
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """A number with three significant digits and thousands separators; a power of ten if very large or small."""
+    """Text of a number with `digits` significant digits and thousands separators, or with a power of ten.
+
+    Powers of ten are for numbers from 10⁷ and below 10⁻⁴; None and NaN give "–".
+    """
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -28,7 +31,7 @@ def short(value: float | None, digits: int = 3) -> str:
 
 
 def cell(value: Cell) -> str:
-    """The text of a table cell: four digits, a standard error with one; – for an unknown value."""
+    """Text of a table cell: a number with four digits, its standard error with one digit, – for an unknown value."""
     if isinstance(value, Estimate):
         if math.isnan(value.value) or math.isnan(value.stderr):
             return short(value.value, 4)
@@ -41,12 +44,12 @@ def cell(value: Cell) -> str:
 
 
 def is_number(value: Cell) -> bool:
-    """Whether the value of a cell is a number."""
+    """Whether the value of a table cell is a number or an estimate."""
     return isinstance(value, (Real, Estimate)) and not isinstance(value, bool)
 
 
 def numeric(table: Table) -> list[bool]:
-    """Which columns are right-aligned: those with a number, or with text such as 12*, >400, 1 to 2 and no words."""
+    """Whether each column of a table is right-aligned: it holds numbers, or text such as 12*, >400 and no words."""
     found = []
     for index in range(len(table.columns)):
         values = [row[index] for row in table.rows]
@@ -57,20 +60,20 @@ def numeric(table: Table) -> list[bool]:
 
 
 def falling(rate: float) -> str:
-    """n to the power −rate as text, such as n⁻⁰·⁴⁷."""
+    """Text of n to the power −rate, such as n⁻⁰·⁴⁷."""
     return "n" + f"{-rate:.2f}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def join(parts: Sequence[str]) -> str:
-    """A list as text: "a", "a and b", "a, b and c"."""
+    """Text that lists the parts: "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
 def sentence(text: str) -> str:
-    """The text with a capital letter at its beginning and a full stop at its end."""
+    """Text as a sentence: with a capital letter at its beginning and a full stop at its end."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def plural(count: int, word: str) -> str:
-    """A count with its noun: "1 head", "2 heads"."""
+    """Text of a count with its noun, in the plural unless it is 1: "1 head", "2 heads"."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -21,7 +21,7 @@ Cell: TypeAlias = str | int | float | Estimate | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table: rows of cells under named columns."""
+    """A table of a view: rows of cells under named columns."""
 
     title: str  # also the name of its CSV file on a page
     columns: Sequence[str]
@@ -33,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a figure; without `low` and `high` it ends at the smallest and largest number."""
+    """One axis of a figure; without `low` and `high` the axis ends at the smallest and largest number drawn."""
 
     label: str
     log: bool = False
@@ -59,7 +59,7 @@ class Series:
     joined: bool = False  # points joined by a thin line
     labels: Sequence[str] = ()  # tooltip of each point
     sizes: Sequence[float] | None = None  # radius of each point in pixels; None for equal ones
-    listed: bool = True  # whether the legend names it
+    listed: bool = True  # whether the legend names the series
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences, one per line; a bulleted list if `listed`."""
+    """Sentences of a section, one per line; a bulleted list if `listed`."""
 
     lines: Sequence[str]
     listed: bool = False
@@ -101,7 +101,7 @@ class Widget:
 
 @dataclass(frozen=True)
 class Row:
-    """Blocks side by side if the page is wide enough."""
+    """Figures or tables that a page shows side by side if it is wide enough."""
 
     blocks: Sequence[Figure | Table]
 
@@ -121,7 +121,7 @@ class Section:
 
     @property
     def flat(self) -> list[Block]:
-        """The blocks, with rows replaced by their blocks."""
+        """Blocks of the section, with each `Row` replaced by the blocks in it."""
         return [inner for block in self.blocks for inner in (block.blocks if isinstance(block, Row) else [block])]
 
 
@@ -144,24 +144,24 @@ class View:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of all sections, with rows replaced by their blocks."""
+        """Blocks of all sections of the view, with each `Row` replaced by the blocks in it."""
         return [block for part in self.sections for block in part.flat]
 
 
 def frame_table(title: str, frame: Any) -> Table:
-    """A pandas data frame as a table, with its column names; NaN becomes an unknown value."""
+    """Table of a view from a pandas data frame, with its column names; NaN becomes an unknown value (None)."""
     rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
     return Table(title, [str(name) for name in frame], rows)
 
 
 def cells(values: Any, stderr: Any) -> list[Estimate]:
-    """A column of a table: values with their standard errors."""
+    """Cells of one table column: an `Estimate` for each value with its standard error."""
     columns = (np.asarray(part, dtype=float).tolist() for part in (values, stderr))  # None becomes NaN
     return [Estimate(value, error) for value, error in zip(*columns, strict=True)]
 
 
 def look(index: int) -> tuple[Colour, Dash]:
-    """Colour and dash of the series number `index` of a figure; the first 24 differ."""
+    """Colour and dash style of the series number `index` of a figure; the first 24 combinations differ."""
     return SHADES[index % len(SHADES)], DASHES[index // len(SHADES) % len(DASHES)]
 
 
@@ -173,9 +173,9 @@ def line(name: str, x: Any, y: Any, colour: Colour = "blue", dash: Dash = "", *,
 def points(
     name: str, x: Any, y: Any, colour: Colour = "blue", stderr: Any = None, *, positive: bool = True, **more: Any
 ) -> Series:
-    """Points, with 95% intervals if standard errors are given; `more` are fields of `Series` (joined, dash, labels).
+    """Series drawn as points (x, y), with 95% intervals if standard errors are given; `more` are fields of `Series`.
 
-    A logarithmic axis cannot show an interval that reaches zero: if `positive`, it ends at 5% of the value instead.
+    A logarithmic axis cannot show an interval that reaches zero: if `positive`, the interval ends at 5% of the value.
     """
     ends: dict[str, Any] = {}
     if stderr is not None:
@@ -192,12 +192,15 @@ def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, lis
 
 
 def heat(name: str, rows: Sequence[Any], columns: Sequence[Any], values: Any, words: Sequence[str] = ()) -> Series:
-    """A map of numbers (rows, columns), or of categories with number k for words[k]."""
+    """Series drawn as a map (coloured grid) of `values` (rows, columns), numbers or categories (k means words[k])."""
     return Series(name, "map", columns, rows, values=np.asarray(values, dtype=float), words=words)
 
 
 def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: Sequence[Any], **more: Any) -> Figure:
-    """A map of the heads at (layer, head), coloured by a number each or by one of `words`; None leaves a gap."""
+    """Figure with a map of heads by layer and head: `values` belong to the heads at `places`; None leaves a gap.
+
+    `more` may hold `words`, the names of categories 0, 1, ..., and other fields of `Figure`.
+    """
     words = more.pop("words", ())
     layers = sorted({layer for layer, _ in places})
     table = np.full((len(layers), 1 + max(head for _, head in places)), np.nan)
@@ -208,6 +211,6 @@ def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: 
 
 
 def _plain(values: Any) -> list[Any]:
-    """Numbers as Python numbers, with None for those that are not finite."""
+    """List of Python numbers from an array or sequence, with None for numbers that are not finite."""
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     return [None if isinstance(value, float) and not np.isfinite(value) else value for value in listed]

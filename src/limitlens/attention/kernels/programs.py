@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Triton programs: `largest` and `split` write rows as two halves, `forward` attends (see `split.py`).
+"""Triton programs: `largest` and `split` write vectors as two float16 halves, `forward` attends (see `split.py`).
 
-For probes: `put` copies tokens, `products` sums their products, `gather` bins them by weight.
+For probes: `put` copies tokens, `products` sums products of tokens, `gather` bins tokens by softmax weight.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def largest(X, SIZE, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Raise SIZE (B,) to the largest |number| of rows (B, n, d); a maximum does not depend on the order."""
+    """Raise SIZE (B,) to the largest absolute entry of vectors X (B, n, d); a maximum does not depend on the order."""
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     at = b * sb + row[:, None] * sn + column[None, :] * sd
@@ -23,9 +23,9 @@ def split(
     X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows (B, n, d) times factor / unit as hi + lo, padded with zeros to WIDTH; the unit is a power of two.
+    """Write vectors X (B, n, d) times factor / UNIT as float16 HI + LO, padded with zeros to WIDTH.
 
-    SIZE is the largest |number| of each B; the unit scales it to at most 2^LARGEST.
+    UNIT (B,) is a power of two that scales SIZE (B,), the largest absolute entry, to at most 2^LARGEST.
     """
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
@@ -48,7 +48,7 @@ def _block(
     DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, PEAKS: tl.constexpr,
     SHIFT: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Add keys n .. n + BN − 1 to the running sums; scores are in units of log 2."""
+    """Add keys n .. n + BN − 1 to the running sums of attention of a block of queries; scores in units of log 2."""
     rn = n + tl.arange(0, BN)
     ko, vo = rn[None, :] * DK + rk[:, None], rn[:, None] * DV + rv[None, :]
     there = rn < length
@@ -99,7 +99,7 @@ def forward(
     bias_row, parts, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     BIAS: tl.constexpr, PEAKS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Attend one block of queries of one job (queries, keys, start, stop)."""
+    """Attention of one block of queries over keys start .. stop − 1, for one job (queries, keys, start, stop)."""
     blocks = tl.cdiv(m_all, BM)
     job = (tl.program_id(0) // blocks).to(tl.int64)
     q, k = tl.load(WORK + 4 * job), tl.load(WORK + 4 * job + 1)
@@ -144,9 +144,9 @@ def forward(
 
 @triton.jit
 def put(X, STORE, SIZE, ROWS, MARKS, n, marks, base, heads, d, sx, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy rows X (n, heads, d) to rows ROWS of a store, and those at MARKS also to its rows from base on.
+    """Copy tokens X (n, heads, d) to rows ROWS of a store, and the tokens at MARKS also to rows base, base + 1, ...
 
-    SIZE (heads,) is raised to the largest |number| of each head; a maximum does not depend on the order.
+    SIZE (heads,) is raised to the largest absolute entry of each head; a maximum does not depend on the order.
     """
     i, head, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, D)
     own, twice = i < n, (i >= n) & (i < n + marks)
@@ -164,7 +164,7 @@ def put(X, STORE, SIZE, ROWS, MARKS, n, marks, base, heads, d, sx, D: tl.constex
 def products(X, SHIFT, FIRST, SECOND, n, heads, d, sx, sh, CHUNK: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
     """Sums (chunks, heads, d) and sums of products (chunks, heads, d, d) of rows X (n, heads, d) less SHIFT (heads, d).
 
-    Every block has an accumulator of its own, since tensor cores truncate.
+    Every block has its own accumulator, because tensor cores truncate while they accumulate.
     """
     chunk, head, column = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, D)
     wide = column < d
