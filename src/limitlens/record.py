@@ -150,7 +150,7 @@ def cannot_write(path: Path, error: Exception) -> InputError:
 
 
 def write_run(folder: str | Path, result: Any, overwrite: bool = False) -> Path:
-    """Write a `Result` to a run folder: arrays, tables, other files and, last, run.json, which marks it complete."""
+    """Write a `Result` to a run folder: arrays, tables, other files and, last, run.json, which marks a complete run."""
     files: dict[str, Callable[[Path], Any]] = dict(result.files())
     if arrays := result.arrays():
         from safetensors.numpy import save_file
@@ -311,7 +311,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
-    """JSON entries of a field X that is an estimate: X and X_stderr, or only stderr if X is `measured` or `value`."""
+    """JSON entries of an estimate in the field `name`: NAME and NAME_stderr ("stderr" for "measured" and "value")."""
     stderr = "stderr" if name in ("measured", "value") else f"{name}_stderr"
     entries: dict[str, Any] = {name: estimate.value, stderr: estimate.stderr}
     if name == "measured":

@@ -52,7 +52,7 @@ class Result:
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """Build the result from a run folder, without `made`, which `Run.result` adds."""
+        """Build the result from the contents of a run folder, without its provenance `made` (`Run.result` adds it)."""
         return from_json(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
 
     def check(self) -> None:

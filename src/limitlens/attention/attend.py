@@ -14,9 +14,9 @@ BLOCK = 8192  # tokens per block: enough to use all cores, few enough to stay in
 
 
 def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int = BLOCK) -> Array:
-    """Attention over n tokens, Γ_n(x): tokens (n, d), queries (m, d) to (m, v). Memory does not grow with n.
+    """Output (m, v) of a head over n tokens (n, d), Γ_n(x), for query tokens x (m, d); memory does not grow with n.
 
-    `precise` computes in float64, otherwise in float32.
+    `precise` computes in float64, otherwise in float32, and `block` is the number of tokens read at a time.
 
     >>> tokens = np.array([[0.0], [1.0]])
     >>> ll.attend(tokens, ll.Head(1.0), [[0.0], [5.0]]).round(4).tolist()

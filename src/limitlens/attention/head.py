@@ -19,7 +19,7 @@ HARDMAX_BEYOND = 1000  # largest horizon of a designed head: over 30,000 tokens 
 
 
 class Head:
-    """One attention head, linear in its tokens.
+    """One attention head, whose scores and values are linear in the tokens.
 
     The score of token y for query x is <y, A x>, so attention over a law of tokens depends on a query only through its
     tilt t = A x. The value of token y is V y. A head from projections (`Head.from_projections`) keeps Wq and Wk and

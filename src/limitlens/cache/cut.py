@@ -119,7 +119,7 @@ def measure_cut(
     loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, policies: Sequence[str],
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
-    """Measure the error curves of every head under each policy, on the windows with these `indices`."""
+    """Measure the output error of every head against the number of keys kept by each policy, on some windows."""
     check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head

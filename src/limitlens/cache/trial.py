@@ -44,7 +44,7 @@ NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll",
 
 @dataclass(frozen=True)
 class TrialRow:
-    """Change of the model's predictions under one policy and allocation; `stderr` maps each number to its error."""
+    """Predictions with a cache cut by one policy and allocation, against the full cache; `stderr` by field name."""
 
     policy: str  # a key policy, "best", or "full" for the full cache
     allocation: str  # one of `budgets.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"

@@ -57,7 +57,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Designs(Result):
-    """Result of `limitlens.designs`: error, floor, fluctuation and rate of every design in every head.
+    """Result of `limitlens.designs`: error, floor (bias), fluctuation and rate of every sparse design in every head.
 
     The arrays hold mean squares over the queries, for P heads, S designs, K numbers of keys and N documents.
     """

@@ -69,7 +69,7 @@ class Temper(DocumentResult):
         return paired_mean(self.by_document[text][name].values(axis, self.trained), baseline)
 
     def beats(self, name: str, base: str, text: str) -> bool:
-        """Whether schedule `name` is better than schedule `base` on both axes, beyond 95% Student intervals."""
+        """Whether schedule `name` beats `base` on plain text and far passages, beyond 95% Student intervals."""
         from scipy.special import stdtrit
 
         width = float(stdtrit(max(len(self.by_document[text][name].plain) - 1, 1), 0.975))
@@ -78,7 +78,7 @@ class Temper(DocumentResult):
 
     @property
     def warnings(self) -> list[str]:
-        """A warning if the run was interrupted."""
+        """Warnings for the view: one if the run was interrupted, otherwise none."""
         return ["the run was interrupted: it holds the finished fits and documents"] if self.interrupted else []
 
     @cached_property
@@ -101,7 +101,7 @@ class Temper(DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per text and schedule: nats on each axis, and the paired differences to YaRN's factor."""
+        """Nats of plain text and of far passages, minus YaRN's factor too: one row per text and schedule of factors."""
         tables = []
         for text, found in self.by_document.items():
             numbers: dict[str, tuple[Statistic, Any]] = {}
@@ -228,7 +228,7 @@ class Temper(DocumentResult):
 
 
 def label(name: str) -> str:
-    """Text that tables and figures show for a schedule, such as "per head (retrieval weight 0.2)"."""
+    """Text that tables show for a schedule of score factors, such as "per head (retrieval weight 0.2)"."""
     level, _, weight = name.replace("single", "one exponent").replace("_constant", " with constants").partition("_far_")
     return LABELS.get(name) or level.replace("_", " ") + (f" (retrieval weight {weight})" if weight else "")
 

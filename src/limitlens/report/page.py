@@ -150,7 +150,7 @@ def _cell(value: Cell, kind: str) -> str:
 
 
 def _description(item: Any) -> Any:
-    """Figure (or a part of one) as JSON values that assets/chart.js draws, without empty fields."""
+    """JSON values of a figure, or of a part of one, as the script assets/chart.js reads them; empty fields left out."""
     if isinstance(item, (list, tuple)):
         return [_description(inner) for inner in item]
     if not is_dataclass(item):

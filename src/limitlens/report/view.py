@@ -111,7 +111,7 @@ Block: TypeAlias = Table | Figure | Text | Widget | Row
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading and an introduction (`lead`), for all renderers or `only` one."""
+    """Section of a view: blocks under a title and an introduction (`lead`), for all renderers or for `only` one."""
 
     title: str
     lead: str

@@ -188,11 +188,12 @@ def gather(
     ABOVE, PLACES, TOKENS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
     PARTS: tl.constexpr, NODES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Split each token between the two nodes around its weight: counts, W d, W and W |d|² of some nodes.
+    """Bin tokens by softmax weight, each token split between the two nodes (weights of a grid) next to its weight W.
 
-    Sums other than counts are relative to the weight of their node. Tokens of a row are sorted by weight within each
-    part. PLACES (rows, tokens) are the nodes below them; ABOVE is the logarithm of weight over node; TOKENS are their
-    indices in VALUES (heads, tokens, v). BEGIN (rows, parts, nodes + 1) is the first token at each node or above it.
+    Writes, for each node, the number of tokens to COUNT, and Σ W d, Σ W and Σ W |d|² with d = value − limit, relative
+    to the node's weight, to TABLE. Tokens of a row are sorted by weight within each part. PLACES (rows, tokens) are the
+    nodes below the tokens; ABOVE is log(W / node); TOKENS are indices in VALUES (heads, tokens, v). BEGIN (rows, parts,
+    nodes + 1) is the first token at each node or above it.
     """
     row, part, below = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * NODES
     node, column = below + tl.arange(0, NODES), tl.arange(0, D)

@@ -11,7 +11,7 @@ from limitlens.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class PolicyInput:
-    """Input of a key policy: keys and values of some key/value heads (leading axes `...`), and facts about queries."""
+    """Input of a key policy: keys and values of key/value heads (leading axes `...`), and data on the queries."""
 
     key: Tensor  # (..., n, k)
     value: Tensor  # (..., n, v)
@@ -39,7 +39,7 @@ class Selection:
 
 
 class KeyPolicy(Protocol):
-    """A rule that ranks keys; those of highest priority are kept, as many as the budget allows.
+    """Rule that ranks the keys of a head; the keys of highest priority are kept, as many as the budget allows.
 
     An unbiased policy returns log-weights w such that Σ_kept e^{w_j + s_j} (1, v_j) has the expectation
     Σ_j e^{s_j} (1, v_j) for any scores s.

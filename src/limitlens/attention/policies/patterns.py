@@ -13,7 +13,7 @@ GAP = 4  # distance between neighbouring keys of the dilated window
 
 
 class Strided(Recent):
-    """Keep keys at equal distances: ranked by the bit reversal of (i − j) mod n."""
+    """Keep keys at equal distances from each other: key j ranks by the bit reversal of (i − j) mod n, i the query."""
 
     name = "strided"
     label = "at equal distances"
@@ -30,7 +30,7 @@ class Strided(Recent):
 
 
 class Dilated(Recent):
-    """Keep a dilated window: distances that are multiples of `GAP` first, nearest first, then the others."""
+    """Keep a dilated window: keys at distances that are multiples of `GAP` first, nearest first, then other keys."""
 
     name = "dilated"
     label = f"a window with gaps of {GAP}"
@@ -56,7 +56,7 @@ class Block(Recent):
 
 
 class WindowRandom(Recent):
-    """Keep half of the keys nearest and half at random, alternating (BigBird without its global tokens)."""
+    """Keep alternately the nearest keys and random keys, half of each (BigBird without its global tokens)."""
 
     name = "bigbird"
     label = "half the nearest, half random"

@@ -23,7 +23,7 @@ class Priority(SnapKV):
     unbiased = True
 
     def _estimate(self, inputs: PolicyInput) -> Tensor:
-        """Estimated weights a_j of the keys, (1, ..., 1, n); SnapKV's weights involve no randomness."""
+        """Estimated attention weight times value norm of each key, a_j, (1, ..., 1, n), with a floor above 0."""
         weight = super().priority(inputs, 1, torch.Generator()) * norms(inputs.value)[None, ..., None, :]
         return weight + FLOOR * weight.mean(-1, keepdim=True)
 

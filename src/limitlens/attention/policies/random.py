@@ -7,7 +7,7 @@ from limitlens.attention.policies.base import KeyPolicy, PolicyInput, Selection,
 
 
 class RandomEviction(KeyPolicy):
-    """Keep keys drawn without replacement, the same for all queries of a draw; the sink is always kept."""
+    """Keep random keys, drawn without replacement and the same for all queries of a draw; sinks are always kept."""
 
     name = "random_eviction"
     label = "random keys, unweighted"

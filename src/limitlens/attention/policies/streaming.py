@@ -10,7 +10,7 @@ SINKS = 4  # first tokens that are kept before all others
 
 
 class Streaming(Recent):
-    """Keep the first tokens (attention sinks), then those nearest to the query."""
+    """Keep the keys of the first tokens (attention sinks), then the keys nearest to the query."""
 
     name = "streaming"
     label = "first and nearest tokens"
