@@ -1,4 +1,4 @@
-"""Real transformers: models by name, text as windows, and the queries, keys and values of every head.
+"""Real transformers: load models by name, cut text into windows, and read queries, keys and values of every head.
 
 `load` loads a model, `open_corpus` opens a text, `Windows` cuts it into windows of tokens. Run the model within
 `capture` to read the queries, keys and values of its heads, or within `intervene` to change its keys or scores.

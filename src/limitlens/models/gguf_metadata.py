@@ -1,8 +1,8 @@
-"""Metadata of a GGUF file, read from its header without a package: numbers, strings and booleans, no arrays.
+"""Read the metadata of a GGUF file from its header, without the package gguf: numbers, strings, booleans, no arrays.
 
-Layout: "GGUF", version (u32), numbers of tensors and of entries (u64 each), then the entries: a key (u64 length and
-bytes), the type of its value (u32) and the value. An array is the type of its elements (u32), their number (u64) and
-the elements.
+Layout: "GGUF", version (u32), number of tensors and number of entries (u64 each), then the entries: a key (u64 length
+and bytes), the type of the value (u32) and the value. An array consists of the type of its elements (u32), their number
+(u64) and the elements.
 """
 
 import struct
@@ -16,13 +16,13 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 28  # bytes of a string; a longer one means a damaged file
+_LONGEST = 1 << 28  # bytes of the longest string accepted; a longer one means a damaged file
 # If the file does not say whether to add a first token, llama.cpp adds one for SentencePiece and Llama 3 tokenizers.
 _ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-bpe"}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The entries of a GGUF file that are no arrays, by key; empty for an unknown version."""
+    """Metadata entries of a GGUF file by key, without arrays; empty if the version of the format is unknown."""
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF" or _number(file, "<I") not in (2, 3):  # version 1 has 32-bit counts
@@ -36,7 +36,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The tokens that began every text in training, one or none; None if the file does not say."""
+    """Token that began every text in training, as a tuple of one or no id; None if the metadata do not say."""
     first = metadata.get("tokenizer.ggml.bos_token_id")
     added = metadata.get("tokenizer.ggml.add_bos_token")
     if added is None and any(metadata.get(key) == value for key, value in _ADDED_UNSAID.items()):
@@ -47,7 +47,7 @@ def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
-    """A value of this type; None for an array, which is skipped."""
+    """Read a value of the GGUF type `kind` from the file; an array is skipped and gives None."""
     if kind == _STRING:
         return _string(file)
     if kind in _SCALARS:

@@ -1,8 +1,8 @@
-"""Run a real model with other keys or other scores: the basis of every experiment on a live model.
+"""Run a real model with selected keys or rescaled scores: the basis of every experiment on a live model.
 
-A change maps the input of a layer's attention (`Captured`) to another. If it returns the same object, the model runs
-unchanged, bit for bit. If it changes the queries only, as a factor on the scores does, the model's own attention runs
-and nothing of size n × n is held. Otherwise `attend` computes the formula of `Captured` in blocks of queries.
+A change is a function from the input of a layer's attention (`Captured`) to another input. If it returns the same
+object, the model runs unchanged, bit for bit. If it changes only the queries, as a factor on the scores does, the
+model's own attention runs and no n × n matrix is held. Otherwise `attend` computes the outputs in blocks of queries.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,25 +32,25 @@ def intervene(
     score_scale: float | Sequence[Sequence[float]] | Callable[[int, Tensor], Tensor] | Any = 1.0,
     seed: int = 0,
 ) -> Iterator[None]:  # fmt: skip
-    """Within the block every forward of `model` attends to selected keys, with rescaled scores.
+    """Make every forward pass of `model` within the `with` block attend to selected keys, with rescaled scores.
 
-    A cache that holds a sliding window is supported; one of fixed length (`StaticCache`) is not.
+    A cache that holds a sliding window is supported; a cache of fixed length (`StaticCache`) is not.
 
     Parameters
     ----------
-    keys : "all", a key policy by name, names [layer][kv_head], or a function from a layer's `Captured` to the one it
-        attends to instead (`dataclasses.replace`: other queries, keys, values, mask or bias); a probe within the block
-        calls the function from several threads.
+    keys : "all", a key policy by name, names [layer][kv_head], or a function from a layer's `Captured` to the
+        `Captured` used instead (`dataclasses.replace`: other queries, keys, values, mask or bias); a probe within the
+        block calls the function from several threads.
     count : number of keys that each query keeps, or one number for each layer and key/value head.
     cut : length of the context. Its cache is cut once to `count` keys; queries at or after this position see the kept
         keys and all later tokens, queries before it see everything. If None, each query selects among the keys it
-        sees, which policies that need earlier queries cannot do in a causal model.
+        sees; in a causal model this excludes policies that rank keys by earlier queries.
     score_scale : factor of scale · <query, key>, before a softcap and before any bias of the model: a number, an array
         (layers, heads), a function of the layer and the queries' positions (a tensor (queries,)) that returns a tensor
         broadcastable to (heads, queries), or the file of exponents that `limitlens temper` wrote, which also sets the
         scaling of the rotary positions. Gradients flow through it, also under `torch.utils.checkpoint`; then call
         `backward` within the block, since it runs the layers again.
-    seed : of random policies; their draws depend on it, on the layer and on the number of keys only.
+    seed : seed of random policies; the draws depend only on the seed, the layer and the number of keys.
 
     >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
     >>> with ll.intervene(model, keys='recent', count=2):
@@ -91,7 +91,7 @@ def intervene(
 
 
 def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
-    """Outputs (B, Hq, L, v) of a layer by the formula of `Captured`, in blocks of queries."""
+    """Outputs (B, Hq, L, v) of an attention layer for the input `call` (formula: `Captured`), in blocks of queries."""
     from torch.nn.functional import scaled_dot_product_attention
 
     from limitlens.attention.subset import attend_subset
@@ -122,7 +122,7 @@ def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
 
 
 def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
-    """The change that multiplies queries, and with them their scores."""
+    """Change (function from attention input to attention input) that multiplies the queries, and so their scores."""
     if not callable(score_scale):
         shape = np.shape(score_scale)
         if shape not in ((), (layers, heads)):

@@ -1,4 +1,4 @@
-"""Apply a key policy (which keys a head keeps) to the attention of a running model, for `intervene`."""
+"""Apply a key policy (rule for which keys a head keeps) to the attention of a running model, for `intervene`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,13 +13,14 @@ from limitlens.errors import InputError
 from limitlens.models.relay import Captured
 from limitlens.sampling.streams import generator_for
 
-MAX_SCORES = 1 << 24  # priorities held in memory at once
+MAX_SCORES = 1 << 24  # priorities of keys (one per query and key) held in memory at once
 
 
 class PolicyHook:
-    """Change that keeps `counts` keys per head, selected for each query, or once for all queries after position `cut`.
+    """Function that masks the input of a layer's attention so that each head attends to `counts` keys.
 
-    `policies` is one name, or names [layer][kv_head]; `counts` is one number, or numbers [layer][kv_head].
+    Keys are selected for each query or, if `cut` is given, once for all queries from position `cut` on. `policies` is
+    one name, or names [layer][kv_head]; `counts` is one number, or numbers [layer][kv_head].
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class PolicyHook:
         if cut is not None and bool((self.counts > cut).any()):
             most = int(self.counts.max())
             raise InputError(f"{most} keys are to be kept of {cut} before the cut; expected at most as many")
-        self.selected: dict[int, Selection] = {}  # by layer: the keys kept at the cut
+        self.selected: dict[int, Selection] = {}  # by layer: the keys before the cut that are kept
 
     def __call__(self, call: Captured) -> Captured:
-        """The layer's attention input `call` with the mask of the keys that are kept."""
+        """The layer's attention input `call`, with a mask that hides all keys except the kept ones."""
         if call.position is None:
             raise InputError("the texts of a batch have different positions; run them one at a time or unpadded")
         return self._for_each_query(call) if self.cut is None else self._after_cut(call, self.cut)
 
     def _for_each_query(self, call: Captured) -> Captured:
-        """Mask in which each query keeps `counts` of the keys that it could see."""
+        """Attention input `call` with a mask in which each query keeps `counts` of the keys that it could see."""
         past = next((name for name, policy in self.known.items() if policy.needs_past), None)
         if past and call.causal:
             given = f"{past!r} ranks keys by earlier queries, which differ for each query of a causal model"
@@ -76,14 +77,14 @@ class PolicyHook:
         return _with(call, torch.cat(masks, 2), torch.cat(weights, 2) if weights else None)
 
     def _after_cut(self, call: Captured, cut: int) -> Captured:
-        """Mask in which queries at or after the cut see the kept keys from before it, and all later keys as usual."""
+        """Attention input `call` in which queries at or after `cut` see, of the keys before `cut`, only kept ones."""
         assert call.position is not None
         length, total = call.query.shape[2], call.key.shape[2]
         begins = max(int(call.position[-1]) + 1 - total, 0)  # position of the first key
         before = cut - begins  # keys before the cut
         early = int((call.position < cut).sum())  # queries before the cut
         if before <= 0 or (early == length and before > total):
-            return call  # the cache holds nothing of the context any more, or the context is not complete yet
+            return call  # the cache holds no key before the cut any more, or the cut is not reached yet
         later = slice(early, length)
         end = torch.full((1,), before, device=call.position.device)
         if not self.oracle and (early or call.layer not in self.selected):
@@ -106,12 +107,16 @@ class PolicyHook:
         self, call: Captured, total: int, seen: Tensor | None, place: Tensor, rows: slice | None,
         past: Tensor | None = None,
     ) -> Selection:  # fmt: skip
-        """Select keys among the first `total`, for the queries `rows`, whose own keys have the indices `place`."""
+        """Keys that the layer's policies select among the first `total` keys.
+
+        `rows` are the queries that attend, `place` the indices of these queries' own keys, `seen` the mask of visible
+        keys, `past` the earlier queries by which some policies rank keys.
+        """
         count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
 
         def by(name: str) -> Selection:
             policy = self.known[name]
-            own = call.query if past is None and policy.needs_past and not call.causal else past  # an encoder has all
+            own = call.query if past is None and policy.needs_past and not call.causal else past  # encoder: all queries
             served = call.query[:, :, rows] if rows is not None and policy.sees_queries else None
             inputs = policy_input(call, total, place, past=own, served=served, seen=seen)
             counts = count.view(-1, *(1,) * (2 + policy.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
@@ -137,10 +142,10 @@ def policy_input(
     call: Captured, total: int, place: Tensor, *, past: Tensor | None, served: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> PolicyInput:  # fmt: skip
-    """The input of a key policy for the first `total` keys of a layer.
+    """Input of a key policy that selects among the first `total` keys of a layer.
 
-    Leading axes are the batch and the key/value heads; for an oracle, which is given the queries `served`, also the
-    query heads that share a key/value head. `past` (earlier queries) and `served` have the shape (B, Hq, p, k).
+    Leading axes are the batch and the key/value heads; for an oracle policy, which sees the queries `served` that will
+    attend, also the query heads that share a key/value head. `past` (earlier queries) and `served` are (B, Hq, p, k).
     """
     batch, kv_heads = call.key.shape[:2]
 
@@ -151,21 +156,21 @@ def policy_input(
     scores = None
     if served is not None:
         key, value = key[:, :, None], value[:, :, None]
-        scores = grouped(served) @ key.mT  # a softcap does not change their order
+        scores = grouped(served) @ key.mT  # without softcap, which keeps their order
         seen = seen if seen is None or seen.ndim < 4 else seen[:, :, None]
-    sink = int(call.causal and call.sliding_window is None and seen is None)  # at a cut the first token is kept
+    sink = int(call.causal and call.sliding_window is None and seen is None)  # at a cut, keep the first token
     return PolicyInput(key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap)
 
 
 def _per_query_head(part: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Entries of key/value heads (B, Hkv, ...), or of their query heads (B, Hkv, G, ...), as (B, Hq, m, n)."""
+    """Mask or weights by query head, of `shape` (B, Hq, m, n), from `part` (B, Hkv, ...) or (B, Hkv, G, ...)."""
     if part.ndim == 5:
         return part.flatten(1, 2).expand(shape)
     return part.repeat_interleave(shape[1] // part.shape[1], 1).expand(shape)
 
 
 def _with(call: Captured, mask: Tensor, weights: Tensor | None) -> Captured:
-    """The call with a smaller mask, and log-weights added to the model's own bias."""
+    """Attention input `call` with the mask `mask`, and the log-weights `weights` added to the bias of the scores."""
     if weights is None:
         return replace(call, mask=mask)
     weights = weights.masked_fill(~mask, 0)

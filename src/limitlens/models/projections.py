@@ -1,7 +1,7 @@
-"""Query and key projections of a layer, for the module layouts that are known.
+"""Read the query and key projection weights of an attention layer, for the module layouts that are known.
 
 The horizon ‖Σ^{1/2} A‖ and the coupling need A = scale · Wkᵀ Wq and the covariance Σ of the layer's input
-(`Captured.hidden`), which captured queries and keys alone do not give.
+(`Captured.hidden`), which cannot be computed from captured queries and keys alone.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Projections:
     query_bias: Tensor | None  # (Hq · k,); shifts the tilt
     key: Tensor  # Wk, (Hkv · k, d)
     key_bias: Tensor | None  # (Hkv · k,); cancels in the softmax
-    rotary: bool  # queries and keys are rotated after the projection, so the weights give the geometry before it
+    rotary: bool  # queries and keys are rotated after the projection, so the weights describe scores before rotation
 
     def factor(self, ratios: Tensor | None) -> float | None:
-        """The number c with scores scale · c · <Wk x', Wq x> up to rotations, from `ratios`; None if there is none."""
+        """Number c such that scores are scale · c · <Wk x', Wq x> up to rotations; None if no number fits `ratios`."""
         if ratios is None:
             return None
         medians, spreads = ratios.T.tolist()
         return float(medians[0] * medians[1]) if max(spreads) < 100 * torch.finfo(self.key.dtype).eps else None
 
     def ratios(self, captured: Captured) -> Tensor | None:
-        """Norm ratios of captured and projected queries and keys, (2, 2); None if the weights do not fit the layer.
+        """Ratios of norms of captured to projected queries and keys, (2, 2); None if the weights do not fit the layer.
 
-        A rotation keeps norms; a rescaling after the projection (some models scale their queries, or both for longer
-        contexts) multiplies them by one number, and a normalisation by many. So the norms of the first window's
-        queries and keys, per head and position, are divided by those of Wq x + bq and Wk x + bk. Each row holds the
-        median of these ratios and the largest relative deviation from it.
+        The ratios tell what happens after the projection: a rotation keeps norms, a rescaling multiplies all norms by
+        one number, a normalisation multiplies them by different numbers. The norms of the first window's queries
+        (row 0) and keys (row 1), per head and position, are divided by those of Wq x + bq and Wk x + bk. Each row holds
+        the median of these ratios and the largest relative deviation from the median.
         """
         found = []
         pairs = ((self.query, self.query_bias, captured.query[0]), (self.key, self.key_bias, captured.key[0]))
@@ -58,9 +58,10 @@ class Projections:
 
 
 def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
-    """Function from the index of a layer to its query and key projections, or None if their layout is not known.
+    """Function from the index of a layer to its query and key projections, and a note about them.
 
-    With them comes a sentence about the reason or a limitation. The modules of the model are searched only once.
+    If the module layout is not known, the projections are None and the note gives the reason; else the note names a
+    limitation or is empty. The modules of the model are searched only once.
     """
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
@@ -88,7 +89,7 @@ def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | Non
 
 
 def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The query projection of an attention module, or None if its layout is not known."""
+    """Query projection (a submodule) of an attention module, or None if the layout of the module is not known."""
     pair = _separate(module)
     if pair is not None:
         return pair[0]
@@ -98,7 +99,7 @@ def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _separate(module: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear] | None:
-    """Query and key projections of a module that has one linear layer for each, not quantised; else None."""
+    """Query and key projections of a module with one linear layer for each, not quantised; None for other modules."""
     for names in _SEPARATE:
         query, key = (getattr(module, name, None) for name in names)
         if isinstance(query, torch.nn.Linear) and isinstance(key, torch.nn.Linear) and query.weight.is_floating_point():

@@ -1,4 +1,4 @@
-"""Hook on a model's attention: every call of every attention layer, right before the softmax.
+"""Hook on a model's attention, called with queries, keys and values of every attention layer before the softmax.
 
 The transformers library calls one attention function, chosen by name, for all its models. Within its `with` block
 `hook_attention` registers a function under a new name, which passes each call to a handler together with a function
@@ -20,7 +20,7 @@ from limitlens.errors import InputError
 from limitlens.models.catalog import quiet
 from limitlens.models.projections import query_projection
 
-Output = tuple[Tensor, Tensor | None]  # of a layer (B, L, Hq, v), and its attention weights if returned
+Output = tuple[Tensor, Tensor | None]  # output of a layer (B, L, Hq, v), and its attention weights if returned
 Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # (call, function that proceeds) -> output
 Runner = Callable[..., None]  # runs the model on its arguments up to its last attention layer
 
@@ -30,14 +30,14 @@ _WITHOUT_SOFTMAX = frozenset({"linear_attention", "mamba", "recurrent", "conv", 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One call of one attention layer, after rotary embedding and normalisation.
+    """Input of one call of one attention layer, after rotary embedding and normalisation of queries and keys.
 
     With Hq query heads, Hkv key/value heads (query head h reads key/value head h // (Hq / Hkv)), and a(·) the softcap
     a(s) = softcap · tanh(s / softcap) or the identity, the layer's output for query i of head h is
 
         Σ_j e^{s_ij} v_j / (Σ_j e^{s_ij} + e^{sink_h}),    s_ij = a(scale · <q_i, k_j>) + bias_ij,
 
-    both sums over the keys j that query i may see; the sink's term is there only when `sinks` is.
+    both sums over the keys j that query i may see; the term e^{sink_h} exists only if `sinks` is given.
     """
 
     layer: int  # index of the layer in the model
@@ -45,18 +45,18 @@ class Captured:
     key: Tensor  # (B, Hkv, N, k); N > L if a cache holds earlier keys
     value: Tensor  # (B, Hkv, N, v)
     scale: float  # factor of the scores, usually 1/√k
-    causal: bool  # no query sees a later key
-    sliding_window: int | None = None  # only keys at a smaller distance are seen; None: no limit
-    softcap: float | None = None  # bound of the scores, see above
+    causal: bool  # whether no query sees a later key
+    sliding_window: int | None = None  # queries see only keys at a smaller distance than this; None: no limit
+    softcap: float | None = None  # bound of the scores, as in a(·) above
     sinks: Tensor | None = None  # learned sink logits, one per query head, (Hq,)
     mask: Tensor | None = None  # true where query i sees key j, as (B, Hq, L, N); None: only `causal`
     bias: Tensor | None = None  # added to the scores (relative positions), broadcastable to (B, Hq, L, N)
-    hidden: Tensor | None = None  # input of the query projection, (B, L, d), where asked for and known
+    hidden: Tensor | None = None  # input of the query projection, (B, L, d), if requested and known
     position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
-    forward: Any = None  # the caller's name of the forward that this call belongs to
+    forward: Any = None  # name that the caller gave to the forward pass of this call
 
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
-        """Whether the queries start to stop see each key, broadcastable to (B, Hq, stop − start, N); None: all do."""
+        """Mask of keys that queries `start` to `stop` see, broadcastable to (B, Hq, stop − start, N); None: all."""
         length, keys = self.query.shape[2], self.key.shape[2]
         device = self.query.device
         stop = length if stop is None else stop
@@ -72,10 +72,10 @@ class Captured:
 def capture(
     model: PreTrainedModel, on_attention: Callable[[Captured], None], *, hidden: bool = False
 ) -> Iterator[Runner]:
-    """Call `on_attention` with the `Captured` of every attention layer in every forward of `model` within the block.
+    """Call `on_attention` with the `Captured` of every attention layer in each forward pass of `model` in the block.
 
     `with capture(model, take) as run_until_last_attention:` gives a function that runs the model without its outputs:
-    `run_until_last_attention(input_ids=ids)` stops at the attention of the last layer. A whole forward within the
+    `run_until_last_attention(input_ids=ids)` stops at the attention of the last layer. A whole forward pass within the
     block returns the same outputs as outside it, and the model is restored on leaving, also after an error. A capture
     may be opened inside an intervention, and then sees the changed queries. `hook_attention` has the details.
     """
@@ -92,13 +92,12 @@ def capture(
 def hook_attention(
     model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
-    """Pass every call of every attention layer of `model` to `handle` within the block.
+    """Pass every call of every attention layer of `model` to the function `handle` within the `with` block.
 
     The block yields a function that runs the model only up to its last attention, for handlers that need no outputs.
-
-    Calls come in the order of the layers, before the output of the layer is computed. With `hidden` they hold the
+    Calls come in the order of the layers, before the output of the layer is computed. With `hidden` a call holds the
     input of the layer if its query projection is a known module. The model is restored on leaving, also after an
-    error. `inside` allows an intervention around the block, which then handles the calls after this one.
+    error. `inside` allows this block inside an `intervene` block, which then handles each call after `handle`.
 
     A model with a layer that does not use the library's attention interface raises an `InputError`, on entering the
     block if the library reports it, else at the end of the first forward.
@@ -151,29 +150,29 @@ def hook_attention(
 
 
 class _LastAttentionReached(Exception):
-    """The attention of the last layer was handled, and no output is needed."""
+    """Raised to stop a forward pass once the attention of the last layer was handled, if no output is needed."""
 
 
 @dataclass(eq=False)
 class _Forward:
-    """State of one forward pass of the model."""
+    """State of one running forward pass of the model."""
 
-    name: Any = None  # the caller's name of the forward
-    only: bool = False  # whether the forward may stop at the last attention
+    name: Any = None  # name that the caller gave to the forward pass
+    only: bool = False  # whether the forward pass may stop at the last attention
     seen: set[int] = field(default_factory=set)  # layers whose attention was handled
     inputs: dict[int, Tensor] = field(default_factory=dict)  # inputs of query projections by the id of their module
 
 
 @dataclass(eq=False)
 class _Relay:
-    """The registered attention function and the state of its block."""
+    """The attention function registered by `hook_attention`, and the state of the `with` block."""
 
     model: PreTrainedModel
     handle: Handler
     chosen: dict[int, str | None]  # attention implementations of the model by the id of their configuration
     around: _Relay | None  # the intervention around this block
     inner: bool  # whether the block may be inside an intervention
-    forwards: dict[int, _Forward] = field(default_factory=dict)  # running forwards by the identifier of their thread
+    forwards: dict[int, _Forward] = field(default_factory=dict)  # running forward passes by thread identifier
 
     def __post_init__(self) -> None:
         config = self.model.config.get_text_config()
@@ -181,7 +180,7 @@ class _Relay:
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
     def run_until_last_attention(self, *args: Any, forward: Any = None, **kwargs: Any) -> None:
-        """Run the model up to its last attention."""
+        """Run the model up to the attention of its last layer; `forward` is a name that `Captured.forward` repeats."""
         self.forwards[get_ident()] = _Forward(forward, only=True)
         try:
             self.model(*args, **kwargs)
@@ -191,27 +190,27 @@ class _Relay:
             self.forwards.pop(get_ident(), None)
 
     def begin(self, *_: Any) -> None:
-        """Before the model's forward: forget an earlier forward of this thread that ended with an error."""
+        """Hook before a forward pass of the model: start its state, dropping that of an earlier pass that failed."""
         running = self.forwards.get(get_ident())
         if running is None or not running.only:
             self.forwards[get_ident()] = _Forward()
 
     def end(self, *_: Any) -> None:
-        """After the model's forward: raise an error for a layer that was not captured."""
+        """Hook after a forward pass of the model: raise an `InputError` if an attention layer was not captured."""
         seen = self.forwards.pop(get_ident()).seen
         missing = self.softmax - seen
         if missing or not seen:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
     def keep_input(self, key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
-        """Hook that keeps the input of the query projection of the module with this id until its layer is captured."""
+        """Hook that stores the input of a query projection until its layer is captured; `key` is the module's id."""
         return lambda _, args: self.forwards.get(get_ident(), _Forward()).inputs.__setitem__(key, args[0])
 
     def attention(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
         attention_mask: Tensor | None = None, **kwargs: Any,
     ) -> Output:  # fmt: skip
-        """Pass the call to the handler, together with the function that proceeds as the model would."""
+        """Pass a call of a layer's attention to the handler, with a function that proceeds as the model would."""
         running = self.forwards.get(get_ident())  # None while `backward` computes a layer again
         forward = running or _Forward()
         layer = self._layer(module, query, key, running)
@@ -251,7 +250,7 @@ class _Relay:
         return self.handle(call, proceed)
 
     def _layer(self, module: torch.nn.Module, query: Tensor, key: Tensor, forward: _Forward | None) -> int:
-        """Index of the layer: the module's own, or the number of calls so far if the module has none."""
+        """Index of the layer of an attention module: its `layer_idx`, or the number of layers handled so far."""
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
             raise InputError(
@@ -274,7 +273,7 @@ class _Relay:
 
 
 def _configs(model: torch.nn.Module) -> list[Any]:
-    """All configurations that may name an attention implementation: those of the modules and nested ones."""
+    """All configurations of a model that may name an attention implementation: of its modules, and nested ones."""
     found: dict[int, Any] = {}
     configs = (getattr(module, "config", None) for module in model.modules())
     pending: list[Any] = [config for config in configs if hasattr(config, "sub_configs")]
@@ -294,7 +293,7 @@ def _refusal(model: torch.nn.Module, what: str) -> str:
 
 
 def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Visible keys (boolean) and added scores, from a boolean or an additive mask of the library."""
+    """Boolean mask of visible keys and bias added to the scores, from a boolean or additive mask of transformers."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     seen = mask > torch.finfo(mask.dtype).min / 2
@@ -303,7 +302,7 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None:
-    """Positions of the queries: the model's, else those of the last keys; None if the rows of the batch differ."""
+    """Positions (L,) of the queries: `given` by the model, else those of the last keys; None if batch rows differ."""
     length, keys = query.shape[-2], key.shape[-2]
     if given is None or given.ndim != 2 or given.shape[1] != length:
         return torch.arange(keys - length, keys, device=query.device)
@@ -311,7 +310,7 @@ def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None
 
 
 def _additive(mask: Tensor | None, call: Captured) -> Tensor | None:
-    """The mask that eager attention adds to its scores: zero for visible keys, the lowest number for others."""
+    """Mask that eager attention adds to the scores: zero for visible keys, the lowest number for hidden keys."""
     if mask is None and call.causal:
         mask = call.seen()
     if mask is None or mask.dtype != torch.bool:

@@ -1,4 +1,4 @@
-"""Rope scaling: other frequencies of the rotary positions for a longer context, within a `with` block.
+"""Rope scaling: change the frequencies of rotary positions for a longer context, within a `with` block.
 
 The pair j of d dimensions rotates by θ_j per token. With s the factor by which the context grows and n₀ the trained
 window:
@@ -24,7 +24,7 @@ FAST, SLOW = 32, 1  # rotations within the trained window at which YaRN's ramp b
 
 @contextmanager
 def rope_scaled(model: PreTrainedModel, how: str, factor: float, trained: int) -> Iterator[None]:
-    """Scale the rotary positions of `model` for a context `factor` times longer within the block, then restore them."""
+    """Within the block, scale rotary positions by the method `how` for a context `factor` times longer than trained."""
     if how not in ROPE_SCALINGS:
         raise InputError(f"rope_scaling is {how!r}; expected one of {', '.join(ROPE_SCALINGS)}")
     check_number("the factor of the rope scaling", factor, "at least 1", low=1.0)
@@ -43,7 +43,7 @@ def rope_scaled(model: PreTrainedModel, how: str, factor: float, trained: int) -
 
 
 def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> Tensor:
-    """Frequencies (d/2,) after rope scaling, by the formulas at the top of this module."""
+    """Rotary frequencies (d/2,) after the scaling `how` (formulas: top of the module) of the model's `theta` (d/2,)."""
     count = len(theta)
     index = torch.arange(count, dtype=theta.dtype, device=theta.device)
     if how == "none":
@@ -62,7 +62,7 @@ def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> 
 
 
 def _frequencies(model: PreTrainedModel) -> Iterator[tuple[Any, str, Tensor]]:
-    """Module, name and value of every buffer of rotary frequencies; sliding windows need no scaling."""
+    """Yield module, name and value of every buffer of rotary frequencies, except those of sliding-window layers."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if not name.endswith("inv_freq") or name.endswith("original_inv_freq") or name.startswith("sliding"):

@@ -21,24 +21,24 @@ from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 
 SPECIAL = ("auto", "none", "bos")  # special tokens of a window: as in training, none, or only the first token
-FORWARD = 1 << 12  # tokens a forward: more activations would leave the caches
-TIMES = 8  # windows read for each that is taken at random
-WINDOW = 256  # tokens a window, unless the model has fewer positions
+FORWARD = 1 << 12  # tokens per forward pass: activations of more tokens would not stay in the CPU caches
+TIMES = 8  # windows read for each window that is drawn at random
+WINDOW = 256  # tokens per window, unless the model has fewer positions
 _ID = np.dtype(np.int32)
 
 
 class Windows:
-    """Windows of `length` tokens: the concatenated tokens of all documents, cut, with special tokens around each piece.
+    """Windows of `length` tokens: all documents concatenated and cut into pieces, with special tokens around each.
 
     A window may hold the end of one document and the beginning of the next; tokens after the last full window are
     dropped. `special` chooses the special tokens (`special_tokens`); lengths and numbers of tokens include them.
-    ⌈tokens / length⌉ windows are made, and the corpus is read no further. A corpus with too few tokens raises an
-    `InputError` unless `fewer` windows are accepted; so does a model that cannot run windows of this length.
+    ⌈tokens / length⌉ windows are made, and the corpus is read no further. Raises an `InputError` if the corpus has too
+    few tokens, unless `fewer` windows are accepted, or if the model cannot run windows of this length.
     """
 
     count: int  # number of windows
     length: int  # tokens of a window
-    special: str  # of `SPECIAL`
+    special: str  # one of `SPECIAL`
     prefix: tuple[int, ...]  # special tokens at the beginning of each window
     suffix: tuple[int, ...]  # special tokens at the end of each window
     sha256: str  # digest of the text that was read
@@ -50,7 +50,7 @@ class Windows:
     ) -> None:  # fmt: skip
         self.special = special
         self.prefix, self.suffix = special_tokens(loaded, special)
-        inner = length - len(self.prefix) - len(self.suffix)  # tokens of the text
+        inner = length - len(self.prefix) - len(self.suffix)  # tokens of the text in a window
         if inner < 1 or tokens < 1:
             raise InputError(
                 f"{tokens} tokens in windows of {length} were asked for; expected at least 1 token and windows longer "
@@ -88,7 +88,7 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all windows, with special tokens."""
+        """Total number of tokens in all windows, special tokens included."""
         return self.count * self.length
 
     def marked(self, positions: range) -> NDArray[np.bool_]:
@@ -98,11 +98,11 @@ class Windows:
 
     @property
     def around(self) -> dict[str, Any]:
-        """The special tokens of each window and how they were chosen, as JSON."""
+        """Special tokens around each window (ids of prefix and suffix) and the option that chose them, for JSON."""
         return {"mode": self.special, "prefix": list(self.prefix), "suffix": list(self.suffix)}
 
     def batches(self, size: int, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
-        """Token ids of the windows with these indices (all by default), in batches (at most size, length), int64."""
+        """Yield token ids of the windows `indices` (default: all) in batches (at most `size`, length) of int64."""
         order: Sequence[int] = range(self.count) if indices is None else list(indices)
         for start in range(0, len(order), size):
             yield torch.from_numpy(self.read(order[start : start + size]).astype(np.int64))
@@ -111,13 +111,13 @@ class Windows:
         return self.count
 
     def __getitem__(self, index: int) -> NDArray[np.int32]:
-        """The token ids of one window, shape (length,)."""
+        """Token ids of the window with this index, shape (length,)."""
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
         return self.read([index])[0]  # type: ignore[no-any-return]
 
     def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
-        """The token ids of windows, (indices, length)."""
+        """Token ids of the windows with these indices, shape (len(indices), length)."""
         rows = np.empty((len(indices), self.length), _ID)
         begin, end = len(self.prefix), self.length - len(self.suffix)
         rows[:, :begin], rows[:, end:] = self.prefix, self.suffix
@@ -131,7 +131,7 @@ def open_windows(
     model: str | LoadedModel, corpus: str, tokens: int,
     *, window: int | None, special: str, device: str, fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """Load a model given by name, and cut the corpus into windows; `fewer` accepts a text that is too short."""
+    """Load a model given by name, and cut `tokens` tokens of a corpus into windows; `fewer` accepts a shorter text."""
     if special not in SPECIAL:
         raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
     text, where = open_corpus(corpus), choose_device(device)
@@ -143,7 +143,7 @@ def open_windows(
 def open_some(
     model: str | LoadedModel, corpus: str, count: int, length: int, *, special: str, seed: int, device: str
 ) -> tuple[LoadedModel, Windows, Tensor]:
-    """Load a model, and draw `count` windows (count, length) at random from the first `TIMES` · count of a corpus."""
+    """Load a model, and draw `count` random windows (count, length) from the first `TIMES` · count of a corpus."""
     known = {"window": length, "special": special, "device": device, "fewer": True}
     loaded, windows = open_windows(model, corpus, TIMES * count * length, **known)  # type: ignore[arg-type]
     if windows.count < count:
@@ -154,7 +154,7 @@ def open_some(
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:
-    """Path of the model or text `name` of a saved result, found relative to the folder where the result was made."""
+    """Path of the model or text `name` of a saved result, looked up in the folder where the result was made."""
     if name in ALIASES or name in BUILT_IN or "folder" not in made:
         return name
     there = Path(made["folder"], name)
@@ -162,7 +162,7 @@ def resolve_source(name: str, made: Mapping[str, Any]) -> str:
 
 
 def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[np.intp], ...]:
-    """Disjoint random subsets of 0 .. count - 1, one for each fraction, sorted and not empty.
+    """Disjoint random subsets of 0 .. count - 1, one for each fraction of `count`, sorted and not empty.
 
     Equal arguments give equal subsets: `pilot, reserved = choose(windows.count, (0.05, 0.10), seed)`.
     """
@@ -174,7 +174,7 @@ def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[n
 
 
 def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens before and after every window.
+    """Ids of the special tokens before and after every window, for the option `special`.
 
     "auto": those that the tokenizer puts around a text ([CLS] … [SEP] for BERT), and the first token that a GGUF file
     names, which the tokenizer made from the file does not know. "none": none. "bos": only the first token.
@@ -195,13 +195,13 @@ def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[in
 
 
 def first_token(loaded: LoadedModel) -> int | None:
-    """The first token of a text: the one named by the GGUF file, the tokenizer's bos token or [CLS]; or None."""
+    """Id of the token that begins a text: named by the GGUF file, else the tokenizer's bos token or [CLS], or None."""
     named = (getattr(loaded.tokenizer, name, None) for name in ("bos_token_id", "cls_token_id"))
     return next((token for token in (*(loaded.opening or ()), *named) if token is not None), None)
 
 
 def _tokenizer_special(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that a tokenizer puts before and after a text, found by comparing both encodings of a text."""
+    """Ids that a tokenizer puts before and after a text, found by encoding a text with and without special tokens."""
     bare = _encode(tokenizer, "a")
     dressed = list(tokenizer("a")["input_ids"])
     for start in range(len(dressed) - len(bare) + 1):
@@ -219,10 +219,10 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _warnings(loaded: LoadedModel, length: int, special: str, prefix: tuple[int, ...]) -> list[str]:
-    """Refuse windows that the model cannot run, and warn about doubtful ones.
+    """Warnings about windows of `length` tokens; raises an `InputError` if the model cannot run such windows.
 
-    These are windows beyond the trained positions, windows of a causal model without its first token, which may be the
-    attention sink of its heads, and a file with weights that the model lacks.
+    Warnings are for windows longer than the trained positions, windows of a causal model without its first token, which
+    may be the attention sink of its heads, and a file with weights of layers that the model does not have.
     """
     rows, positions, first = loaded.position_rows, loaded.positions, first_token(loaded)
     found = []
