@@ -303,10 +303,7 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
 
 
 def head_records(measured: Measured, causal: bool, window: int, thresholds: Thresholds, seed: int) -> list[HeadRecord]:
-    """Record (`HeadRecord`) of every query head of a measured layer, in order of heads.
-
-    `causal` says whether the model is a decoder, `window` is the number of tokens in a window of text.
-    """
+    """Records of the query heads of a measured layer, in order; `window` is the number of tokens per window of text."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
