@@ -56,7 +56,7 @@ class PredictedCurve:
 
 @dataclass(frozen=True, eq=False)
 class HardmaxCurve:
-    """Curve over n of E|mean output| over n tokens, measured and predicted; `predicted` is empty without a formula.
+    """Measured and predicted E|mean output| against n; the mean is over queries, `predicted` empty without a formula.
 
     The errors are |mean output| of each replicate, or its averages over the samples of a replicate. A replicate with
     fewer queries than tokens has a noisier mean output, so the measured error is the true error times
@@ -116,7 +116,7 @@ class Hardmax(Result):
         return pd.concat([curve.table for curve in self.curves], ignore_index=True)
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays to be saved: errors (curves, replicates, sizes), and the factor by few queries (curves, sizes)."""
+        """Arrays to save: errors (curves, replicates, sizes) and their inflation by few queries (curves, sizes)."""
         curves = [curve.errors for curve in self.curves]
         corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in curves]
         moments = np.stack([errors.error_moments[0] for errors in curves])
@@ -291,7 +291,7 @@ def hardmax_study(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> HardmaxCurve:
-    """Measure E|mean hardmax output − its expectation| over n tokens, for any law and dimension.
+    """Measure the scatter of the mean hardmax output over n tokens around its expectation, for any law of tokens.
 
     Queries are the first tokens of each sample. The expectation is the mean over replicates at each size (zero for
     symmetric laws). The noise of few queries is measured from their two halves and subtracted from the mean square.

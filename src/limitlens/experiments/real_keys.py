@@ -45,7 +45,7 @@ _LARGEST_LOG_BETA = 100.0  # here only keys at exactly the same distance still s
 
 @dataclass(frozen=True)
 class QueryKeys:
-    """Local exponent, critical β, and softmax weights at one β of one query over the given keys."""
+    """One query over given keys: local exponent (of key density near it), critical β, and softmax weights at one β."""
 
     exponent: Quantity  # local exponent with its 95% interval; unknown outside the support, like `critical_beta`
     radius: float  # distance of the farthest key used for the exponent
@@ -195,10 +195,7 @@ def real_keys(
 def _query(
     estimate: LocalExponent, distances: Array, share: float, beta: float | None, theta: float, rng: np.random.Generator
 ) -> QueryKeys:
-    """Softmax weights of one query at `beta`, or at the β of `theta`, from local exponent and `distances` (n,) to keys.
-
-    Predictions need a query within the keys' support, judged by `share`, the field `support` of the result.
-    """
+    """Softmax weights of a query at `beta` or at the β of `theta`, from local exponent and `distances` to keys (n,)."""
     inside, gaps = share >= OUTSIDE, np.square(distances) / 2
     five = _sharing_beta(gaps, 5.0)
     default_beta = estimate.critical_beta(theta=theta)[0] if inside else five or 1.0

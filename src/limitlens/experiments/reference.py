@@ -55,7 +55,7 @@ class Reference:
         return self._stream.draw(replicates, start, stop)
 
     def limits(self, vectors: Tensor) -> Tensor:
-        """Limit outputs Γ (..., v) at tokens whose vectors (see `draw`) are given."""
+        """Limit outputs Γ (..., v) at tokens as queries, from the vectors (..., f) that `draw` returned for them."""
         return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
 
     def limit_sums(self, sums: TokenSums) -> TokenSums:

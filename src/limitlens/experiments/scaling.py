@@ -335,7 +335,7 @@ def scaling_limits(
 def measure_weights(
     law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
 ) -> tuple[WeightSample, str]:
-    """Softmax weights over n simulated keys, and the method: "direct" (brute force if affordable) or "nearest keys"."""
+    """Simulated softmax weights of a query over n keys, and the method: "direct" (all keys drawn) or "nearest keys"."""
     check_replicates(replicates)
     if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
         return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
@@ -364,7 +364,7 @@ def _quantities(
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
-    """Formulas for many keys sharing the weight, each with the value measured in `sample`."""
+    """Formulas for the output while many keys share the softmax weight, each with the value measured in `sample`."""
     limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()

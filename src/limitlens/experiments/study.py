@@ -264,7 +264,7 @@ class _StudyRun:
 
 
 def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens (NaN: none is proved)."""
+    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens, by name; NaN if none."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     return {
         "horizon": head_reach.horizon,

@@ -130,7 +130,7 @@ class StudyResult(Result):
         return self.relative.tokens_for(check_relative(error), context)
 
     def denoised_moments(self, name: str) -> Array:
-        """Powers |error|^moment (replicates, sizes) of an error, corrected so that their mean has no query noise."""
+        """Errors `name` (replicates, sizes), squared for the output, with query noise removed on average."""
         errors = self.replicate_errors[name]
         if name in self.fewer_queries:
             errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
@@ -203,7 +203,7 @@ class StudyResult(Result):
 
     @classmethod
     def load(cls, run: Run) -> StudyResult:
-        """Study that a run folder holds."""
+        """Read a study back from a run folder."""
         return cls.stored(run.document, run.arrays())
 
     def __repr__(self) -> str:

@@ -29,7 +29,7 @@ class TheoryReport(Result):
 
     @property
     def predicted(self) -> Mapping[str, Any]:
-        """The predictions as a JSON document (`theory.Summary.predicted`)."""
+        """All predictions for the law and head as nested mappings by name (`theory.Summary.predicted`)."""
         return self.summary.predicted
 
     @property

@@ -124,7 +124,7 @@ class _Ascent:
         return x, error
 
     def _gradient(self, x: Array, delta: Array, size: int) -> Array:
-        """Gradient in the queries x of half the squared error, by a central difference of δ along u = VᵀVδ."""
+        """Gradient in queries x of half the squared error |Vδ|², by a central difference of `delta` along u = VᵀVδ."""
         along = delta @ self.head.V.T @ self.head.V
         norm = np.linalg.norm(along, axis=-1, keepdims=True)
         unit = np.divide(along, norm, out=np.zeros_like(along), where=norm > 0)
@@ -140,7 +140,7 @@ class _Ascent:
         return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))
 
     def _delta(self, tilts: Array, size: int) -> Array:
-        """Error δ = ∇K_n − ∇K at tilts (r, s, d), K_n being over the first `size` tokens of each replicate."""
+        """Error δ = ∇K_n − ∇K of the mean token at tilts (r, s, d), over the first `size` tokens of each replicate."""
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):

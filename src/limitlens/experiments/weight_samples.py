@@ -137,7 +137,7 @@ def _keys_to_draw(points: Points) -> int:
 
 
 def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Draw gaps x of the nearest keys (replicates, drawn): x, e^{x_1 − x}, sums over the other keys (`_rest`), 1/w₁."""
+    """Draw gaps x = β(1 − <q, k>) of nearest keys (replicates, drawn): x, e^{x_1 − x}, sums over other keys, 1/w₁."""
     count = np.cumsum(rng.standard_exponential((replicates, drawn)), axis=1)
     if math.isfinite(points.total):
         beyond = rng.standard_gamma(points.total + 1 - drawn, replicates)
@@ -166,7 +166,7 @@ def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) 
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:
-    """Sums of e, ex, e², e²ρ² over keys not drawn, e = e^{x_1 − x}, and standard deviation of Σe: (5, replicates)."""
+    """Sums of e = e^{x_1 − x}, ex, e², e²ρ² over keys not drawn (gaps x > `last`), deviation of Σe: (5, replicates)."""
     left = points.total - drawn
     if left <= 0:
         return np.zeros((5, last.size))

@@ -74,7 +74,7 @@ class CustomMeasure(Measure):
         return self._answer("K", self.law.K(at), at.shape[:-1])
 
     def grad_K(self, tilts: Array) -> Array:
-        """Gradient factor · ∇K(factor · t) at tilts t (..., d), K that of the user's law; shape (..., d)."""
+        """Gradient of the cumulant generating function of factor · X at tilts t (..., d): factor · ∇K(factor · t)."""
         at = self.factor * self.check_tilts(tilts)
         return self.factor * self._answer("grad_K", self.law.grad_K(at), at.shape)
 

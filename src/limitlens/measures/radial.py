@@ -37,22 +37,25 @@ def radial_K(r: ArrayLike, dim: float) -> Array:
 
 
 def radial_mean(r: ArrayLike, dim: float) -> Array:
-    """A(r) = I_{d/2}(r) / I_{d/2−1}(r), the mean of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}."""
+    """Mean A(r) = I_{d/2}(r) / I_{d/2−1}(r) of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}, d = `dim`."""
     return np.minimum(np.asarray(r) * _evaluate(r, dim, 1), 1)
 
 
 def radial_tangential(r: ArrayLike, dim: float) -> Array:
-    """A(r) / r, the variance of X₂ under the tilt exp(r x₁) of the uniform law on S^{d-1}; 1/d at r = 0."""
+    """Variance A(r)/r of X₂ under the tilt exp(r x₁) of the uniform law on S^{d-1}, A the mean of X₁; 1/d at r = 0."""
     return _evaluate(r, dim, 1)
 
 
 def radial_variance(r: ArrayLike, dim: float) -> Array:
-    """A' = 1 − A² − (d−1)A/r, the variance of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}; 1/d at 0."""
+    """Variance A'(r) = 1 − A² − (d−1)A/r of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}, A the mean."""
     return _evaluate(r, dim, 2)
 
 
 def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the unit sphere S^{d-1}, at radii r of any shape, in blocks."""
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r of any shape, in blocks.
+
+    K(r) = log E exp(r X₁) for X uniform on S^{d-1}, d = `dim`, and A = K'.
+    """
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
@@ -61,7 +64,10 @@ def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
 
 
 def _recur(r: Array, order: float, derivative: int) -> Array:
-    """K (`derivative` 0), A/r (1) or A' (2) at radii r (m,), order ν = d/2 − 1: Debye expansion, then recurrence."""
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1} at radii r (m,); `order` is ν = d/2 − 1.
+
+    A high order is computed by the Debye expansion of its Bessel function; a recurrence leads down to ν.
+    """
     if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)

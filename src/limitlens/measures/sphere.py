@@ -32,7 +32,7 @@ class _Spherical(Measure):
     _sphere_dim: int  # dimension of the space of the sphere whose Λ is used
 
     def _arguments(self, tilts: Array) -> Array:
-        """Vectors s = Rt + shift (..., d) at tilts t (..., d); the length of s is the argument of K's function Λ."""
+        """Vectors s = Rt + shift (..., d) at tilts t (..., d), for K(t) = Λ(|s|) − const."""
         return self.radius * self.check_tilts(tilts)
 
     def K(self, tilts: Array) -> Array:
@@ -211,9 +211,9 @@ class Cube(Measure):
 
 
 def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
-    """Covariance (d, d) of Γ(X) = ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 [P; by quadrature].
+    """Covariance (d, d) of the limit output Γ(X) = ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 dimensions.
 
-    With X = R z, A = U diag(s) Wᵀ and τ(r) = A_d(r)/r (`measures.radial`),
+    Proved; computed by quadrature. With X = R z, A = U diag(s) Wᵀ and τ(r) = A_d(r)/r (`measures.radial`),
 
         Γ(X) = R² τ(R |A X|) A X,    Cov Γ(X) = U diag(λ) Uᵀ,    λ_i = R⁶ s_i² E[τ(R² √Q)² z_i²],    Q = Σ_j s_j² z_j².
 

@@ -62,7 +62,11 @@ def window_random(
     work: Work, *, model: str | LoadedModel, corpus: str, window: int, windows: int, halves: str, random: int,
     documents: int, draws: int,
 ) -> None:  # fmt: skip
-    """Measure errors of output moments over a mid-text window plus random tokens, and over random tokens alone."""
+    """Measure errors of output moments over a mid-text window plus random tokens, and over random tokens alone.
+
+    For each h in `halves`, the 2h + 1 tokens around the middle of a text and `random` others attend to each other; so
+    do as many random tokens. Errors are relative to the moments over the whole text, and averaged over `draws` draws.
+    """
     length = window * windows
     loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
     generator = torch.Generator().manual_seed(work.seed)
@@ -123,7 +127,7 @@ def horizon_ablation(
 def downstream(
     work: Work, *, model: str | LoadedModel, corpus: str | None, keys: str, test: int, train: int, window: int
 ) -> None:  # fmt: skip
-    """Measure accuracy and agreement of a classifier against the number of keys, for documents by thirds of horizon."""
+    """Measure a classifier's accuracy, and its agreement with attention to all keys, against the number of keys."""
     if corpus is None:
         raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
     options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
@@ -148,7 +152,10 @@ def downstream(
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, published: float | None = None) -> None:
-    """Draw fitted rates β at score factors α; store the last β, and p of 1/β − 1 ∝ α^{2p} (1 if β = 1/(1 + (αH)²))."""
+    """Add fitted rates β against score factors α to the figure; store the last β, and p of the fit 1/β − 1 ∝ α^{2p}.
+
+    p is 1 if β = 1/(1 + (αH)²), H the horizon. `found` (factors, 2) holds rates and standard errors, by `factors` α.
+    """
     (slope, bars), p = found.T, Number(np.nan)
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
@@ -163,7 +170,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, publ
 def _open(
     model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """Load the model, and cut up to `tokens` tokens of the corpus into windows; below `least` windows is an error."""
+    """Load the model, and cut up to `tokens` tokens of the corpus into windows, of which there must be `least`."""
     loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
     if found.count < least:
         raise InputError(
@@ -174,7 +181,7 @@ def _open(
 
 
 def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
-    """Fitted rates of error curves, and standard errors; NaN without a fit or for errors above `MAX_RATE_STDERR`."""
+    """Fitted rates of error curves and their standard errors; NaN without a fit, or for a large standard error."""
     known = [curve.rate if curve is not None else None for curve in curves]
     rates = [
         (rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known

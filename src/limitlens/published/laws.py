@@ -42,7 +42,7 @@ def sphere_d50(work: Work, *, dim: int, scales: str, sizes: str, replicates: int
 
 
 def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
-    """Measure E|mean output| of attention with argmax for softmax in d = 1, which falls like 1/√(log n)."""
+    """Measure E|mean output| of attention with softmax replaced by argmax in d = 1, which falls like 1/√(log n)."""
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
     curve = found.hardmax.errors
     for label, place in (("first", 0), ("last", -1)):
@@ -88,7 +88,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
 
 
 def _as_published(work: Work, head: Head, variance: float, sizes: str, replicates: int, reference: int) -> None:
-    """Record rates by the released code's protocol, for the exact limit and one from `reference` sampled tokens."""
+    """Record rates by the released code's protocol, against the exact limit and one from `reference` sampled tokens."""
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)
 

@@ -30,7 +30,7 @@ def moments(parts: Projected, half: bool = False) -> Moments:
 def error_rows(
     draw: Callable[[int], Projected], limit: Moments, sizes: Sequence[int], replicates: int, half: bool = False
 ) -> Array:
-    """Errors (2, replicates, sizes) of the outputs' mean and covariance over samples `draw(n)` (Frobenius norm)."""
+    """Errors (2, replicates, sizes) of the outputs' mean and covariance over samples `draw(n)`, against `limit`."""
     errors = np.empty((2, replicates, len(sizes)))
     for place in np.ndindex(errors.shape[1:]):
         sampled = moments(draw(sizes[place[1]]), half)
@@ -53,7 +53,7 @@ def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tupl
 
 
 def output(parts: Projected, half: bool = False) -> Tensor:
-    """Attention outputs (heads, queries, v); `half` rounds scores, weights and running sums to float16."""
+    """Attention outputs (heads, queries, v); `half` rounds to float16 at each step, as the released code does."""
     query, key, value = parts
     if not half:
         return scaled_dot_product_attention(query, key, value, scale=1.0)

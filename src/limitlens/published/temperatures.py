@@ -18,7 +18,7 @@ RANKS = np.array([1, 2, 3, 4, 6, 8, 11, 16, 22, 32])
 
 
 def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) -> None:
-    """Measure the ordered softmax weights at the critical scale θ = 1, against their limit, a Poisson process."""
+    """Measure ordered softmax weights at θ = 1 (one effective key, the critical scale), against their Poisson limit."""
     rng = np.random.default_rng(work.seed)
     for dim in work.each(dims):
         law = uniform(dim)
@@ -33,7 +33,7 @@ def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) ->
 
 
 def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicates: int) -> None:
-    """Measure Σw² from averaging to collapse as θ (effective number of keys) falls, and growth of the critical β."""
+    """Measure Σw² as θ (effective number of keys) falls, from averaging to collapse, and the growth of critical β."""
     law = uniform(dim)
     rows = [scaling_limits(law, n, theta, replicates=replicates, seed=work.seed) for theta in work.each(thetas)]
     shared = [row.quantities["participation"] for row in rows]
@@ -64,7 +64,7 @@ def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: 
 def critical_log_n(
     work: Work, *, correlations: list[float], sizes: list[int], dim: int, gammas: str, queries: int
 ) -> None:
-    """Find the γ of β = γ log n at which a token gives itself half of the weight, tokens having correlation ρ.
+    """Find the γ at which a token gives itself half of the softmax weight at β = γ log n, among correlated tokens.
 
     Tokens are √ρ u + √(1−ρ) v with v uniform on the unit sphere orthogonal to u. With all correlations exactly
     ρ the weight is 1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
