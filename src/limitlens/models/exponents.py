@@ -35,12 +35,12 @@ class Exponents:
     constants: Array | None  # (layers, heads): logarithms of constant factors
 
     def factor(self) -> Factor:
-        """Factors on the scores as a function of layer and query positions, which `intervene` accepts."""
+        """Factors e^{c_h} s^{γ_h} on the scores, as a function of layer and query positions, for `intervene`."""
         constants = None if self.constants is None else torch.as_tensor(self.constants)
         return powers(torch.as_tensor(self.exponents), constants, self.trained)
 
     def write(self, path: Path) -> None:
-        """Write the exponents to a JSON file."""
+        """Write the score exponents and their origin to a JSON file at `path`."""
         write_files({path: text_writer(json_text(self, indent=1))})
 
 

@@ -176,7 +176,7 @@ class Collector:
             tensor.copy_(saved[name])
 
     def settle(self, copy: bool) -> None:
-        """Finish collecting: convert kept tokens to float32; `copy` copies them, so that waiting tokens are freed."""
+        """Finish collecting: convert kept keys and values to float32; `copy` frees the memory of all other tokens."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = ()
 

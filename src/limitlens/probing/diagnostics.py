@@ -228,9 +228,10 @@ def _score_norms(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
-    """Tail test of replicate 0 along its leading principal axes (None with too few tokens), and the kind of token.
+    """Tail test of the tokens of replicate 0 (None if too few) and their kind: "hidden states" or "keys".
 
-    `axes` (d, d) are all principal axes, computed from the tokens if None; a test uses as many as its size resolves.
+    `axes` (d, d) are the principal axes of the tokens, computed here if None; the test uses the leading ones, as many
+    as a sample of this size resolves.
     """
     slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
     if collector.hidden is not None:
@@ -246,7 +247,7 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All measurements of one layer; `special` (heads,) is the share of softmax mass that special tokens have."""
+    """All measurements of one layer; `special` (heads,) is the share of softmax mass on special tokens in the pool."""
 
     layer: Layer
     curves: LayerCurves

@@ -154,7 +154,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
 
 
 def _budgets(run: ProbeRun) -> dict[str, Any]:
-    """Number of random keys that each head needs, by target error and context length (for an encoder, one window)."""
+    """Number of random keys that each head needs, by target error and context length (for encoders up to a window)."""
     window, heads = run.window, run.records
     contexts = CONTEXTS if run.causal else (*(size for size in (window // 4, window // 2) if size > 1), window, None)
     found = answers([head.keys_for for head in heads], WANTED, contexts)

@@ -47,12 +47,12 @@ class ByHead:
     """Base of dataclasses whose fields are all arrays with one row per query head."""
 
     def of(self, heads: slice) -> Self:
-        """The same dataclass, restricted to the query heads of a slice."""
+        """Copy of the dataclass that holds only the query heads in the slice `heads`."""
         return type(self)(*(getattr(self, own.name)[heads] for own in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate several of these dataclasses along the query heads."""
+        """One dataclass with the query heads of all `parts`, concatenated in order."""
         names = [own.name for own in fields(cls)]  # type: ignore[arg-type]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 

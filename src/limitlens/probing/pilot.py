@@ -64,7 +64,7 @@ class Traits:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer of a probe: Hkv key/value heads, G query heads for each, m queries a head."""
+    """One attention layer of a probe and its queries: Hkv key/value heads, G query heads each, m queries per head."""
 
     index: int  # index of the layer in the model
     query: Tensor  # (Hkv, G, m, k): queries, times the scale of the scores
@@ -77,7 +77,7 @@ class Layer:
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """Attention kernel of the layer: a precision of the device's own kernel, or a function if it has a softcap."""
+        """Attention kernel of the layer: the built-in one, named by precision, or a function if it has a softcap."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -305,7 +305,7 @@ class _Work:
             self.progress(self.done, self.total)
 
     def _cut_short(self) -> None:
-        """After an interrupt, keep the tokens assigned so far as the samples, if every size has some; else raise."""
+        """After Ctrl-C, go on with the tokens read so far; raise KeyboardInterrupt if they do not reach every size."""
         filled, seen, total = self.assignment.filled, self.assignment.seen, sum(self.assignment.blocks)
         reached = np.rint(filled.cumsum(1).mean(0))
         if seen == 0 or (filled[:, 0] == 0).any() or (np.diff(reached) <= 0).any():
