@@ -59,7 +59,7 @@ def alone(layer: Layer, key: torch.Tensor, value: torch.Tensor, quarters: Any) -
 
 
 @pytest.mark.parametrize(
-    ("spread", "atom", "quarters"), [(1.0, False, None), (4.0, True, QUARTERS), (60.0, True, None)]
+    ("spread", "atom", "quarters"), [(1.0, False, None), (4.0, True, QUARTERS), (40.0, True, None)]
 )
 def test_heads_together_give_the_predictions_of_single_heads(spread: float, atom: bool, quarters: Any) -> None:
     """Also where not all fit at once: two key/value heads of 8 values and 6 queries each."""

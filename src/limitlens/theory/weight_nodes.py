@@ -15,7 +15,8 @@ STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a 
 GAP = 0.125  # spacing of the logarithms of the nodes: squared errors are within 3e-3
 SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
 WIDE_RANGE = 100.0  # range of the nodes from which on `close_gaps` is applied
-MAX_GAP = 50.0  # a token e^50 times heavier than the next one is the whole output of every sample that contains it
+MAX_GAP = 30.0  # a token e^30 times heavier than the next one is the whole output of every sample that contains it
+MAX_RANGE = 400.0  # log-weights further below the largest are raised to this after closing gaps, which bounds the cost
 MAX_EXPONENT = 300.0  # of s and of s W: e^{−sW} has long been zero there
 RARE = 1e-8  # probability that no token of the smallest sample is heavier than 3/s, at the last s
 
@@ -39,9 +40,10 @@ def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[ND
     closed[~np.isfinite(falling)] = -np.inf
     result = np.empty_like(rows)
     np.put_along_axis(result, order, closed, 0)
-    top = result[: len(logs)].max(0)
-    result -= top
-    return result[: len(logs)], None if atom is None else result[-1]
+    result -= result[: len(logs)].max(0)
+    tokens = result[: len(logs)]
+    np.maximum(tokens, -MAX_RANGE, out=tokens, where=np.isfinite(tokens))
+    return tokens, None if atom is None else result[-1]
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
