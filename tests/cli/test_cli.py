@@ -52,9 +52,9 @@ def test_a_study_folder_records_its_command(capsys, tmp_path):
     assert made["versions"]["torch"]
     assert made["result"]["n"][-1] == 800
     table = pd.read_parquet(tmp_path / "run" / "curve.parquet")
-    assert len(table) == 16
-    assert len(pd.read_csv(tmp_path / "run" / "curve.csv")) == 16
-    assert {"study.png", "study.pdf", "replicates.parquet"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    assert len(table) == 12
+    assert len(pd.read_csv(tmp_path / "run" / "curve.csv")) == 12
+    assert {"study.png", "study.pdf"} <= {p.name for p in (tmp_path / "run").iterdir()}
 
 
 def test_sweeps_of_horizon_and_radius(capsys, tmp_path):

@@ -318,9 +318,8 @@ class BinnedTokens:
         The list has one array without the atom and one with it.
         """
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
-        step = self.send((points > np.log(grid.SMALLEST_S / n[:, None])) * (STEP / (1 - n[:, None] / tokens)))[
-            ..., None
-        ]
+        counted = points > np.log(grid.SMALLEST_S / n[:, None])
+        step = self.send(counted * (STEP / (1 - n[:, None] / tokens)))[..., None]
         at, relative = scaled_weights(xp, log_s, self.node)
         lost, p = xp.expm1(-at), size / tokens
         f = 1 + p * lost  # (sizes, S, K)
@@ -343,10 +342,10 @@ class BinnedTokens:
             lam = weight / (weight + size)  # the pilot's weights sum to n on average, and its W d to 0
             g = self._held(lam[..., None] * away)
             vector, drift = (vectors[k] - g * sums[k, ..., -2:-1] for k in (0, 2))
-            s = xp.exp(log_s.clip(None, MAX_EXPONENT))
-            vector = vector + self._held((s * size * lam)[..., None] * away)
+            pulled = (xp.exp(log_s.clip(None, MAX_EXPONENT)) * weight).clip(None, 100)  # e^{−100} is zero
+            vector = vector + self._held((pulled * size / (weight + size))[..., None] * away)
             square = square - 2 * self._dot(vectors[1], g[:, 0]) + lam**2 * (away**2).sum(1) * sums[1, ..., -2]
             # With an atom the number of kept tokens matters; it is fixed at n, so its variance is subtracted.
             varied = self.matmul(variance, count).clip(1e-300)
-            found.append(integral(vector, square - self._dot(drift, drift) / varied, log - s * weight))
+            found.append(integral(vector, square - self._dot(drift, drift) / varied, log - pulled))
         return found
