@@ -1,4 +1,4 @@
-"""All predictions for one law, one head and one n, each number with its status; nothing is sampled."""
+"""All predictions, each with its status, for one law of tokens, one head and n tokens, without sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ HEURISTIC, PROVED, VERIFIED = Status.HEURISTIC, Status.PROVED, Status.VERIFIED
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Summary:
-    """All predictions for a law, a head and a number of tokens.
+    """All predictions for one law of tokens, one head and one number n of tokens.
 
     `predicted` holds the JSON document: inputs, theory (numbers by name), rates, uniform, queries and warnings; for
     Gaussian tokens also local_rates, constants and curve, and in d = 1 hardmax. `ll.theory_report` makes a page of it.
@@ -30,11 +30,11 @@ class Summary:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Reasons why the slopes of error curves at this n are not rates."""
+        """Sentences, one for each reason why the slope of an error curve at this n is not the asymptotic rate."""
         return list(self.predicted["warnings"])
 
     def document(self) -> dict[str, Any]:
-        """The summary as a JSON document."""
+        """All predictions as a dictionary that can be written as JSON."""
         return dict(self.predicted)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def summary(
     measure: TokenLaw, head: Any, n: float,
     *, sizes: ArrayLike | None = None, radius: float | None = None, error: float = 0.1, mask_self: bool = False,
 ) -> Summary:  # fmt: skip
-    """Compute all predictions for attention over n tokens of a law, without sampling.
+    """Compute all predictions for a head's attention over n tokens of a law, without sampling.
 
     `head` is a Head without biases, or a score matrix A (d, d) whose values are the tokens themselves. The error curve
     is predicted at `sizes` (n alone by default), the uniform bound over the ball of `radius` (by default the root mean
@@ -106,7 +106,7 @@ def summary(
 
 
 def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
-    """The score matrix A (d, d) of a head, and its value matrix V; V is None for the identity."""
+    """Score matrix A (d, d) and value matrix V (d_out, d) of `head`, a Head or a score matrix; V = None is identity."""
     if not hasattr(head, "value_map"):
         score = as_array("A", head, ndim=(0, 2))
         return (score * np.eye(dim) if score.ndim == 0 else score), None
@@ -117,7 +117,7 @@ def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
 
 @dataclass(frozen=True)
 class _Case:
-    """A law, a head's A and V, and n, with the parts of the document that are predicted for them."""
+    """Law of tokens, matrices A and V of a head, and n; each method predicts one part of the JSON document."""
 
     law: Measure
     A: Array
@@ -132,23 +132,23 @@ class _Case:
 
     @property
     def gain(self) -> float:
-        """|V|, the factor of lengths in d = 1."""
+        """Norm |V| of the value matrix: in d = 1, the factor by which values scale every length."""
         return 1.0 if self.V is None else float(np.linalg.norm(self.V))
 
     @property
     def moments(self) -> Status:
-        """The status of the n^(-1/2) law of the mean output."""
+        """Status (verified or heuristic) of the prediction that the mean output's error falls like n^(-1/2)."""
         return VERIFIED if rates.moments_verified(self.reach) else HEURISTIC
 
     def local_rate(self, moment: str) -> dict[str, Any]:
-        """The local slope at n of the sharp law of a moment, with its powers of ln n."""
+        """Slope at n, as JSON, of the sharp law of the error of a moment of the outputs, "mean" or "covariance"."""
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
         status = VERIFIED if self.reach.dim == 1 and self.n >= rates.SLOPES_FROM else HEURISTIC
         formula, note = "n^(−exponent) (ln n)^log_power", f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
         return predicted(law.local_rate(self.n), status, formula=formula, **asdict(law), note=note)
 
     def constants(self) -> dict[str, Any] | None:
-        """n · Cov of the moments for H < 1; None from H = 1 on, where no such constant exists."""
+        """Limits of n times the variance of the outputs' mean and covariance, if horizon H < 1; None if infinite."""
         if self.reach.horizon >= 1:
             return None
         covariance = self.law.covariance
@@ -161,7 +161,7 @@ class _Case:
         return constants
 
     def uniform(self, radius: float) -> dict[str, Any]:
-        """Constants and bounds of the error over the ball of this radius."""
+        """Bounds of the error over all queries in the ball of this radius: constant, value at n, smallest useful n."""
         found = [bounds.uniform_exponential(radius, (self.proxy or self.reach).horizon_one_sided)]
         if self.gaussian:
             laws = (bounds.uniform_gaussian, bounds.uniform_supremum)
@@ -173,7 +173,11 @@ class _Case:
         }
 
     def query(self, deviations: float, error: float) -> dict[str, Any]:
-        """Central limit theorem, its validity and the finite-n bounds at one query."""
+        """Predictions at one query: limit, errors and their bounds, validity of the confidence interval.
+
+        The query lies `deviations` standard deviations from the mean of the law, along the direction of the horizon;
+        `error` is the relative error whose probability is bounded.
+        """
         law, A, n = self.law, self.A, self.n
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
@@ -206,7 +210,7 @@ class _Case:
         return found
 
     def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
-        """Predicted error curves at the sizes, for Gaussian tokens."""
+        """Predicted errors at every number of tokens in `sizes`, for Gaussian tokens, by kind of error."""
         covariance, mean, V = self.law.covariance, self.law.mean, self.V
         root, identity = square_root(covariance), np.eye(self.law.dim)
         value = value_matrix(V, self.law.dim)

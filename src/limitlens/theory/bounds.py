@@ -1,10 +1,11 @@
-"""Bounds of the error of attention: over all queries in a ball, and at one query for every n.
+"""Bounds of the error of attention over n tokens: over all queries in a ball, and at one query for every n.
 
-Over a ball |x| ≤ R attention converges like C(R)/√n, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² [P]. The bound is
-above 1, hence empty, for n < C(R)²; every result carries that n as `useful_from`.
+Γ_n is the output over n tokens and Γ its infinite-token limit. Over the queries |x| ≤ R, attention converges like
+C(R)/√n, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² (proved). The bound says nothing (exceeds 1) for n < C(R)²; every
+result carries C(R)² as `useful_from`.
 
-At one query write D = Γ_n - Γ, W = e^{<t,X> - K(t)} for the weight of a token (mean 1), Z for its average over the n
-tokens and N for the average of W (v - Γ). Then D = N/Z exactly, E|N|² = tr S/n exactly, Var Z = χ²/n exactly, with
+At one query of tilt t = A x write D = Γ_n - Γ, W = e^{<t,X> - K(t)} for the weight of a token (mean 1), Z for the mean
+of W over the n tokens and N for the mean of W (v - Γ). Then D = N/Z, E|N|² = tr S/n and Var Z = χ²/n exactly, with
 χ² = e^{K(2t)-2K(t)} - 1 the chi-squared divergence of the tilted law, and P(Z ≤ 1-δ) ≤ exp(-n δ² / (2 (1+χ²))) because
 W ≥ 0. From these follow `mean_square_bound`, because D = N + D(1-Z) and |D| ≤ R for bounded values |v - Γ| ≤ R, and
 `deviation_bound`, since either |N| > ε(1-δ) or Z ≤ 1-δ.
@@ -23,31 +24,32 @@ from limitlens.theory.clt import LARGEST_COST, asymptotic_covariance, log_weight
 from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status, check_nonnegative, value_matrix
 from limitlens.theory.spectrum import half_whitened, square_root
 
-_LARGEST_EXPONENT = 700.0  # of e in float64
+_LARGEST_EXPONENT = 700.0  # largest x whose e^x fits in float64
 _count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1, below=np.inf)
 
 
 @dataclass(frozen=True)
 class UniformBound:
-    """A bound, or an order of magnitude, constant/√n of the error over a ball."""
+    """Bound constant/√n (or an order of magnitude) of the error of attention over all queries in a ball."""
 
     prediction: Prediction  # the constant
     log_constant: float  # its logarithm, for constants beyond the range of floating point
 
     @property
     def useful_from(self) -> float:
-        """The n at which the bound falls to 1, below which it is empty; infinite beyond the range of floating point."""
+        """Number of tokens n from which the bound is below 1; infinite if n exceeds the range of floating point."""
         return float(np.exp(2 * self.log_constant)) if 2 * self.log_constant < _LARGEST_EXPONENT else float("inf")
 
     def at(self, n: float) -> float:
-        """The bound at n tokens."""
+        """Value of the bound, constant/√n, at n tokens."""
         return float(np.exp(min(self.log_constant - 0.5 * np.log(n), _LARGEST_EXPONENT)))
 
 
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
-    """The factor e^{τ²}, τ = R ‖Σ^{1/2}A‖₂, in the constant for tokens with variance proxy Σ; not a bound [H].
+    """Order of magnitude e^{τ²}/√n of the error over queries |x| ≤ R, for tokens of variance proxy Σ (heuristic).
 
-    It is the square root of the largest variance factor: K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}.
+    τ = R ‖Σ^{1/2}A‖₂. The factor e^{τ²} alone is not a bound: it is the square root of the largest factor by which a
+    tilt multiplies the variance, since K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}.
 
     >>> round(theory.uniform_exponential(radius=2.0, horizon_one_sided=0.5).prediction.value, 3)
     2.718
@@ -58,8 +60,9 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
-    """The worst single query for Gaussian tokens: the largest √tr(V S Vᵀ) over |x| ≤ R, S of the CLT [P].
+    """Asymptotic error at the worst query |x| ≤ R for Gaussian tokens: the largest √tr(V S Vᵀ), over √n (proved).
 
+    V S Vᵀ is the covariance in the central limit theorem of √n times the error (`clt`).
     tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ), and log u = min over λ of
     λu - log λ - 1. The objective grows with both forms, whose joint range is convex where it matters, so the maximum
     over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable. It
@@ -79,7 +82,7 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
 
 def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
-    """An upper bound of E sup over |x| ≤ R of √n |Γ_n - Γ| for Gaussian tokens as n → ∞ [P].
+    """Upper bound, as n → ∞, of the expected largest error √n |Γ_n - Γ| over queries |x| ≤ R, Gaussian tokens (proved).
 
     In whitened coordinates the error at the tilt t is ∇g(t), g the Gaussian field of covariance e^{<t,t'>} - 1: a sum
     of homogeneous Gaussian polynomials of covariance <t,t'>^k/k!. By Banach the gradient of the k-th is at most
@@ -108,7 +111,7 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
-    """max over |x| = 1 of xᵀPx + log(c + xᵀQx)."""
+    """Maximum over unit vectors x of xᵀPx + log(c + xᵀQx), for P and Q (d, d) positive semi-definite."""
     from scipy.optimize import minimize_scalar
 
     if c <= 0:
@@ -133,7 +136,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class TiltCost:
-    """Quantities of one tilt that enter the finite-n bounds of D = Γ_n - Γ, and these bounds.
+    """Bounds of the error D = Γ_n - Γ of attention at one tilt t, at finite n, and the quantities they depend on.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.mean_square_asymptotic(1000), 7), round(cost.mean_square_bound(1000), 6)
@@ -151,28 +154,31 @@ class TiltCost:
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
 
     def mean_square_asymptotic(self, n: float) -> float:
-        """E|D|² ≈ tr S/n [P, as n → ∞]."""
+        """Asymptotic mean square error of the output over n tokens, E|D|² ≈ tr V S Vᵀ/n as n → ∞ (proved)."""
         return self.trace / _count(n)
 
     def mean_square_bound(self, n: float) -> float:
-        """E|D|² ≤ (√(tr S) + R χ)²/n at every n, for bounded laws; infinite for others [P]."""
+        """Upper bound (√(tr S) + R χ)²/n of the mean square error E|D|² at every n; infinite if unbounded (proved)."""
         if not np.isfinite(self.reach):
             return float("inf")
         return float((np.sqrt(self.trace) + self.reach * np.sqrt(self.chi_squared)) ** 2) / _count(n)
 
     def mean_square_useful_from(self) -> float:
-        """n from which `mean_square_bound` improves on the trivial |D|² ≤ R²; infinite for unbounded laws."""
+        """Number of tokens from which `mean_square_bound` is below the trivial R²; infinite for unbounded laws."""
         return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
 
     def deviation_bound(self, n: float, error: float) -> float:
-        """P(|D| > error) ≤ min over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), capped at 1; any law [P]."""
+        """Upper bound, at most 1, of the probability that the error |D| over n tokens exceeds `error` (proved).
+
+        The minimum over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), valid for any law of tokens.
+        """
         wanted = check_number("the error", error, "a positive number", closed=False)
         delta = np.linspace(0.001, 0.999, 999)
         chebyshev = self.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
         return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + self.chi_squared))))))
 
     def deviation_useful_from(self, error: float) -> float:
-        """Smallest n at which `deviation_bound` is below 1; infinite beyond the range of floating point."""
+        """Smallest number of tokens n at which `deviation_bound` is below 1; infinite beyond the range of floats."""
         low, high = 0.0, _LARGEST_EXPONENT
         if self.deviation_bound(np.exp(high), error) >= 1.0:
             return float("inf")
@@ -183,7 +189,7 @@ class TiltCost:
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
-    """The quantities of one tilt (d,) that its error bounds depend on; values are V (d_out, d) times the tokens.
+    """Error bounds of attention at one tilt t = A x (d,) over tokens of a law, with values V (d_out, d) times tokens.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.chi_squared, 4), round(cost.reach, 4)

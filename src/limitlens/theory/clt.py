@@ -1,12 +1,12 @@
-"""Central limit theorem for an attention output, confidence intervals, and when these can be trusted.
+"""Central limit theorem for the output Γ_n of attention over n tokens, and confidence intervals with their validity.
 
-For a fixed tilt t, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
+For a fixed query x of tilt t = A x, with Γ the infinite-token limit, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
 
-    S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    [P],
+    S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    (proved),
 
-the covariance of an importance-sampling average. The plug-in Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n
-from one set of tokens. Uneven weights leave it few effective tokens, so confidence intervals are Student's, with
-2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust them.
+the covariance of an importance-sampling average. The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates
+V S Vᵀ / n from one set of tokens. Uneven weights w leave few effective tokens, so confidence intervals are Student's,
+with 2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,17 @@ from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
 from limitlens.theory.prediction import check_level, value_matrix
 
-DIRECTIONS = 8  # largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
-SAFE_DEGREES = 20.0  # degrees of freedom of the plug-in from which its 95% interval covers 0.93 to 0.97
+DIRECTIONS = 8  # number of largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
+SAFE_DEGREES = 20.0  # degrees of freedom from which a 95% interval of `plug_in` covers 0.93 to 0.97
 FEW_DEGREES = 4.0  # observed degrees of freedom below which coverage fell below 0.9 (one-sided laws)
 LARGEST_COST = 600.0  # largest K(2t) - 2K(t) whose exponential can be multiplied in float64
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """Asymptotic covariance V S Vᵀ = lim n · Cov(Γ_n - Γ): tilts (..., d), V (d_out, d), to (..., d_out, d_out) [P].
+    """Asymptotic covariance V S Vᵀ = lim n · Cov(Γ_n - Γ) of the error at tilts t = A x (..., d) (proved).
 
-    V is the identity when absent. For Gaussian tokens S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
+    V (d_out, d) is the identity when absent; the result is (..., d_out, d_out). For Gaussian tokens
+    S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
 
     >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
     [[5.4366]]
@@ -46,16 +47,16 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
-    """K(2t) - 2K(t) = log(1 + χ²), the logarithm of the factor by which the tilt multiplies the variance, shape (...).
+    """Logarithm K(2t) - 2K(t) = log(1 + χ²) of the variance factor of uneven softmax weights at tilts (..., d): (...).
 
-    χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the value is τ².
+    χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the result is τ².
     """
     t = measure.check_tilts(tilts)
     return np.asarray(measure.K(2 * t) - 2 * measure.K(t))
 
 
 def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array:
-    """Effective sample size n e^{2K(t) - K(2t)}, the limit of 1/Σw² over n tokens, shape (...) [P].
+    """Effective sample size n e^{2K(t) - K(2t)} of n tokens at tilts (..., d): 1/Σw² for large n, shape (...) (proved).
 
     >>> round(float(theory.effective_sample_size(ll.Gaussian(0.0, 1.0), [1.0], 1000)), 2)
     367.88
@@ -65,21 +66,21 @@ def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array
 
 @dataclass(frozen=True)
 class PlugIn:
-    """Error estimates of attention over one set of n tokens, from these tokens alone, at queries (...)."""
+    """Attention outputs over one set of n tokens at queries (...), with errors estimated from these tokens alone."""
 
     output: Array  # Γ_n, (..., d_out)
     covariance: Array  # Σ u uᵀ, u = w (v - Γ_n), (..., d_out, d_out)
     degrees: Array  # degrees of freedom of each variance, (..., d_out); 0 if all tokens are equal
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
-        """Lower and upper ends of Student's confidence interval for each coordinate, both (..., d_out)."""
+        """Lower and upper ends of Student's confidence interval for each output coordinate, both (..., d_out)."""
         quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + check_level(level)) / 2)
         half = quantile * np.sqrt(np.diagonal(self.covariance, axis1=-2, axis2=-1))
         return self.output - half, self.output + half
 
 
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
-    """Output, plug-in covariance and its degrees of freedom from weights (..., n) and values (n, d_out) [V].
+    """Attention output with its estimated covariance, from softmax weights (..., n) and values (n, d_out) (verified).
 
     The weights are divided by their sum. A coordinate has 2/(κ - 1/n) degrees of freedom, at most n - 1, with
     κ = Σu⁴/(Σu²)².
@@ -105,7 +106,7 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
 
 
 def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
-    """A single tilt as an array of shape (d,)."""
+    """The given tilt (d,) as an array; an `InputError` if more than one tilt is given or the dimension differs."""
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
         raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
@@ -113,7 +114,7 @@ def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
 
 
 def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
-    """Degrees of freedom of the plug-in over n tokens of a law at one tilt (d,), in its worst direction [V].
+    """Degrees of freedom of the `plug_in` variance over n tokens of a law at one tilt (d,), worst direction (verified).
 
     2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
     along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
@@ -147,7 +148,7 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
 
 
 class Validity(Outcome):
-    """Whether a plug-in confidence interval can be trusted."""
+    """Whether a confidence interval of `plug_in` has the coverage that it states."""
 
     VALID = "valid", "the interval has about its nominal coverage"
     DOUBTFUL = (
@@ -163,11 +164,11 @@ class Validity(Outcome):
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
-    """Validity of the 95% intervals of `plug_in` at one tilt (d,) over n tokens of a law, in its worst direction [V].
+    """Validity of the 95% intervals of `plug_in` over n tokens of a law at one tilt (d,) (verified).
 
-    Valid needs `SAFE_DEGREES` of freedom (`plug_in_degrees`). Meaningless is n ≤ e^D, D = KL(μ_2t | μ) =
-    2<t, ∇K(2t)> - K(2t): the plug-in is an average under the law tilted by 2t, which n tokens cannot show (Chatterjee
-    and Diaconis, 2018). For Gaussian tokens that is τ ≥ √(2 ln n)/2.
+    Valid: at least `SAFE_DEGREES` degrees of freedom in the worst direction (`plug_in_degrees`). Meaningless: n ≤ e^D,
+    D = KL(μ_2t | μ) = 2<t, ∇K(2t)> - K(2t), because the plug-in estimate averages over the law tilted by 2t, which
+    n tokens cannot show (Chatterjee and Diaconis, 2018); for Gaussian tokens, τ ≥ √(2 ln n)/2. Otherwise doubtful.
 
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
@@ -180,7 +181,7 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Validity of the interval of one sample, from the degrees of freedom of its own tokens (`PlugIn.degrees`) [V].
+    """Validity of the `plug_in` interval of one sample, from the sample's own `PlugIn.degrees` (verified).
 
     Parts of the law that the tokens do not show go unnoticed; use `interval_validity` if the law is known.
 

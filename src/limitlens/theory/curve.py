@@ -43,12 +43,12 @@ _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 
 @dataclass(frozen=True)
 class PointwiseError:
-    """Exact second moments of attention at whitened tilts over n Gaussian tokens; arrays of shape (tilts, sizes)."""
+    """Exact mean squares of the error of attention over n Gaussian tokens, by tilt of the query: (tilts, sizes)."""
 
     along: Array  # E[(error along the tilt)²]
-    across: Array  # E[Σ w²] without the query's own token: mean square error of each coordinate across the tilt
+    across: Array  # E[Σ w²] without the query's own token: mean square error of a coordinate orthogonal to the tilt
     own: Array  # E[w²] of the query's own token; zero if the query is not a token
-    own_along: Array  # E[w · error along the tilt] of the same token
+    own_along: Array  # E[w · error along the tilt], w the weight of the query's own token
 
 
 def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = None) -> PointwiseError:
@@ -73,7 +73,7 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
 
 
 def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Array, Array]:
-    """The four fields of `PointwiseError` at one tilt: each (sizes,)."""
+    """Fields `along`, `across`, `own`, `own_along` of `PointwiseError` at one tilt `tau`, each (sizes,) like n."""
     step = _STEP if tau < _STEEP else 2 * _STEP
     log_s, log_rest, a1, a2, b2 = _laplace_averages(tau, step, float(n.min()), float(n.max()), own)
     others = n[:, None] - (own is not None)
@@ -97,10 +97,11 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
 def _laplace_averages(
     tau: float, step: float, smallest: float, largest: float, own: float | None
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Nodes log s in steps of `step`, and log(1-q), s a₁, s² a₂, s² b₂ there; wide enough for n in [smallest, largest].
+    """Grid of log s in steps of `step`, and the Laplace averages log(1-q), s a₁, s² a₂, s² b₂ on it: each (nodes,).
 
-    All are averages over z of functions of u = log s + τ z that are negligible for u < -`depth`. They are correlations
-    if the grids of log s and τ z align, which they do unless τ is so small that z needs a finer step.
+    The grid is wide enough for n from `smallest` to `largest`. The averages are over the token coordinate z, of
+    functions of u = log s + τ z that are negligible for u < -`depth`. They are computed as correlations if the grids
+    of log s and τ z align, which they do unless τ is so small that z needs a finer step.
     """
     aligned = tau * _WIDEST >= step
     depth = np.log(largest) + 40.0
@@ -128,7 +129,7 @@ def _laplace_averages(
 
 
 def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, float]:
-    """Range of the coordinate z of tokens that matter: a larger one is certain below it, none is seen above it."""
+    """Lowest and highest coordinate z (along the tilt) of tokens that can influence the output over n tokens."""
     low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
     extreme = np.sqrt(2 * np.log(max(largest, 2.0)))
     if tau > extreme:  # only the largest tokens have weight
@@ -138,7 +139,7 @@ def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, fl
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
-    """E|error| along the tilt at whitened tilts τ over n Gaussian tokens, by a law in three pieces [V].
+    """E|error| along the tilt over n Gaussian tokens at whitened tilts τ, by a law in three pieces (verified).
 
     With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 (many
     tokens average), exp(-(L-τ)²/2) up to L (few tokens dominate), τ - b_n above (the largest token is the output).
@@ -157,7 +158,7 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
 
 
 def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
-    """E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1, by the three-piece law: shape (sizes,) [V].
+    """Error E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1, by the three-piece law: (sizes,) (verified).
 
     In units of the tokens' standard deviation. Within 25% of the measured average for n from 1e3 to 1e9 and H ≤ 3.
 
@@ -174,7 +175,7 @@ def query_error(
     covariance: ArrayLike, A: ArrayLike, queries: ArrayLike, sizes: ArrayLike,
     *, V: ArrayLike | None = None, mean: ArrayLike | None = None, own: bool = False,
 ) -> Array:  # fmt: skip
-    """Exact E|Γ_n(x) - Γ(x)|² over samples of n Gaussian tokens at given queries: (queries, sizes).
+    """Exact mean square output error E|Γ_n(x) - Γ(x)|² over n Gaussian tokens at given queries: (queries, sizes).
 
     Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
     and the mean zero when absent. With `own`, the query is one of the n tokens; otherwise it is independent of them.
@@ -208,12 +209,12 @@ def output_error(
     covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike,
     *, V: ArrayLike | None = None, mean: ArrayLike | None = None, mask_self: bool = False,
 ) -> Array:  # fmt: skip
-    """Root mean square output error over queries and samples of n Gaussian tokens, without sampling: (sizes,) [V].
+    """Predicted root mean square output error over queries and samples of n Gaussian tokens: (sizes,) (verified).
 
     At each query the expectation over tokens is exact (`query_error`). The expectation over queries is a quadrature in
     d = 1 and an average over `QUERY_POINTS` points in d > 1, accurate to 1.4% up to n = 1e10 (for d up to 64, flat and
     1/k spectra, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` excludes the query's own
-    token from its softmax, which leaves n - 1 others; otherwise it is one of the n.
+    token from the softmax, which leaves n - 1 tokens; otherwise the query is one of the n tokens.
 
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]
@@ -225,10 +226,10 @@ def output_error(
 
 
 def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLike | None = None) -> Array | None:
-    """E|error of the mean output| over n Gaussian tokens: shape (sizes,), or None where no accurate prediction exists.
+    """E|error of the output averaged over queries|, for n Gaussian tokens: (sizes,), or None if not predictable.
 
-    In d = 1 the finite-n law of the influence function, for H ≤ 2 [V up to H = 1]; in d > 1 its Gaussian limit, for
-    H < 1 [V for ‖B‖_F ≤ 1: within 10% from n = 300 on; H for larger ‖B‖_F, where it overpredicts].
+    In d = 1 the finite-n law of the influence function, for H ≤ 2 (verified up to H = 1); in d > 1 its Gaussian limit,
+    for H < 1 (verified for ‖B‖_F ≤ 1, within 10% from n = 300 on; a heuristic that overpredicts for larger ‖B‖_F).
 
     >>> theory.mean_error(np.eye(2), 0.3 * np.eye(2), [100, 10_000]).round(4).tolist()
     [0.1637, 0.0164]
@@ -244,7 +245,7 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
 
 
 def expected_norm(covariance: ArrayLike) -> float:
-    """E|N(0, C)| = (2√π)^{-1} ∫ (1 - Π_i (1 + 2 s λ_i)^{-1/2}) s^{-3/2} ds over s > 0, λ the eigenvalues of C."""
+    """Expected length E|N(0, C)| = (2√π)^{-1} ∫_0^∞ (1 - Π_i (1 + 2 s λ_i)^{-1/2}) s^{-3/2} ds, λ eigenvalues of C."""
     eigenvalues = np.clip(np.linalg.eigvalsh(as_array("covariance", covariance, ndim=2)), 0.0, None)
     total = float(eigenvalues.sum())
     if total == 0.0:
@@ -255,7 +256,7 @@ def expected_norm(covariance: ArrayLike) -> float:
 
 
 def _query_points(B: Array) -> tuple[Array, Array]:
-    """Quadrature points (m, d) and weights (m,) of N(0, I) for averages of functions of the tilt B z.
+    """Quadrature points z (m, d) and weights (m,) for averages over queries z ~ N(0, I) of functions of the tilt B z.
 
     In d > 1 the error at large n comes from rare queries with a large tilt. Importance sampling therefore takes points
     from a mixture of N(0, I) and the wider laws N(0, (I - 2λBᵀB)^{-1}), λ such that the root mean square of |B z| is
@@ -284,7 +285,7 @@ def _query_points(B: Array) -> tuple[Array, Array]:
 
 
 def _even_normal(dim: int, count: int) -> Array:
-    """Low-discrepancy points (count, dim) of N(0, I), with lengths at even quantiles of the χ law.
+    """Quasi-random (low-discrepancy) points (count, dim) of N(0, I), with lengths at even quantiles of the χ law.
 
     The lengths matter most for the error, and points that are even by coordinate have uneven lengths.
     """

@@ -1,6 +1,6 @@
-"""Exact law of the infinite-replicate bootstrap: the error of attention over n tokens sampled from given tokens [P].
+"""Exact expected squared error of attention over n tokens drawn from given tokens, computed without drawing (proved).
 
-The given tokens are the pilot. With W = e^{score} of a token, v its value, Γ the limit at a query and d = v − Γ,
+The given tokens are the pilot. With W = e^{score} of a token, v its value, Γ the output over all tokens and d = v − Γ,
 the output over n independent tokens is Γ + Σ W d / Σ W. Since 1/Z² = ∫ s e^{−sZ} ds and the tokens are independent,
 
     E|Γ_n − Γ|² = ∫ s [ n a₂ (1−q)^{n−1} + n(n−1) |a₁|² (1−q)^{n−2} ] ds,
@@ -20,10 +20,10 @@ For n near M, sampling without replacement matters. If each token is kept with p
 
 It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures against its pool.
 
-All of these are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first: each is
-split between the two nodes next to its W such that count and weight are preserved. The cost after binning does not
-depend on M, and the exponentials are those of the nodes, the same for all queries. Nodes are logarithms, and sums are
-kept relative to the weight of their node, so that weights of any range neither overflow nor vanish.
+All of these are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first on a grid
+of weights (nodes): each token is split between the two nodes next to its W such that count and weight are preserved.
+The cost after binning does not depend on M, and all queries share the exponentials of the nodes. Nodes are stored as
+logarithms, and sums relative to the weight of their node, so that weights of any range neither overflow nor vanish.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.theory import weight_nodes as grid
 from limitlens.theory.weight_nodes import GAP, MAX_EXPONENT, STEP, powers, scaled_weights, unit_logs
 
-MAX_LOG_ATOM = 60.0  # logarithm of an atom's weight from which on the atom is the whole output
+MAX_LOG_ATOM = 60.0  # log-weight from which on an atom (token in every sample) is the whole output
 MAX_BLOCK = 2176  # queries times (values + 2) per block: tables of larger blocks exceed the processor's caches
 NO_TOKEN = "a query sees no token of the pilot, or a score is not a number; expected finite scores"
 
@@ -56,7 +56,7 @@ SUBSETS = np.array([np.ones(PARTS), *(halving == side for side in (0, 1) for hal
 
 @dataclass(frozen=True, eq=False)
 class PilotErrors:
-    """Expected squared error and squared output at every query and size, both (queries, sizes)."""
+    """Expected squared errors and outputs of attention over n tokens sampled from a pilot, each (queries, sizes)."""
 
     error: Array  # without replacement, over 1 − n/M, for n near M; with replacement otherwise
     output: Array  # squared length of the expected output, which relative errors divide by
@@ -66,7 +66,7 @@ class PilotErrors:
 
     @classmethod
     def of(cls, stacked: Array) -> Self:
-        """Split the stack (27, queries, sizes) that `BinnedTokens.errors` returns."""
+        """Make a `PilotErrors` from the stack (27, queries, sizes) of fields that `BinnedTokens.errors` returns."""
         halves, outputs = stacked[3:].reshape(2, 2, len(HALVINGS), *stacked.shape[1:])
         return cls(stacked[0], stacked[1], stacked[2], halves, outputs)
 
@@ -77,7 +77,10 @@ Bags: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int32], NDArray[Any], 
 
 
 def sparse_bags(ends: Any, places: Any, weights: Any, rows: Any) -> Any:
-    """The sums of `Bags` as a product with a sparse matrix."""
+    """Weighted sums (bags, w) of the rows (M, w) in each bag, as in `Bags`, by a product with a sparse matrix.
+
+    Bag b holds `rows[places[k]]` times `weights[k]` for k from `ends[b]` to `ends[b + 1]` − 1.
+    """
     return sparse.csr_array((weights, places, ends), shape=(len(ends) - 1, len(rows))) @ rows
 
 
@@ -128,14 +131,14 @@ def pilot_errors(
 
 
 def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
-    """The part of each token, (M,): tokens of a quarter alternate between its two parts."""
+    """Part 0 to 7 of each of M tokens, (M,): tokens of a quarter 0 to 3 alternate between the quarter's two parts."""
     place = np.arange(tokens)
     return 2 * (place * QUARTERS // tokens if quarters is None else quarters) + place % 2
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """The tokens of a pilot without their scores, shared by all queries."""
+    """Values and parts of the M tokens of a pilot, which do not depend on the query (scores do)."""
 
     carried: NDArray[Any]  # (M, v + 2): centred values c, 1 and |c|², in the precision of the sums
     middle: Array  # (v,): mean of the values
@@ -143,9 +146,9 @@ class Pilot:
 
 
 def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Array, rows: int, dtype: Any) -> Any:
-    """Sparse matrix (rows, M) of the weights that tokens (M, m) give to the rows of their lower and upper nodes.
+    """Sparse matrix (rows, M) that splits each token's weight between the nodes next to it, `upper` of it to the upper.
 
-    Weights are relative to those of the node; `shrink` is the weight of the lower node over that of the upper one.
+    All are (M, m): `ratio` is the token's weight over the lower node's, `shrink` the lower node's over the upper's.
     """
     tokens, queries = row.shape
     share = np.empty((tokens, 2, queries), dtype)
@@ -161,7 +164,7 @@ def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Arra
 
 @dataclass(frozen=True, eq=False)
 class BinnedTokens:
-    """A pilot binned on K nodes in each of its parts, for m queries: NumPy arrays, or torch tensors on a device."""
+    """Tokens of a pilot binned by weight on K nodes, by part, for m queries: NumPy arrays, or tensors on a device."""
 
     log_s: Array  # (S,): logarithms of the quadrature points
     tokens: Array  # (parts,): number of tokens
@@ -178,9 +181,9 @@ class BinnedTokens:
 
     @classmethod
     def of(cls, logs: Array, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
-        """Bin M tokens for m queries from their log-weights (M, m), which are overwritten.
+        """Bin the M tokens of a pilot for m queries by their log-weights `logs` (M, m), which are overwritten.
 
-        Weights are normalised to mean 1; the second result is the logarithm (m,) of their mean before that.
+        Weights are normalised to mean 1; the second result (m,) is the logarithm of the mean before normalisation.
         """
         tokens, queries = logs.shape
         log_mean = np.log(np.exp(logs).mean(0, dtype=np.float64))
@@ -215,9 +218,9 @@ class BinnedTokens:
         return binned, log_mean
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
-        """The fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with it.
+        """Fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with the atom if given.
 
-        An atom is a pair of weights (m,) and values (m, v).
+        An `atom` (a sink token in every sample) is a pair of weights (m,) and values (m, v), one for each query.
         """
         xp, log_s, tokens = self.xp, self.send(self.log_s[:, None]), float(self.tokens.sum())
         at, _ = scaled_weights(xp, log_s, self.node)
@@ -245,20 +248,21 @@ class BinnedTokens:
         return xp.stack([xp.concatenate((first[None], out[:1], error, out[1:])) for first, (error, out) in both])
 
     def _product(self, factors: tuple[Any, ...], table: Any) -> Any:
-        """Stacked factors (..., K) times a table, in the table's precision."""
+        """Matrix product of stacked factors (..., K) with a table (parts, K, columns), in the table's precision."""
         rows = self.xp.asarray(self.xp.stack(factors).reshape(-1, len(self.node)), dtype=self.table.dtype)
         return self._held(self.matmul(rows, table))
 
     def _held(self, array: Any) -> Any:
-        """The array in the table's precision on a CPU, whose caches hold more float32 numbers; in float64 on a GPU."""
+        """The array converted to the table's precision on a CPU, where float32 fits the cache; to float64 on a GPU."""
         return self.xp.asarray(array, dtype=self.table.dtype if self.xp is np else self.xp.float64)
 
     def _with_replacement(
         self, n: Array, log_s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
     ) -> list[tuple[Any, Any]]:
-        """Squared errors and squared outputs, each (c, m, sizes), for samples from each of the c `SUBSETS`.
+        """Expected squared errors and outputs, each (c, m, sizes), of n tokens drawn with replacement.
 
-        The list has one pair without the atom and one with it. Sums are (parts, 2 S or more, m, v + 2).
+        The tokens come from each of the c `SUBSETS` of the pilot. The list has one pair without the atom (sink token in
+        every sample) and one with the atom. `sums` are (parts, 2 S or more, m, v + 2).
         """
         xp, size, s = self.xp, self.send(n), self.xp.exp(log_s.clip(None, MAX_EXPONENT))
         shares = self.send(SUBSETS / (SUBSETS @ self.tokens)[:, None])  # (c, parts): averages over a subset's tokens
@@ -307,15 +311,15 @@ class BinnedTokens:
         return found
 
     def _dot(self, rows: Any, vector: Any) -> Any:
-        """Inner products of rows (c, S, m, v) with rows of the same shape, or with one vector per query (c, m, v)."""
+        """Inner products (c, S, m) of rows (c, S, m, v) with rows of equal shape or one vector per query (c, m, v)."""
         return self.xp.einsum("csmv,csmv->csm" if vector.ndim == 4 else "csmv,cmv->csm", rows, self._held(vector))
 
     def _without_replacement(
         self, n: Array, log_s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> list[Any]:
-        """Squared errors (m, sizes) for samples without replacement from the whole pilot, over 1 − n/M.
+        """Expected squared errors (m, sizes) of n of the pilot's M tokens without replacement, divided by 1 − n/M.
 
-        The list has one array without the atom and one with it.
+        The list has one array without the atom (sink token in every sample) and one with the atom, if given.
         """
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
         counted = points > np.log(grid.SMALLEST_S / n[:, None])

@@ -19,7 +19,7 @@ check_size = partial(check_number, "n", expected="a number of tokens of at least
 
 
 def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
-    """Asymptotic E|mean output|, ln(4) σ / (2 √(2 ln n)), for tokens N(0, σ²), σ = `scale` [P].
+    """Asymptotic E|mean output| of hardmax attention, ln(4) σ / (2 √(2 ln n)), over n tokens N(0, `scale`²) (proved).
 
     The error is 45% at n = 1e2, 5.5% at 1e4 and 2.9% at 1e6, since corrections are logarithmic in n.
 
@@ -30,9 +30,10 @@ def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
 
 
 def hardmax_finite(n: float, scale: float = 1.0) -> float:
-    """E|mean output| at finite n, σ √(I² + (2/π) E[max]²/n) with I = ∫ Φⁿ (1 - Φⁿ) [V].
+    """E|mean output| of hardmax attention over n tokens N(0, `scale`²) at finite n (verified).
 
-    I would be E|max + min|/2 if max and -min were independent; the second term comes from the imbalance N₊ - N₋.
+    σ √(I² + (2/π) E[max]²/n) with I = ∫ Φⁿ (1 - Φⁿ), which would be E|max + min|/2 if max and -min were independent;
+    the second term comes from the imbalance N₊ - N₋ between positive and negative queries.
     Measured over predicted is 1.17 at n = 10, 1.06 at 1e2, 1.015 at 1e3 and within 0.5% from 1e4 on for A > 0; for
     A < 0 it is 0.78, 0.94 and 0.975, because N₊ and the largest token are not independent.
 
@@ -44,12 +45,12 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
 
 
 def finite_status(n: float) -> Status:
-    """Status of `hardmax_finite` at n: below 1,000 tokens its error is up to 22% and depends on the sign of A."""
+    """Status of `hardmax_finite` at n tokens: heuristic below 1,000, where errors reach 22% and depend on A's sign."""
     return Status.VERIFIED if n >= FINITE_FROM else Status.HEURISTIC
 
 
 def extremes(n: float) -> tuple[float, float]:
-    """E[max] and I = ∫ Φⁿ (1 - Φⁿ) for n standard normal tokens."""
+    """Expected maximum of n standard normal tokens, and I = ∫ Φⁿ (1 - Φⁿ), Φ the normal distribution function."""
     # Both integrands are analytic and decay fast, so the trapezoid rule is exact to rounding at this step.
     x, step = np.linspace(-10.0, sqrt(2.0 * log(n)) + 10.0, 4001, retstep=True)
     log_power = log_ndtr(x)

@@ -22,7 +22,7 @@ _scale = partial(check_number, "the scale", expected="a positive number", closed
 
 
 class Existence(Outcome):
-    """Whether attention at a tilt has an infinite-token limit, and with which error law."""
+    """Whether attention at a tilt has an infinite-token limit, and which limit law its error follows."""
 
     NORMAL = "limit with a central limit theorem", "the output converges like n^(-1/2) with a Gaussian error"
     STABLE = (
@@ -33,7 +33,9 @@ class Existence(Outcome):
 
 
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
-    """Limit Γ = ∇K(t) of Laplace tokens, coordinates 2b² t_i / (1 - b² t_i²), for |t_i| < 1/b: (..., d) to (..., d).
+    """Infinite-token limit Γ = ∇K(t) of attention over Laplace tokens of scale b at tilts t (..., d): shape (..., d).
+
+    Coordinates are 2b² t_i / (1 - b² t_i²), for |t_i| < 1/b.
 
     >>> theory.laplace_limit([[0.5]], scale=1.0).round(4).tolist()
     [[1.3333]]
@@ -50,14 +52,14 @@ def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
 
 @dataclass(frozen=True)
 class HeavyLaw:
-    """Predictions for attention over heavy-tailed tokens at one tilt."""
+    """Existence of the limit and predicted numbers for attention over heavy-tailed tokens at one tilt."""
 
     existence: Existence
     predictions: tuple[Prediction, ...]  # rate, participation (limit of E Σw²), growth (exponent or logarithmic slope)
 
 
 def laplace_law(tilt: float, scale: float) -> HeavyLaw:
-    """Attention over one-dimensional Laplace tokens of scale b at the tilt t ≥ 0.
+    """Predictions for attention over one-dimensional Laplace tokens of scale b at the tilt t ≥ 0.
 
     - b t < 1/2: rate n^{-1/2}.
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
@@ -84,10 +86,10 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
 
 
 def student_law(degrees: float) -> HeavyLaw:
-    """Attention over Student tokens with ν degrees of freedom at any tilt but zero: no limit, as in hardmax attention.
+    """Predictions for attention over Student tokens with ν = `degrees` of freedom at any tilt but zero: no limit.
 
-    K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and exceeds the second by a gap of the same order,
-    so its weight tends to 1 and the output grows like n^{1/ν}.
+    K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and exceeds the second by a gap of that order, so
+    its weight tends to 1, as in hardmax attention, and the output grows like n^{1/ν}.
 
     >>> theory.student_law(3.0).existence.value
     'no limit'

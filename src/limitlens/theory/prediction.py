@@ -18,7 +18,7 @@ check_level = partial(check_number, "level", expected="between 0 and 1, such as 
 
 
 class Status(Outcome):
-    """How far a prediction can be trusted; the value is the word shown next to the number."""
+    """How far a prediction can be trusted; the value of a member is the word shown next to the predicted number."""
 
     PROVED = "proved", "a theorem of the literature"
     VERIFIED = "verified", "derived for this project and confirmed by a simulation that runs in its tests"
@@ -38,23 +38,23 @@ class Prediction:
     reference: str = DERIVED
 
     def as_dict(self) -> dict[str, Any]:
-        """The prediction as a JSON-ready mapping, without its name."""
+        """Value, status, formula, reference and note of the prediction as a JSON-ready dictionary, without the name."""
         note = {"note": self.note} if self.note else {}
         return predicted(self.value, self.status, formula=self.formula, reference=self.reference, **note)
 
 
 def predicted(value: Any, status: Status, **more: Any) -> dict[str, Any]:
-    """The JSON form of a predicted number or array: value, status, and where known formula, reference and note."""
+    """Dictionary for JSON of a predicted number or array: value, status, and in `more` formula, reference or note."""
     return {"predicted": value, "status": status.value, **more}
 
 
 def as_sizes(sizes: ArrayLike) -> Array:
-    """Numbers of tokens n as an array (sizes,), from one number or several."""
+    """Array (sizes,) of numbers of tokens n, from one number or a sequence of numbers."""
     return np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
 
 
 def value_matrix(V: ArrayLike | None, dim: int) -> Array:
-    """The value matrix V as a (d_out, dim) array; the identity where V is None."""
+    """Value matrix V as an array (d_out, dim): the identity if V is None, an `InputError` if the shape is wrong."""
     if V is None:
         return np.eye(dim)
     matrix = as_array("V", V, ndim=2)

@@ -1,4 +1,8 @@
-"""Exponents β of the decay n^{-β} of attention's error over n sub-Gaussian tokens: proved, drawn and sharp.
+"""Exponents β (rates) of the decay n^{-β} of attention's error over n sub-Gaussian tokens: proved, drawn and sharp.
+
+H = ‖Σ^{1/2} A Σ^{1/2}‖₂ is the horizon and Ψ the coupling of a head (`spectrum.Reach`). "Drawn" exponents are those
+that the literature draws next to its measurements.
+
 
 Two kinds of error have different exponents and must not be compared: the error of the moments of the outputs (mean and
 covariance over queries, `rate_sharp`) and the root mean square output error (`rate_sharp_output`).
@@ -26,7 +30,9 @@ STRICTLY_SUBGAUSSIAN = (Gaussian, Sphere, Ball, Cube)
 
 
 def rate_proved(coupling: float) -> float:
-    """Proved exponent of the moments, 1 / (2 (1 + 32 Ψ)), with Ψ of a variance proxy of the tokens [P].
+    """Proved exponent 1 / (2 (1 + 32 Ψ)) of the error of the outputs' mean and covariance over queries.
+
+    Ψ is the coupling of the head, computed from a variance proxy of the tokens.
 
     >>> round(theory.rate_proved(1.0), 4)
     0.0152
@@ -35,7 +41,7 @@ def rate_proved(coupling: float) -> float:
 
 
 def rate_drawn_coupling(coupling: float) -> float:
-    """Exponent that the literature draws from the coupling Ψ, 1 / (2 (1 + Ψ)).
+    """Exponent 1 / (2 (1 + Ψ)) of the error, Ψ the coupling, that the literature draws next to measurements.
 
     >>> theory.rate_drawn_coupling(1.0)
     0.25
@@ -44,7 +50,7 @@ def rate_drawn_coupling(coupling: float) -> float:
 
 
 def rate_drawn(horizon: float) -> float:
-    """Exponent that the literature draws from the horizon H, 1 / (2 (1 + H²)): a valid bound, not the rate.
+    """Exponent 1 / (2 (1 + H²)), H the horizon, that the literature draws: a lower bound of the rate, not the rate.
 
     >>> round(theory.rate_drawn(1.5), 4)
     0.1538
@@ -53,7 +59,9 @@ def rate_drawn(horizon: float) -> float:
 
 
 def rate_sharp(horizon: float) -> float:
-    """Sharp exponent of both moments for Gaussian tokens, min(1/2, 1 / (1 + H²)) [V in d = 1, H in d > 1].
+    """Sharp exponent min(1/2, 1 / (1 + H²)) of the error of the outputs' mean and covariance, for Gaussian tokens.
+
+    H is the horizon. Verified in d = 1, heuristic in d > 1.
 
     >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
     (0.5, 0.3077)
@@ -62,7 +70,7 @@ def rate_sharp(horizon: float) -> float:
 
 
 def rate_sharp_output(horizon: float) -> float:
-    """Exponent of the root mean square output error over the queries of one sample, min(1/2, 1 / (1 + 2 H²)) [H].
+    """Exponent min(1/2, 1 / (1 + 2 H²)) of the root mean square output error over queries of one sample (heuristic).
 
     >>> round(theory.rate_sharp_output(1.5), 4)
     0.1818
@@ -71,10 +79,10 @@ def rate_sharp_output(horizon: float) -> float:
 
 
 def rate_rms_output(horizon: float) -> float:
-    """Exponent of the output error squared over queries and replicates, min(1/2, (√(1 + 4/H²) - 1) / 4) [V].
+    """Exponent of the root mean square output error over queries and replicates (verified).
 
-    The exact curve (`limitlens.theory.curve.output_error`) has this slope. `rate_sharp_output` describes one typical
-    sample, which lacks the rare tokens that carry the second moment.
+    min(1/2, (√(1 + 4/H²) - 1) / 4), the slope of the exact curve (`limitlens.theory.curve.output_error`).
+    `rate_sharp_output` describes one typical sample, which lacks the rare tokens that carry the second moment.
 
     >>> round(theory.rate_rms_output(1.5), 4)
     0.1667
@@ -84,9 +92,10 @@ def rate_rms_output(horizon: float) -> float:
 
 
 def rate_rms(horizon: float) -> float:
-    """Exponent of the root mean square over replicates of the moment errors, min(1/2, (√(1 + 8/H²) - 1) / 4) [H].
+    """Exponent of the root mean square, over replicates, of the error of the outputs' mean and covariance (heuristic).
 
-    For H > 1 it is smaller than `rate_sharp`, which describes E|·|: rare replicates carry the second moment.
+    min(1/2, (√(1 + 8/H²) - 1) / 4). For H > 1 this is smaller than `rate_sharp`, the exponent of the mean absolute
+    error, because rare replicates carry the second moment.
 
     >>> round(theory.rate_rms(1.5), 4)
     0.2836
@@ -97,22 +106,23 @@ def rate_rms(horizon: float) -> float:
 
 @dataclass(frozen=True)
 class SharpLaw:
-    """The sharp law n^{-exponent} (ln n)^{log_power} of a moment error, up to its constant."""
+    """Law n^{-exponent} (ln n)^{log_power} of the error of the outputs' mean or covariance, up to a constant factor."""
 
     exponent: float
     log_power: float
 
     def local_rate(self, n: float) -> float:
-        """Local slope -d ln(error) / d ln n = exponent - log_power / ln n at a finite n > 1."""
+        """Slope -d ln(error) / d ln n = exponent - log_power / ln n of the error curve at a finite n > 1."""
         return self.exponent - self.log_power / log(check_number("n", n, "more than one token", low=1, closed=False))
 
 
 def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> SharpLaw:
-    """Sharp law of a moment error for Gaussian tokens, with its powers of ln n [V in d = 1, H in d > 1].
+    """Sharp law, with powers of ln n, of the error of the outputs' mean or covariance, for Gaussian tokens.
 
     The mean error is n^{-1/2} for H < 1, n^{-1/2} (ln n)^{3/4} at H = 1 and (√ln n / n)^{1/(1+H²)} for H > 1; from
     H = 1 on the covariance has an extra √ln n. If the top singular value of B occurs m times (`multiplicity`), as in a
     flat spectrum, the power of ln n in the mean is (α+m-2)/(2α) for H > 1, α = 1 + 1/H², and (m+2)/4 at H = 1.
+    Verified in d = 1, heuristic in d > 1.
 
     >>> law = theory.sharp_law(1.5)
     >>> round(law.exponent, 4), round(law.log_power, 4)
@@ -130,14 +140,15 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
 
 
 def moments_verified(of: Reach) -> bool:
-    """Whether simulations confirm the laws of the moments of Gaussian tokens at a reach: d = 1, or a small ‖B‖_F."""
+    """Whether simulations confirm the predicted error of the outputs' mean and covariance: d = 1, or a small ‖B‖_F."""
     return of.dim == 1 or of.frobenius <= VERIFIED_FROBENIUS + 1e-9
 
 
 def variance_proxy(law: Measure) -> Array | None:
-    """A variance proxy S (d, d) of a law, K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t, or None if none is known [P].
+    """Variance proxy S (d, d) of a law of tokens X, or None if none is known (proved).
 
-    Theorems on sub-Gaussian tokens use S in place of the covariance, which can be far too small: .99 N(0, .5) +
+    S satisfies K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t, with K(t) = log E exp<t, X>. Theorems on sub-Gaussian tokens
+    use S in place of the covariance, which can be far too small: .99 N(0, .5) +
     .01 N(0, 50) has the variance 0.995 and the smallest proxy 50. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws;
     for a Gaussian mixture an upper bound of its covariances plus D²/4, D the largest distance between two means; for
     another bounded law the square of its radius R. A variable in an interval of length D, or 2R, has the proxy D²/4,
@@ -158,7 +169,7 @@ def variance_proxy(law: Measure) -> Array | None:
 
 
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
-    """The reach of a head computed from a variance proxy instead of the covariance; None if no proxy is known."""
+    """Horizons and coupling of a head with score matrix A, from a variance proxy of the law; None if none is known."""
     proxy = variance_proxy(law)
     return None if proxy is None else reach(proxy, A)
 
@@ -166,7 +177,7 @@ def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
 def predictions(
     of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
 ) -> list[Prediction]:
-    """Every exponent predicted for a head of the given reach, each with its status.
+    """Every predicted exponent of the error's decay for a head with the given spectral quantities, with its status.
 
     Formulas that are verified for `gaussian` tokens are only heuristic for other laws. `compact` (bounded) tokens have
     the exponent 1/2 in the end. `proxy_coupling` is Ψ of a variance proxy of tokens that are not Gaussian; without one

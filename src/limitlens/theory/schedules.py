@@ -1,12 +1,12 @@
-"""Schedules of the inverse temperature β for a context that grows from n₀ to n keys.
+"""Schedules of the inverse temperature β of attention for a context that grows from n₀ to n keys.
 
     constant      β = β₀
     log           β = β₀ ln n / ln n₀               (Chen, Lin, Polyanskiy, Rigollet 2025; SSMax, Qwen)
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-`compare_schedules` gives θ, the effective number of keys 1/EΣw² and the entropy along each of them. They are exact at
-every n for a known law of the keys, and those of the scaling limit if only the local power law is known.
+`compare_schedules` gives the control parameter θ, the effective number of keys 1/EΣw² and the entropy for each
+schedule: exact at every n for a known law of the keys, those of the scaling limit if only the local power law is known.
 """
 
 import math
@@ -26,7 +26,7 @@ from limitlens.theory.scaling.weights import entropy, participation
 
 @dataclass(frozen=True)
 class ScheduleStep:
-    """The state of attention under one schedule at one context length."""
+    """Inverse temperature, effective number of keys, entropy and regime of attention under one schedule at n keys."""
 
     n: float
     beta: float
@@ -37,22 +37,28 @@ class ScheduleStep:
 
 
 def log_scale(n: ArrayLike, first: float) -> Array:
-    """Factor ln n / ln n₀ on the scores: keeps the entropy of equal scores (Chiang and Cholak, arXiv 2202.12172)."""
+    """Factor ln n / ln n₀ on the scores of n keys, n₀ = `first`, which keeps the entropy of equal scores.
+
+    Chiang and Cholak, arXiv 2202.12172.
+    """
     return np.asarray(np.log(n) / math.log(first))
 
 
 def yarn_scale(n: ArrayLike, first: float) -> Array:
-    """Factor (0.1 ln(n/n₀) + 1)² on the scores, as fitted for YaRN (arXiv 2309.00071)."""
+    """Factor (0.1 ln(n/n₀) + 1)² on the scores of n keys, n₀ = `first`, as fitted for YaRN (arXiv 2309.00071)."""
     return np.asarray((0.1 * np.log(np.asarray(n) / first) + 1) ** 2)
 
 
 def entropy_scale(n: ArrayLike, first: float, dim: int) -> Array:
-    """Factor √((1 − n^{−2/d}) / (1 − n₀^{−2/d})) of entropy invariance, d the head dimension (arXiv 2501.08570)."""
+    """Factor on the scores of n keys that keeps the entropy of attention at its value for n₀ = `first` keys.
+
+    √((1 − n^{−2/d}) / (1 − n₀^{−2/d})), d = `dim` the head dimension (entropy invariance, arXiv 2501.08570).
+    """
     return np.asarray(np.sqrt((1 - np.asarray(n, float) ** (-2 / dim)) / (1 - first ** (-2 / dim))))
 
 
 def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], float]]:
-    """The schedules by name, each a function from n to β, that start with β₀ = `beta` at n₀ = `first`."""
+    """Schedules by name, each a function from the number of keys n to β, with β = `beta` at n = `first`."""
     theta = control.theta(first, beta, law)
     return {
         "constant": lambda n: beta,
@@ -63,7 +69,7 @@ def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], fl
 
 
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
-    """Every schedule at growing context lengths, all with the same `beta` at the first of them.
+    """Steps of every schedule, by name, at growing context lengths `sizes`; all start with `beta` at the first length.
 
     >>> schedules = theory.compare_schedules([1000, 10_000], 100.0, theory.uniform(5))
     >>> {name: round(steps[-1].sharing_keys, 2) for name, steps in schedules.items()}

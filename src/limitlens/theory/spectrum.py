@@ -1,4 +1,4 @@
-"""Spectral quantities of a head on which the rates depend: horizons, coupling, singular values.
+"""Spectral quantities of a head on which the rates of its error depend: horizons, coupling, singular values.
 
 Σ is the covariance of the tokens and A the score matrix: token X has the score <X, A x> for query x, with the factor
 1/√k included in A. The rates depend on B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
@@ -16,7 +16,7 @@ from limitlens.measures._shared import symmetric_root
 
 @dataclass(frozen=True)
 class Reach:
-    """Spectral quantities of one head over one law of tokens."""
+    """Horizons, coupling and other spectral quantities of one head over one law of tokens."""
 
     horizon: float  # two-sided, H = ‖Σ^{1/2} A Σ^{1/2}‖₂
     horizon_one_sided: float  # ‖Σ^{1/2} A‖₂
@@ -27,7 +27,7 @@ class Reach:
     multiplicity: int  # number of singular values of B that equal the largest up to a factor 1 - 1e-6
 
     def warnings(self, n: float, *, mask_self: bool = False) -> list[str]:
-        """Reasons why the slopes of error curves at n tokens are not rates, one sentence each [V]."""
+        """Sentences, one for each reason why the slope of an error curve at n tokens is not the asymptotic rate."""
         found = []
         threshold = log(n) + self.frobenius**2 / 2
         if self.trace > threshold and not mask_self:
@@ -45,12 +45,12 @@ class Reach:
 
 
 def square_root(covariance: ArrayLike) -> Array:
-    """Symmetric square root Σ^{1/2} of a (d, d) positive semi-definite matrix."""
+    """Symmetric square root Σ^{1/2} (d, d) of a covariance matrix Σ (d, d); an `InputError` if Σ is not one."""
     return symmetric_root(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
 
 
 def half_whitened(root: Array, A: ArrayLike) -> Array:
-    """Σ^{1/2} A (d, d), from Σ^{1/2} and the score matrix A; an `InputError` if A has another shape."""
+    """Product Σ^{1/2} A (d, d) of `root` = Σ^{1/2} and the score matrix A; an `InputError` if the shapes differ."""
     matrix = as_array("A", A, ndim=2)
     if matrix.shape != root.shape:
         raise InputError(f"A has shape {matrix.shape}; expected {root.shape} to match the covariance")
@@ -58,7 +58,7 @@ def half_whitened(root: Array, A: ArrayLike) -> Array:
 
 
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
-    """B = Σ^{1/2} A Σ^{1/2}, shape (d, d): the score matrix of the whitened tokens.
+    """Score matrix B = Σ^{1/2} A Σ^{1/2} (d, d) of the whitened tokens, from covariance Σ and score matrix A.
 
     >>> theory.whitened([[4.0]], [[0.5]]).tolist()
     [[2.0]]
@@ -68,7 +68,7 @@ def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
 
 
 def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
-    """Spectral quantities of a head from the covariance Σ of the tokens and its score matrix A, both (d, d).
+    """Horizons, coupling and other spectral quantities of a head, from token covariance Σ and score matrix A (d, d).
 
     >>> found = theory.reach([[4.0]], [[0.5]])
     >>> found.horizon, found.horizon_one_sided, found.coupling

@@ -1,7 +1,7 @@
-"""Nodes at which the exact bootstrap (`exact_bootstrap`) evaluates e^{−sW}, and its quadrature points s.
+"""Grid of softmax weights (nodes) and quadrature points s of `exact_bootstrap`, which evaluates e^{−sW} on them.
 
 Nodes and points are logarithms, and sums over tokens are relative to the weight of their node, so that weights of any
-range neither overflow nor vanish. `xp` is NumPy or torch, the library of the arrays.
+range neither overflow nor vanish. M is the number of tokens, m of queries. `xp` is NumPy or torch.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from limitlens.errors import Array
 
 STEP = 0.8  # step of log s: the trapezoidal rule is within 3e-4 of that with a step of 0.1
 GAP = 0.125  # spacing of the logarithms of the nodes: squared errors are within 3e-3
-SMALLEST_S = 0.02  # times 1 / the largest n: first point s; below it the integrand is negligible
+SMALLEST_S = 0.02  # the first point s is this over the largest n; the integrand is negligible below
 WIDE_RANGE = 100.0  # range of the nodes from which on `close_gaps` is applied
 MAX_GAP = 30.0  # a token e^30 times heavier than the next one is the whole output of every sample that contains it
 MAX_RANGE = 400.0  # log-weights further below the largest are raised to this after closing gaps, which bounds the cost
-MAX_EXPONENT = 300.0  # of s and of s W: e^{−sW} has long been zero there
+MAX_EXPONENT = 300.0  # largest logarithm of s and of s W: e^{−sW} is zero there
 RARE = 1e-8  # probability that no token of the smallest sample is heavier than 3/s, at the last s
 
 # The lightest tokens share a node: below the FAINT_SHARE quantile of the weights, less FAINT_MARGIN as a logarithm,
@@ -27,10 +27,10 @@ SUBSAMPLE, MIN_FAINT = 512, 16
 
 
 def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Log-weights (M, m) with every gap between neighbours in order of weight reduced to at most `MAX_GAP`.
+    """Log-weights (M, m) of tokens for m queries, with gaps between neighbours in weight reduced to at most `MAX_GAP`.
 
     The output of a sample depends on the heaviest of its tokens and on those within `MAX_GAP` of it, to a relative
-    error of M e^{−MAX_GAP}; smaller gaps need fewer nodes. Log-weights (m,) of an atom keep their place in the order.
+    error of M e^{−MAX_GAP}; smaller gaps need fewer nodes. The second result is the shifted log-weight (m,) of an atom.
     """
     rows = logs if atom is None else np.vstack((logs, atom))
     order = np.argsort(-rows, axis=0)
@@ -47,7 +47,7 @@ def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[ND
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Logarithms (K,) of nodes for log-weights from low to high, and the logarithm one spacing below the second node.
+    """Log-weights (K,) of the nodes that cover log-weights from `low` to `high`, and the one a `GAP` below node 1.
 
     The first node is −∞ (weight 0), for hidden tokens; the others are multiples of GAP, one grid for all queries.
     """
@@ -56,34 +56,34 @@ def nodes(low: float, high: float) -> tuple[Array, float]:
 
 
 def lightest_share(n: Array) -> float:
-    """The fraction of lightest tokens of which the smallest sample consists entirely with probability `RARE`."""
+    """Fraction p such that the smallest sample holds only tokens of the lightest fraction p with probability `RARE`."""
     return float(RARE ** (1 / n.min()))
 
 
 def points(n: Array, lightest: float) -> Array:
-    """Logarithms (S,) of the quadrature points s; `lightest` is the log-weight at the `lightest_share` quantile."""
+    """Logarithms (S,) of the quadrature points s for sizes n; `lightest` is the `lightest_share` quantile of logs."""
     start = np.log(SMALLEST_S / n.max())
     return np.arange(start, max(start + 12, np.log(3) - lightest) + STEP, STEP)
 
 
 def scaled_weights(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
-    """s W at points (S, 1) and nodes (K,), and s times the weights that sums are relative to.
+    """Products s W of points `log_s` (S, 1) and nodes (K,), and s times the unit of the sums at each node: (S, K) each.
 
-    Both are equal but for the first node: its weight is 0, and its sums are relative to the weight of the second.
+    The two results differ only at the first node, of weight 0, whose sums are in units of the second node's weight.
     """
     relative = xp.exp((log_s + unit_logs(xp, node)).clip(None, MAX_EXPONENT))
     return xp.where(xp.isfinite(node), relative, xp.zeros_like(relative)), relative
 
 
 def unit_logs(xp: Any, node: Any) -> Any:
-    """Logarithms (K,) of the weights that the sums at the nodes are relative to."""
+    """Logarithms (K,) of the units of the sums at the nodes: the node's weight, for the first node the second's."""
     return xp.concatenate((node[1:2], node[1:]))
 
 
 def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
-    """s W e and s² W² e at points (S, 1) and nodes (K,), e = e^{−sW}: the factors of c, 1 and |c|² in the integrand.
+    """Factors s W e and s² W² e of the integrand, e = e^{−sW}, at points `log_s` (S, 1) and nodes (K,): (S, K) each.
 
-    For s < 1 the first uses e − 1 in place of e: sums about the limit are the same, and nothing cancels.
+    For s < 1 the first factor uses e − 1 in place of e, which leaves sums of centred values unchanged and cancels less.
     """
     at, relative = scaled_weights(xp, log_s, node)
     lost = xp.expm1(-at)
@@ -91,7 +91,7 @@ def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
 
 
 def lowest_log(logs: Array, n: Array) -> float:
-    """The logarithm of the weight at which the nodes begin: lighter tokens share the first node."""
+    """Log-weight at which the nodes begin, for log-weights `logs` (M, m) and sizes n; lighter tokens share one node."""
     low = logs.min()
     low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
     some = logs[:: max(1, len(logs) // SUBSAMPLE)]
@@ -102,7 +102,7 @@ def lowest_log(logs: Array, n: Array) -> float:
 
 
 def split(logs: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array, Array]:
-    """The lower node of each token (M, m), its weight over that node's, and the fraction that goes to the node above.
+    """Index of the node below each token (M, m), the token's weight over the node's, and its share in the next node.
 
     The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1), and between 0 and w it is W/w, where W/w is the
     second result. `logs` is overwritten.

@@ -1,1 +1,1 @@
-"""Scaling limits of attention from one query over keys on a sphere: averaging, selection and collapse."""
+"""Scaling limits of attention from one query over n keys on a sphere: averaging, selection or collapse onto one key."""

@@ -1,7 +1,7 @@
-"""The control parameter θ (an effective number of keys), the critical scale θ = 1, and regimes of attention.
+"""Control parameter θ (an effective number of keys) of attention over keys on a sphere, and the regimes it separates.
 
-    θ = n E e^{−βD} = n e^{K(β)−β}            exact, for any law of the keys,
-    θ ~ n c Γ(a+1) β^{−a}                     as β grows, when P(D ≤ s) ~ c s^a.
+    θ = n E e^{−βD} = n e^{K(β)−β}            exact, for any law of the gap D between query and key,
+    θ ~ n c Γ(a+1) β^{−a}                     as the inverse temperature β grows, when P(D ≤ s) ~ c s^a.
 
 For θ → ∞ attention averages over many keys (subcritical), for θ of order one a few keys share the weight (critical),
 for θ → 0 it collapses onto the nearest key (supercritical). At θ = 1, β ~ (n c Γ(a+1))^{1/a} with 1/a = 2/α.
@@ -28,14 +28,14 @@ AVERAGING_FROM = 20.0  # effective number of keys 1/EΣw²: in dimension 3 this 
 FROZEN_FROM = 0.9  # EΣw²: in dimension 3 this is θ = 0.1
 _SMALLEST_LOG = -690.0  # smallest log θ
 
-# Each returns its number, or raises an `InputError`.
+# Each function returns its argument, or raises an `InputError`.
 check_keys = partial(check_number, "n", expected="a number of keys of at least 2", low=2)
 check_beta = partial(check_number, "beta", expected="a positive inverse temperature", closed=False)
 check_theta = partial(check_number, "theta", expected="a positive effective number of keys", closed=False)
 
 
 def theta(n: float, beta: float, law: Law) -> float:
-    """Control parameter θ = n E e^{−βD}: exact for a `GapLaw`, asymptotic for a `LocalPower`.
+    """Control parameter θ = n E e^{−βD} of n keys at inverse temperature β: exact for a `GapLaw`, else asymptotic.
 
     >>> law = theory.uniform(5)
     >>> round(theory.theta(10_000, 122.0, law), 4), round(theory.theta(10_000, 122.0, law.local), 4)
@@ -51,7 +51,7 @@ def theta(n: float, beta: float, law: Law) -> float:
 
 
 def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
-    """The β at which n keys have θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a local law.
+    """Inverse temperature β at which n keys have θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a `LocalPower`.
 
     >>> law = theory.uniform(5)
     >>> round(theory.critical_beta(10_000, law), 2), round(theory.critical_beta(10_000, law.local), 2)
@@ -72,7 +72,7 @@ def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
 
 
 def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
-    """The number of keys n at which β gives θ = `target`; θ β^a / (c Γ(a+1)) for a local law.
+    """Number of keys n at which inverse temperature β gives θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`.
 
     >>> law = theory.uniform(5)
     >>> round(theory.critical_n(122.0, law)), round(theory.critical_n(122.0, law.local))
@@ -94,7 +94,10 @@ def regime(participation: float) -> Regime:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The output Γ_n of attention in the subcritical regime, by the central limit theorem."""
+    """Mean, bias and variances of the output Γ_n over n keys when many keys share the weight (large θ).
+
+    By the central limit theorem. D is the gap 1 − <q, k>, and A(β) the mean of <q, k> under weights e^{−βD}.
+    """
 
     mean: float  # the limit of <q, Γ_n>: A_d(β) for uniform keys
     shrinkage: float  # 1 − mean, to full relative accuracy: a/β − (d−1)(d−3)/(8β²) + … for uniform keys
@@ -106,7 +109,7 @@ class Averaging:
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
-    """Mean, bias and variances of the output for large θ: accurate for θ > 10, and the output is Gaussian for θ > 100.
+    """Mean, bias and variances of the output over n keys at β: accurate for θ > 10, Gaussian output for θ > 100.
 
     >>> output = theory.averaging(10_000, 10.0, theory.uniform(5))
     >>> round(output.mean, 4), round(output.effective_sample_size, 1)
@@ -124,7 +127,7 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
 
 
 def collapse_deficit(n: float, beta: float, local: Law) -> float:
-    """Weight off the nearest key as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, for a > 1/2.
+    """Expected weight of all keys but the nearest as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, a > 1/2.
 
     >>> round(theory.collapse_deficit(10_000, 10_000.0, theory.uniform(5)), 4)
     0.0106
@@ -136,7 +139,7 @@ def collapse_deficit(n: float, beta: float, local: Law) -> float:
 
 
 def nearest_distance(n: float, local: Law, rank: int = 1) -> float:
-    """Mean distance E|q − k| of the key of a given rank for large n: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}.
+    """Mean distance E|q − k| of the `rank`-th nearest of n keys, n large: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}.
 
     >>> round(theory.nearest_distance(10_000, theory.uniform(5)), 4)
     0.1377

@@ -29,7 +29,7 @@ from limitlens.theory.scaling.laws import check_dim, uniform
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """Growth rate l(l+d−2) of a mode under the backward heat equation: c_l(t) = c_l e^{l(l+d−2)t}.
+    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation, c_l(t) = c_l e^{l(l+d−2)t}.
 
     >>> theory.heat_growth(2, dim=3)
     6.0
@@ -38,7 +38,7 @@ def heat_growth(degree: int, dim: int) -> float:
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """Growth factor of a small mode in one layer, 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0.
+    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`.
 
     >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
     1.0005
@@ -50,7 +50,7 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 
 @dataclass(frozen=True)
 class ZonalFlow:
-    """Exact map of densities Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by one layer of attention at β.
+    """Evolution of a token density Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by layers of attention at β, exactly.
 
     Modes above `degree` are dropped after each layer: the backward heat equation amplifies the mode l by e^{l²t},
     rounding errors included, so only the band-limited problem is well posed.
@@ -66,7 +66,7 @@ class ZonalFlow:
         check_number("degree", self.degree, "at least one mode", low=1)
 
     def layers(self, coefficients: ArrayLike, count: int) -> Array:
-        """The coefficients c_1, c_2, … after 0, 1, …, count layers: (modes,) to (count + 1, degree)."""
+        """Coefficients c_1, c_2, … of the token density after 0 to `count` layers: (modes,) to (count + 1, degree)."""
         start = as_array("coefficients", coefficients, ndim=1)
         if not 0 < start.size <= self.degree:
             raise InputError(f"{start.size} coefficients were given; expected between 1 and the degree {self.degree}")
@@ -83,7 +83,7 @@ class ZonalFlow:
         return path
 
     def displacement(self, coefficients: Array, t: Array) -> Array:
-        """Change of the polar angle θ of tokens at t = cos θ in one layer: (points,) to angles (points,)."""
+        """Change in one layer of the polar angle θ of tokens at t = cos θ (points,): angles (points,)."""
         modes, slopes = _legendre(t, self.dim, self.degree)
         multiplier, derivative = self._kernel
         full = np.concatenate([[1.0], coefficients])
@@ -91,7 +91,7 @@ class ZonalFlow:
         return np.asarray(np.arctan2(tangential, (full * derivative) @ modes))
 
     def _push(self, coefficients: Array) -> Array:
-        """The modes of the push-forward by T, c_l' = N_l ∫ G_l(T x) f(x) dσ(x)."""
+        """Coefficients of the token density after one layer x → T(x): c_l' = N_l ∫ G_l(T x) f(x) dσ(x)."""
         t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
         images = _legendre(moved, self.dim, self.degree)[0]
@@ -105,19 +105,19 @@ class ZonalFlow:
 
     @cached_property
     def _kernel(self) -> tuple[Array, Array]:
-        """λ_l/λ_0 and λ_l'(β)/λ_0 = λ_{l+1}/λ_0 + (l/β) λ_l/λ_0, each (degree + 1,)."""
+        """Multipliers λ_l/λ_0 of the modes and derivatives λ_l'(β)/λ_0 = λ_{l+1}/λ_0 + (l/β) λ_l/λ_0: (degree + 1,)."""
         ratios = _multipliers(self.beta, self.dim, self.degree + 1)
         return ratios[:-1], ratios[1:] + np.arange(self.degree + 1) / self.beta * ratios[:-1]
 
     @cached_property
     def _nodes(self) -> tuple[Array, Array, Array]:
-        """Quadrature nodes t, their weights, and the modes at the nodes."""
+        """Quadrature nodes t = cos θ, weights, and values (degree + 1, nodes) of the modes G_l at the nodes."""
         t, weight = _sphere_nodes(self.dim, 4 * self.degree + 64)
         return t, weight, _legendre(t, self.dim, self.degree)[0]
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
-    """Exact covariance of N(0, Σ) after 0, 1, … layers: (layers + 1, d, d).
+    """Exact covariance of tokens N(0, Σ) after 0, 1, … layers of attention at `beta`: (layers + 1, d, d).
 
     A layer maps Σ to MΣM, M = Σ(Σ + I/β)^{−1}; the backward heat equation gives Σ − 2tI.
 
@@ -134,23 +134,28 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ; √(1 − √(1 − ε²)) on the circle."""
+    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`.
+
+    √(1 − √(1 − ε²)) on the circle (d = 2).
+    """
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
 
 def token_noise(n: float, beta: float, dim: int) -> float:
-    """Standard deviation, along one direction, of a token's position after a layer with n keys.
+    """Standard deviation, along one direction, of a token's position after a layer of attention over n random keys.
 
-    It is √(tangential variance)/A_d(β), about √(1/(2β n_eff)), averaged over tokens of any density f: the noise at x is
-    that of n f(x) keys, and 1/f averages to one over f.
+    √(tangential variance)/A_d(β), about √(1/(2β n_eff)), averaged over tokens of any density f: the noise at x is that
+    of n f(x) keys, and 1/f averages to one over f.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Root mean square displacement in a layer over its noise, for density 1 + ε cos θ: ~ n^{1/2} β^{−(d+1)/4}.
+    """Ratio of a token's drift in one layer (root mean square) to the noise of n keys: ~ n^{1/2} β^{−(d+1)/4}.
+
+    The token density is 1 + ε cos θ on S^{d−1}, ε = `amplitude`.
 
     >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
     1.225
@@ -161,7 +166,9 @@ def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
 
 
 def visible_until(n: float, dim: int, amplitude: float) -> float:
-    """The β at which drift equals noise for large n, (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope`.
+    """Inverse temperature β up to which the drift of tokens in a layer exceeds the noise of n keys, for large n.
+
+    β = (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope` of the density 1 + `amplitude` cos θ.
 
     >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
     131.7
@@ -172,20 +179,23 @@ def visible_until(n: float, dim: int, amplitude: float) -> float:
 
 
 def _sphere_nodes(dim: int, count: int) -> tuple[Array, Array]:
-    """Gauss nodes t = cos θ of the uniform law on S^{d−1} and their weights, which sum to one."""
+    """Gauss quadrature for the uniform law on S^{d−1}: `count` nodes t = cos θ and weights, which sum to one."""
     power = (dim - 3) / 2
     node, weight = special.roots_jacobi(count, power, power)
     return node, weight / weight.sum()
 
 
 def _multipliers(beta: float, dim: int, degree: int) -> Array:
-    """λ_l/λ_0 for l = 0, …, degree."""
+    """Factors λ_l/λ_0 by which the kernel e^{β<x,y>} multiplies the modes l = 0, …, degree: (degree + 1,)."""
     ratios = [float(radial_mean(beta, dim + 2 * step)) for step in range(degree)]
     return np.concatenate([[1.0], np.cumprod(ratios)])
 
 
 def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:
-    """G_l(t) and G_l'(t) for l ≤ degree, each (degree + 1, nodes): (l+d−2)G_{l+1} = (2l+d−2)tG_l − lG_{l−1}."""
+    """Legendre polynomials G_l(t) in dimension d and derivatives G_l'(t), l ≤ degree, each (degree + 1, nodes).
+
+    By the recursion (l+d−2)G_{l+1} = (2l+d−2)tG_l − lG_{l−1}.
+    """
     value, slope = np.ones((degree + 1, t.size)), np.zeros((degree + 1, t.size))
     value[1], slope[1] = t, 1
     for step in range(1, degree):

@@ -1,6 +1,6 @@
-"""Laws of the gap D = 1 − <q, k> between a unit query and a random unit key.
+"""Laws of the gap D = 1 − <q, k> between a unit query q and a random unit key k.
 
-At large β only the smallest gaps matter, where
+Weights are proportional to e^{−βD}. At large inverse temperature β only the smallest gaps matter, where
 
     P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
 """
@@ -20,16 +20,16 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.radial import radial_K
 
 _NODES = 401
-_SMALLEST_EXPONENT = 0.3  # of α: below it the quadrature misses mass at the singularity
-_LARGEST_EXPONENT = 1000  # of α: above it constants of the sphere overflow float64
+_SMALLEST_EXPONENT = 0.3  # smallest α: the quadrature would miss mass at the singularity below
+_LARGEST_EXPONENT = 1000  # largest α: constants of the sphere would overflow float64 above
 
 
 @lru_cache(maxsize=8)
 def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
-    """Nodes v, complements 1 − v (both to full relative accuracy) and weights of a rule on (0, 1), each (nodes,).
+    """Nodes v, complements 1 − v and weights of the tanh-sinh quadrature rule on (0, 1), each (nodes,).
 
-    The substitution v = 1 / (1 + exp(−π sinh t)) puts nodes close to both ends of (0, 1), so the trapezoidal rule in t
-    converges almost exponentially for analytic integrands times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101,
+    v and 1 − v have full relative accuracy. v = 1 / (1 + exp(−π sinh t)) is close to both ends, so the trapezoidal rule
+    in t converges almost exponentially for analytic integrands times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101,
     which integrates v^p to 1e-15 down to p = −0.85.
     """
     t = np.linspace(-5.0, 5.0, nodes)
@@ -43,7 +43,7 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class LocalPower:
-    """The local power law P(D ≤ s) ~ c s^a, which determines the scaling limit and can be fitted to a model's keys.
+    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention.
 
     >>> round(theory.critical_beta(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
     141.42
@@ -53,24 +53,24 @@ class LocalPower:
     log_c: float
 
     def log_laplace(self, beta: float) -> float:
-        """log E e^{−βD} ~ log(c Γ(a+1) β^{−a}) as β grows."""
+        """Logarithm of E e^{−βD} at inverse temperature β, as β grows: log(c Γ(a+1) β^{−a})."""
         return self.log_c + math.lgamma(self.a + 1) - self.a * math.log(beta)
 
     def cdf(self, gap: Array) -> Array:
-        """c s^a."""
+        """Probability c s^a that the gap D is at most s = `gap`."""
         return np.asarray(np.exp(self.log_c + special.xlogy(self.a, gap)))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """(u/c)^{1/a}."""
+        """Gap s = (u/c)^{1/a} below which D lies with probability u."""
         return np.asarray(np.exp((np.log(probability) - self.log_c) / self.a))
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """log(c a s^{a−1}), without an end at the antipode."""
+        """Log-density log(c a s^{a−1}) of D at s = `gap`; `to_antipode` is ignored, since this law has no upper end."""
         return np.asarray(self.log_c + math.log(self.a) + special.xlogy(self.a - 1, gap))
 
 
 class GapLaw(ABC):
-    """The law of D = 1 − <q, k> on [0, 2], with P(D ≤ s) ~ c s^a near zero."""
+    """Law of the gap D = 1 − <q, k> in [0, 2] between a unit query and a random key; P(D ≤ s) ~ c s^a near zero."""
 
     name: str
     a: float  # half the local exponent α
@@ -79,12 +79,12 @@ class GapLaw(ABC):
 
     @property
     def local(self) -> LocalPower:
-        """Its power law near zero."""
+        """Power law P(D ≤ s) ~ c s^a of the gap near zero."""
         return LocalPower(self.a, self.log_c)
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Its constructor arguments by name."""
+        """Constructor arguments of the law by name, such as dim and power."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     @abstractmethod
@@ -97,7 +97,7 @@ class GapLaw(ABC):
         return 2 * self.a
 
     def cdf(self, gap: ArrayLike) -> Array:
-        """P(D ≤ s), relatively accurate for tiny s too: gaps (...) to probabilities (...)."""
+        """Probability P(D ≤ s) that the gap is at most s, with small relative error even for tiny s: (...) to (...)."""
         s = np.clip(as_array("gap", gap), 0, 2)
         node, complement, weight = tanh_sinh(_NODES)
         span = s[..., None]
@@ -105,7 +105,7 @@ class GapLaw(ABC):
         return np.asarray(s * (density @ weight))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """The s with P(D ≤ s) = u: probabilities (...) to gaps (...).
+        """Gap s with P(D ≤ s) = u, for probabilities u (...): shape (...).
 
         A cubic Hermite interpolation, with exact slopes, of the smooth function log s − log(u/c)/a of log u.
         """
@@ -115,13 +115,13 @@ class GapLaw(ABC):
         return np.minimum(np.exp(leading + correction(np.maximum(log_u, lowest))), 2)
 
     def log_laplace(self, beta: ArrayLike) -> Array:
-        """log E e^{−βD} = K(β) − β, of any shape."""
+        """Logarithm of E e^{−βD} = e^{K(β) − β} at inverse temperatures β of any shape."""
         return self.tilted(beta)[0]
 
     def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """log E e^{−βD}, and mean and variance of D under the law tilted by e^{−βD}: each of the shape of β.
+        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape.
 
-        For uniform keys mean and variance are 1 − A_d(β) and A_d'(β).
+        For uniform keys mean and variance are 1 − A_d(β) and A_d'(β), A_d a ratio of Bessel functions (`radial_mean`).
         """
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
@@ -156,7 +156,7 @@ Law: TypeAlias = GapLaw | LocalPower
 
 
 def negligible_beyond(a: float) -> float:
-    """The x beyond which lies a fraction 1e-18 of the mass of x^{a−1} e^{−x}."""
+    """Cut-off x of integrals of x^{a−1} e^{−x}: a fraction 1e-18 of the mass lies beyond x."""
     return float(special.gammainccinv(a, 1e-18))
 
 
@@ -189,13 +189,13 @@ class PowerGap(GapLaw):
         vars(self).update(name=name, a=a, log_c=log_c, tangent_dim=tangent_dim)  # follow from the frozen fields
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """(a−1) log D + (b−1) log(2−D) − log B(a, b) − (a+b−1) log 2."""
+        """Log-density of D: (a−1) log D + (b−1) log(2−D) − log B(a, b) − (a+b−1) log 2, with b = (d−1)/2."""
         a, b = self.a, (self.dim - 1) / 2
         norm = float(special.betaln(a, b)) + (a + b - 1) * math.log(2)
         return np.asarray(special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm, dtype=np.float64)
 
     def cdf(self, gap: ArrayLike) -> Array:
-        """P(D ≤ s), the regularised incomplete beta function of s/2."""
+        """Probability P(D ≤ s) for gaps s: the regularised incomplete beta function of s/2."""
         return np.asarray(special.betainc(self.a, (self.dim - 1) / 2, np.clip(as_array("gap", gap), 0, 2) / 2))
 
 
@@ -205,7 +205,7 @@ class VonMisesFisherGap(GapLaw):
 
     At the gap s the directions around the query follow a von Mises-Fisher law of concentration κ sinφ √(s(2−s)) on
     S^{d−2}, so the density of D is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), and
-    c is that of the uniform law times the density e^{κ cosφ − K_d(κ)} at the query.
+    c is the constant of the uniform law times the density e^{κ cosφ − K_d(κ)} at the query.
 
     >>> round(theory.theta(10_000, 100.0, theory.VonMisesFisherGap(5, concentration=3.0)), 3)
     12.539
@@ -227,7 +227,7 @@ class VonMisesFisherGap(GapLaw):
         vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """The uniform log-density plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
+        """Log-density of D at s: that of uniform keys plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
         sine = math.sqrt(max(0.0, 1 - self.cosine**2))
         around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
         along = self.concentration * self.cosine * (1 - gap)
@@ -236,7 +236,7 @@ class VonMisesFisherGap(GapLaw):
 
 
 def uniform(dim: int) -> PowerGap:
-    """Law of keys that are uniform on S^{d−1}: a = (d−1)/2.
+    """Gap law of keys that are uniform on the sphere S^{d−1}, d = `dim`: a = (d−1)/2.
 
     >>> law = theory.uniform(5)
     >>> law.a, law.exponent
@@ -248,7 +248,7 @@ def uniform(dim: int) -> PowerGap:
 def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
-    """The gap law with a name of the command line: uniform, vmf, subsphere (of dimension `sub`) or power.
+    """Gap law by its name on the command line: uniform, vmf, subsphere (of dimension `sub`) or power.
 
     Keys that are uniform on a subsphere S^{m−1} of S^{d−1} through the query have the uniform law of dimension m.
 
@@ -268,6 +268,6 @@ def named_law(
 
 
 def check_dim(dim: int) -> None:
-    """Raise an `InputError` unless `dim` is an integer of at least 2."""
+    """Raise an `InputError` unless the dimension of the keys is an integer of at least 2."""
     if dim != int(dim) or dim < 2:
         raise InputError(f"dim is {dim:g}; expected an integer of at least 2, for keys on the sphere S^(dim-1)")

@@ -1,4 +1,4 @@
-"""The rescaled gaps x = βD of the keys as a point process, and expectations over their softmax weights.
+"""Point processes of the rescaled gaps x = βD of keys to a query, and expectations over their softmax weights.
 
 Weights are w_j = e^{−x_j} / Σ_i e^{−x_i}. Two point processes have the same interface:
 
@@ -28,12 +28,12 @@ from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
 from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower, negligible_beyond, tanh_sinh
 
 _NODES = 401
-_SATURATED = 4.0  # for z above it 1 − e^{−e^z} is 1 up to 2e-24
+_SATURATED = 4.0  # z above which 1 − e^{−e^z} is 1 up to 2e-24
 _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing in float64
 
 
 class Points(ABC):
-    """A point process of rescaled gaps x with mean measure Λ = (mean number of keys) × (law of βD)."""
+    """Point process of rescaled gaps x = βD of keys to a query; its mean measure Λ is number of keys × law of βD."""
 
     law: Law  # of the gap D
     mass: float  # factor of the law in Λ: the number of keys, or θ in the scaling limit
@@ -44,29 +44,29 @@ class Points(ABC):
     total: float = math.inf  # the number of keys
 
     def reach(self, count: ArrayLike) -> Array:
-        """The x with `count` keys in [0, x] on average, the inverse of `cumulative`: (...) to (...)."""
+        """Rescaled gap x below which there are `count` keys on average, the inverse of `cumulative`: (...) to (...)."""
         return self.beta * self.law.quantile(np.asarray(count, dtype=np.float64) / self.mass)
 
     def cumulative(self, x: Array) -> Array:
-        """Λ([0, x]), the mean number of keys in [0, x]."""
+        """Mean number Λ([0, x]) of keys with a rescaled gap of at most x."""
         return self.mass * self.law.cdf(x / self.beta)
 
     def density(self, x: Array, to_edge: Array) -> Array:
-        """dΛ/dx; `to_edge` = edge − x, infinite without an edge, is passed separately to keep its accuracy."""
+        """Density dΛ/dx of keys at x; `to_edge` = edge − x, infinite without an edge, is passed for its accuracy."""
         return self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
 
     @abstractmethod
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """The factor V(Φ) of all keys but `chosen` ones (1, or 2 for a pair)."""
+        """Factor V(Φ) in the integrand, of all keys but `chosen` ones (1, or 2 for a pair), at Φ = `expected`."""
 
     @abstractmethod
     def tangent_square(self, x: Array) -> Array:
-        """β times the squared distance of a key from the axis of the query."""
+        """Squared distance, times β, of a key with rescaled gap x from the axis through the query."""
 
     def mean_over(self, kernel: Callable[[Array, Array], Array], chosen: int = 1) -> float:
-        """∫ dy V(Φ(y)) [∫ kernel(x, z) dΛ(x)]^chosen, z = y − x: a sum over keys, or over ordered pairs of keys.
+        """Expectation of a sum over keys (`chosen` = 1) or over ordered pairs of keys (2), given by its kernel.
 
-        `kernel` must decay like e^{z − e^z}.
+        ∫ dy V(Φ(y)) [∫ kernel(x, z) dΛ(x)]^chosen, z = y − x; `kernel` must decay like e^{z − e^z}.
         """
         weight, x, z, mass, expected = self._grid
         inner = np.einsum("ij,ij->i", kernel(x, z), mass)
@@ -74,7 +74,7 @@ class Points(ABC):
 
     @cached_property
     def _grid(self) -> tuple[Array, Array, Array, Array, Array]:
-        """Weights (rows,) of the integral over y; x, z and masses (rows, nodes) for each y; and Φ(y) (rows,)."""
+        """Quadrature of `mean_over`: weights of y (rows,), x, z and masses (rows, nodes) for each y, Φ(y) (rows,)."""
         edges = self._panel_edges()
         node, weight = np.polynomial.legendre.leggauss(16)
         half = np.diff(edges)[:, None] / 2
@@ -83,7 +83,7 @@ class Points(ABC):
         return (half * weight).ravel(), x, y[:, None] - x, mass, expected
 
     def _rows(self, y: Array) -> tuple[Array, Array, Array]:
-        """For each y (rows,): nodes x and their masses under Λ, both (rows, nodes), and Φ(y), (rows,)."""
+        """Quadrature nodes x and masses under Λ, both (rows, nodes), and Φ(y) (rows,), for each y (rows,)."""
         low = np.minimum(np.maximum(y - _SATURATED, 0), self.edge)
         high = np.minimum(np.maximum(y, 0) + negligible_beyond(self.a), self.edge)
         x, mass = self.between(low, high)
@@ -92,7 +92,7 @@ class Points(ABC):
         return x, mass, expected
 
     def between(self, low: Array, high: Array, nodes: int = _NODES) -> tuple[Array, Array]:
-        """Nodes in each interval (rows,) and their masses under Λ: two arrays (rows, nodes)."""
+        """Quadrature nodes from `low` to `high`, both (rows,), and their masses under Λ: two arrays (rows, nodes)."""
         node, complement, weight = tanh_sinh(nodes)
         span = (high - low)[:, None]
         x = low[:, None] + span * node
@@ -100,7 +100,7 @@ class Points(ABC):
         return x, self.density(x, to_edge) * (span * weight)
 
     def _panel_edges(self) -> Array:
-        """Edges in y of panels with smooth integrands: Φ grows by a factor e at most, the width is at most |y|/4."""
+        """Edges of the quadrature panels in y, on each of which Φ grows by at most a factor e; widths are ≤ |y|/4."""
         bottom = math.log(_SMALLEST) - self.log_theta - 1  # since Φ(y) ≤ θ e^y
         top = float(self.reach(_LARGEST)) + _SATURATED
         low, high = self._level(_SMALLEST, bottom, top), self._level(_LARGEST, bottom, top)
@@ -111,7 +111,7 @@ class Points(ABC):
         return np.asarray(np.interp(np.linspace(0, count[-1], math.ceil(count[-1]) + 1), count, y))
 
     def _level(self, goal: float, bottom: float, top: float) -> float:
-        """The y in [bottom, top] with Φ(y) = goal, or `top` if Φ stays below it (fewer keys than the goal)."""
+        """Solution y in [bottom, top] of Φ(y) = goal, or `top` if Φ stays below the goal (fewer keys than `goal`)."""
 
         def excess(y: float) -> float:
             return math.log(max(float(self._rows(np.array([y]))[2][0]), 1e-300) / goal)
@@ -121,7 +121,7 @@ class Points(ABC):
 
 @dataclass(frozen=True)
 class PoissonPoints(Points):
-    """The scaling limit: a Poisson process of intensity θ x^{a−1}/Γ(a).
+    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a).
 
     >>> round(1 / theory.participation(theory.PoissonPoints(theta=1.0, a=2.0)), 2)
     4.92
@@ -137,17 +137,17 @@ class PoissonPoints(Points):
         vars(self).update(law=law, mass=self.theta, beta=1.0, log_theta=log_theta)  # follow from the frozen fields
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """e^{−Φ}: the other keys of a Poisson process are independent of the chosen ones."""
+        """Factor e^{−Φ} of all keys but the chosen ones, which are independent of them in a Poisson process."""
         return np.asarray(np.exp(-expected))
 
     def tangent_square(self, x: Array) -> Array:
-        """2x."""
+        """Squared distance of a key from the query's axis, times β, in the scaling limit: 2x."""
         return 2 * x
 
 
 @dataclass(frozen=True)
 class KeyPoints(Points):
-    """n independent keys of a law at inverse temperature β: exact at finite n.
+    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n.
 
     >>> keys = theory.KeyPoints(theory.uniform(5), 10_000, 122.0)
     >>> round(1 / theory.participation(keys), 2)  # effective number of keys
@@ -164,7 +164,7 @@ class KeyPoints(Points):
         vars(self).update(mass=self.n, a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """(1 − Φ/n)^{n−1}, or (1 − 1/n)(1 − Φ/n)^{n−2} for a pair."""
+        """Factor (1 − Φ/n)^{n−1} of all keys but one, or (1 − 1/n)(1 − Φ/n)^{n−2} of all keys but a pair."""
         ordered_pairs = 1 - 1 / self.n if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
         none_left = expected >= self.n  # the logarithm of zero, up to rounding
         log_share = np.log1p(-np.where(none_left, 0, expected) / self.n)
@@ -173,5 +173,5 @@ class KeyPoints(Points):
         return factor
 
     def tangent_square(self, x: Array) -> Array:
-        """β D(2 − D) = x (2 − x/β)."""
+        """Squared distance of a key from the query's axis, times β: β D(2 − D) = x (2 − x/β)."""
         return x * (2 - x / self.beta)

@@ -1,7 +1,8 @@
 """Expectations of the softmax weights and moments of the output, in the scaling limit or exact at finite n.
 
-`PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n. The output is given
-by its gap β(1 − <q, Γ>) = Σ w x along the query, and √β times its coordinates across it.
+`PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n keys. x = βD is the
+rescaled gap of a key. The output Γ is given by its gap β(1 − <q, Γ>) = Σ w x along the query q, and by √β times its
+coordinates orthogonal to q.
 
 If the nearest key is at x, the others are beyond it and the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i}. With V as
 in `points.py`,
@@ -25,14 +26,14 @@ from limitlens.theory.scaling.control import check_keys, critical_beta
 from limitlens.theory.scaling.laws import GapLaw, negligible_beyond, tanh_sinh
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
 
-_MOST_KEYS = 45.0  # the nearest key is within reach(45) up to a probability e^{−45}
+_MOST_KEYS = 45.0  # the nearest key is within reach(45) but for a probability e^{−45}
 _NEAREST_NODES, _PATH_NODES = 151, 201
 _STEP = 0.3  # step of log λ: the trapezoidal rule is exact to e^{−π²/0.3} = 5e-15
 _ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times the rounding error of ψ
 
 
 def participation(points: Points) -> float:
-    """Expected participation E Σ w²: 1 for a single key, 1/m for m equal ones. Its kernel is e^{2z − e^z}.
+    """Expected participation E Σ w² of softmax weights w: 1 for one key, 1/m for m equal keys. Kernel e^{2z − e^z}.
 
     >>> round(theory.participation(theory.PoissonPoints(1.0, 1.0)), 4)  # the scaling limit in dimension 3
     0.4385
@@ -43,7 +44,7 @@ def participation(points: Points) -> float:
 
 
 def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
-    """The β at which n keys have the effective number 1/EΣw² = `keys`, exactly; comparable across dimensions.
+    """Inverse temperature β at which the effective number 1/EΣw² of the n keys equals `keys`, exactly at finite n.
 
     >>> round(theory.beta_sharing(10_000, theory.uniform(5), keys=5), 1)
     120.2
@@ -63,7 +64,9 @@ def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
 
 
 def entropy(points: Points) -> float:
-    """Expected entropy E[−Σ w log w] = −d/dp E Σ w^p at p = 1. Its kernel is −(z + γ) e^{z − e^z}, γ Euler's constant.
+    """Expected entropy E[−Σ w log w] of the softmax weights w, which is −d/dp E Σ w^p at p = 1.
+
+    The kernel (`Points.mean_over`) is −(z + γ) e^{z − e^z}, γ Euler's constant.
 
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
@@ -72,7 +75,7 @@ def entropy(points: Points) -> float:
 
 
 def gap_mean(points: Points) -> float:
-    """Expected gap of the output along the query, E Σ w x = β E(1 − <q, Γ>).
+    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q.
 
     >>> round(theory.gap_mean(theory.PoissonPoints(1.0, 2.0)), 4)
     2.2773
@@ -81,7 +84,7 @@ def gap_mean(points: Points) -> float:
 
 
 def gap_variance(points: Points) -> float:
-    """Variance of the output along the query times β², Var Σ w x: a sum over keys plus one over pairs of keys.
+    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs.
 
     >>> round(theory.gap_variance(theory.PoissonPoints(1.0, 2.0)), 4)
     0.4741
@@ -92,9 +95,9 @@ def gap_variance(points: Points) -> float:
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """Variance of one coordinate of the output across the query times β, E Σ w² ρ² / tangent_dim.
+    """Variance, times β, of one coordinate of the output orthogonal to the query: E Σ w² ρ² / tangent_dim.
 
-    Keys are uniform around the query, so pairs of keys average to zero; ρ is √β times a key's distance to the axis.
+    Keys are uniform around the query, so pairs average to zero; ρ is √β times a key's distance to the query's axis.
 
     >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
     0.1386
@@ -103,10 +106,10 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
 
 
 def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) -> tuple[Array, Array]:
-    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n at a unit query (d,), exact at n [V].
+    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n over n keys at a unit query (d,) (verified).
 
-    V (d_out, d) is the identity when absent. For keys uniform around the query, E Γ_n = (1 − E Σwx/β) q and
-    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and across it; values V k give V (Cov Γ_n) Vᵀ.
+    Exact at n. V (d_out, d) is the identity when absent. For keys uniform around the query, E Γ_n = (1 − E Σwx/β) q and
+    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and orthogonal to q; values V k give V (Cov Γ_n) Vᵀ.
 
     >>> mean, covariance = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [0.0, 0.0, 1.0])
     >>> mean.round(4).tolist(), covariance.shape
@@ -125,9 +128,9 @@ def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) 
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
-    """The number Λ([0, x]) of nearest keys that hold a `share` of the weight for large θ: ∫_0^x e^{−u} dΛ = share · θ.
+    """Number of nearest keys that together hold a `share` of the softmax weight, for large θ.
 
-    In the scaling limit it is θ x^a/Γ(a+1), x the `share` quantile of the Gamma(a) law.
+    Λ([0, x]) with ∫_0^x e^{−u} dΛ = share · θ; in the scaling limit θ x^a/Γ(a+1), x the `share` quantile of Gamma(a).
 
     >>> round(theory.keys_holding(theory.KeyPoints(theory.uniform(5), 10_000, 20.0)), 1)
     251.8
@@ -164,17 +167,17 @@ def mean_top(points: Points) -> float:
     mass, within, ratio, rest = _grid(points, math.exp(highest))
 
     def transform(lam: float) -> float:
-        """ψ(λ)."""
+        """Laplace transform ψ(λ) = E e^{−λ(1/w₁ − 1)} at λ = `lam`."""
         return float(mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)))
 
     return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ [transform(math.exp(value)) for value in log_lambda])
 
 
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
-    """P(w₁ ≤ t) in the scaling limit for weights t in (0, 1), by inverting the Laplace transform of 1/w₁ − 1.
+    """Probability P(w₁ ≤ t) that the largest softmax weight is at most t, for `weights` t in (0, 1), scaling limit.
 
-    The Euler inversion (Abate and Whitt, 2006) of P(1/w₁ − 1 ≤ v) at v = 1/t − 1 has an absolute error of about 1e-7,
-    and up to 5e-4 next to t = 1/2, where the density has a kink.
+    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1 at v = 1/t − 1, with an absolute
+    error of about 1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
 
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
@@ -190,15 +193,15 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
 
 
 def _nearest(points: Points) -> tuple[Array, Array]:
-    """Nodes for the nearest key and their masses under Λ, both (rows,)."""
+    """Quadrature nodes x (rows,) for the rescaled gap of the nearest key, and their masses (rows,) under Λ."""
     x, mass = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     return x[0], mass[0]
 
 
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
-    """dΛ and Λ([0, x]) at nodes x for the nearest key, (rows,), e^{x−u} and dΛ at nodes u beyond it, (rows, nodes).
+    """Quadrature over the nearest key's gap x, dΛ(x) and Λ([0, x]) (rows,), and over u > x, e^{x−u} and dΛ(u).
 
-    They hold for every |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
+    The last two are (rows, nodes). Accurate for |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
     """
     x, mass = _nearest(points)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
@@ -207,7 +210,7 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 
 
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
-    """ψ(λ) for one λ = |λ| e^{iφ} with positive real part.
+    """Laplace transform ψ(λ) of 1/w₁ − 1 at one complex λ = |λ| e^{iφ} with positive real part, w₁ the largest weight.
 
     exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand is analytic, so the path goes from x to x + iφ and
     then parallel to the real axis, where λ e^{x−u} is real.
@@ -228,7 +231,7 @@ def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
 
 @lru_cache(maxsize=1)
 def _euler(order: int) -> tuple[NDArray[np.complex128], Array]:
-    """Abscissae s and coefficients of f(v) ≈ Σ coefficient · Re F(s/v)/v, where F is the Laplace transform of f."""
+    """Abscissae s and coefficients of the inverse Laplace transform f(v) ≈ Σ coefficient · Re F(s/v)/v of F."""
     k = np.arange(2 * order + 1)
     taper = np.ones(2 * order + 1)
     taper[0] = 0.5
@@ -238,5 +241,5 @@ def _euler(order: int) -> tuple[NDArray[np.complex128], Array]:
 
 
 def _softened(z: Array, power: int) -> Array:
-    """e^{pz − e^z}."""
+    """Kernel e^{pz − e^z} of the integrals over keys, p = `power`."""
     return np.exp(power * z - np.exp(z))
