@@ -1,4 +1,4 @@
-"""Critical factor of a head: the factor on its scores at which the largest attention weight is one fifth.
+"""Critical factor of a head: the factor β on its scores at which the largest softmax weight of a query is one fifth.
 
 With gaps g_i = max s − s_i between the scores s of a query, and N(g) = #{i: g_i ≤ g}, one over the largest weight at
 inverse temperature β is
@@ -37,29 +37,33 @@ _STEPS_PER_CHECK = 10  # steps on a GPU before the host waits to know whether al
 
 @dataclass(frozen=True, eq=False)
 class CriticalFactor:
-    """Critical factor of a head: above 1 the head averages, below 1 it has concentrated."""
+    """Factor on a head's scores that makes the largest softmax weight 1/5: a head with a factor above 1 averages."""
 
     n: int  # number of tokens: the largest size within a context
     factor: float  # infinite where the largest scores of most queries tie
     stderr: float
-    growth: float | None  # exponent γ of its growth like n^γ; None with an infinite factor or one size
+    growth: float | None  # exponent γ if the factor grows like n^γ; None with an infinite factor or one size
     growth_stderr: float | None
 
 
 def within(sizes: Sequence[int], context: int) -> list[int]:
-    """The sizes within a context, or the smallest size."""
+    """Sizes n that are at most `context` tokens; the first size alone if none is."""
     return [size for size in sizes if size <= context] or list(sizes[:1])
 
 
 def some_rows(count: int) -> NDArray[np.intp]:
-    """Indices of at most `QUERIES` of `count` queries, evenly spaced."""
+    """Evenly spaced indices of at most `QUERIES` of `count` queries, for which the critical factor is computed."""
     return np.unique(np.linspace(0, count - 1, QUERIES).astype(np.intp))
 
 
 def critical_factors(
     rows: Array, sizes: Sequence[int], clusters: NDArray[np.intp], *, seed: int = 0
 ) -> tuple[CriticalFactor, ...]:
-    """Critical factors of heads from those of their queries (J, heads, q) at nested sizes, queries in clusters (q,)."""
+    """Critical factor of each head, the median over its queries, with bootstrap standard errors.
+
+    `rows` (J, heads, q) are the critical factors of the queries at J nested sizes; `clusters` (q,) groups the queries
+    by window of text, and windows are resampled.
+    """
     _, place = np.unique(clusters, return_inverse=True)
     drawn = resample_counts(random_stream(seed, 0xC817), int(place.max()) + 1, RESAMPLES)[:, place]
     medians = _medians(rows, np.vstack((np.ones(len(place), int), drawn)))
@@ -76,7 +80,7 @@ def critical_factors(
 
 
 def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
-    """Weighted medians of rows (..., q) for each of the weights (w, q): (w, ...)."""
+    """Medians over the last axis of rows (..., q), weighted by each of w vectors of counts (w, q): (w, ...)."""
     order, total = np.argsort(rows, axis=-1), weights.sum(1)
     heaped = np.cumsum(weights.T.astype(np.int32)[np.moveaxis(order, -1, 0)], axis=0, dtype=np.int32)  # (q, ..., w)
     ends = [(heaped < np.maximum(share, 1)).sum(0) for share in ((total + 1) // 2, total // 2 + 1)]
@@ -85,15 +89,16 @@ def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
 
 
 def critical_inverse_temperature(scores: Any, keys: float = KEYS) -> Any:
-    """Solve Σ_j e^{−β (max s − s_j)} = `keys` for β, for each row s of scores (rows, n): (rows,) in float64.
+    """Factor β on each row s of scores (rows, n) at which the largest softmax weight is 1/`keys`: (rows,), float64.
 
-    Infinite where at least `keys` keys tie for the largest score, 0 if n ≤ `keys`. Accepts arrays and tensors.
+    Solves Σ_j e^{−β (max s − s_j)} = `keys`. Infinite where at least `keys` keys tie for the largest score, 0 if
+    n ≤ `keys`. Accepts arrays and tensors.
     """
     return _solve(library(scores).amax(scores, 1)[:, None] - scores, scores.shape[1], 0, keys)
 
 
 def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
-    """Critical inverse temperature of each row of scores (..., N) over its first n keys, n in `sizes`: (J, ...)."""
+    """Critical factor of each query's scores (..., N), restricted to the first n keys, for J sizes n: (J, ...)."""
     rows = scores.reshape(-1, scores.shape[-1])
     if library(scores) is np:
         found = np.stack([critical_inverse_temperature(rows[:, :size]) for size in sizes])
@@ -108,9 +113,9 @@ def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
 
 
 def _solve(gaps: Any, count: Any, padding: Any, keys: float) -> Any:
-    """Solve Z(β) = `keys` for rows of gaps (rows, n), of which `count` are real and `padding` are zeros: (rows,).
+    """Solution β (rows,) of Σ e^{−β gap} = `keys` for rows of gaps (rows, n), `count` of them real, `padding` zeros.
 
-    ln Z is convex and decreasing, so Newton's method from β = 0 never passes the root.
+    The logarithm of the sum is convex and decreasing in β, so Newton's method from β = 0 never passes the root.
     """
     lib = library(gaps)
     beta = lib.zeros_like(gaps[:, 0], dtype=lib.float64)

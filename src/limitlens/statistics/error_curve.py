@@ -1,6 +1,6 @@
 """Error curves: the error of attention over n tokens relative to its infinite-token limit, at nested sizes n.
 
-Studies, probes and plans use this one type. It gives the error at each size, the rate and law of its decay, and n(ε),
+Studies, probes and plans use `ErrorCurve`: the error at each size, the rate and law of its decay, and n(ε),
 the number of tokens needed for an error ε. Intervals come from resampling whole replicates, because their sizes are
 nested, and clusters of queries, which all replicates share (`TwoWayBootstrap`). Errors predicted from a pilot sample
 (`PredictedErrors`) extend a measured curve or replace its replicates.
@@ -30,7 +30,7 @@ _TINY = np.finfo(float).tiny
 
 @lru_cache(maxsize=8)
 def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
-    """How often each resample holds each cluster, and Gaussian noise for the tokens: the same for all heads."""
+    """Counts (DRAWS, clusters) of each query cluster in each resample, and Gaussian noise; cached for all heads."""
     generator = random_stream(seed, 0xF0E5)
     counts = resample_counts(generator, clusters, DRAWS)
     return counts, generator.standard_normal((DRAWS, 1 + BY_QUARTERS))
@@ -38,14 +38,14 @@ def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
 
 @dataclass(frozen=True, eq=False)
 class PredictedErrors:
-    """Relative errors predicted from a pilot sample at sizes (K,): their logarithms and those of resamples.
+    """Relative errors predicted from a pilot sample at K sizes: logarithms of the prediction and of its resamples.
 
-    The expected squared errors (`theory.exact_bootstrap`) are exact for the pilot's own tokens. What is uncertain is
-    which queries and which tokens the pilot holds. Clusters of queries are resampled. The part of the tokens is
-    estimated from halves of the pilot, split in three ways. At n beyond the pilot's M tokens the pilot itself has not
-    converged: twice the difference between M and M/2 tokens is added (the bias falls like 1/√M or faster) and counted
-    as uncertain. A pilot of few windows of text also lacks the variation between windows, which is much the same at
-    every n: there the halves are made of whole windows, and the mean of their difference is added at every n.
+    The expected squared errors (`theory.exact_bootstrap`) are exact for the pilot's own tokens. The choice of the
+    pilot's queries and tokens makes them uncertain. For queries, clusters are resampled. For tokens, the uncertainty
+    comes from halves of the pilot, split in three ways. At n beyond the pilot's M tokens the pilot itself has not
+    converged: twice the difference between M and M/2 tokens is added to log e (the bias falls like 1/√M or faster) and
+    counted as uncertain. A pilot of few windows of text also lacks the variation between windows, nearly equal at every
+    n: the halves then consist of whole windows, and the mean of their difference is added at every n.
     """
 
     sizes: Array
@@ -58,7 +58,7 @@ class PredictedErrors:
     def of(
         cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False
     ) -> list[Self]:
-        """Predictions of one or more heads from the expected squares of their queries, head after head.
+        """Predicted errors of one or more heads, from the expected squared errors of their queries, head after head.
 
         `clusters` (m,) groups the queries of each head, `tokens` is the size of the pilot; `windows` says that the
         pilot has few windows of text, and that its quarters are made of whole ones.
@@ -98,24 +98,24 @@ class PredictedErrors:
 
     @property
     def defined(self) -> bool:
-        """Whether there is an error at every size."""
+        """Whether the predicted relative error is a finite number at every size."""
         return bool(np.isfinite(self.logs).all())
 
     def at(self, n: Any) -> Array:
-        """log e at sizes n within the predicted ones, a power law between them: (1 + draws, len(n))."""
+        """Logarithm of the predicted error and of its resamples at sizes n, interpolated: (1 + draws, len(n))."""
         return between(np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float)))
 
     def text_shifts(self, n: Any) -> Array:
-        """Shifts of log e at sizes n if the windows of text were others, (3, len(n))."""
+        """Standard shifts of log e at sizes n by other windows of text, in three directions: (3, len(n))."""
         return between(np.log(self.sizes), self.text, np.log(np.asarray(n, dtype=float)))
 
     def error(self, n: Any) -> Array:
-        """The error at sizes n and the ends of its 95% interval: (3, len(n))."""
+        """Predicted error at sizes n, and lower and upper ends of its 95% interval: (3, len(n))."""
         logs = self.at(n)
         return np.asarray(np.exp(np.vstack((logs[0], *np.quantile(logs[1:], ENDS, axis=0)))))
 
     def rate(self, n: Any) -> Rate:
-        """The rate through the predicted errors at sizes n, by least squares; no law is judged."""
+        """Rate (exponent) of the power law through the predicted errors at sizes n; no other law is compared."""
         x = np.log(np.asarray(n, dtype=float))
         logs, centred = self.at(n), x - x.mean()
         slopes = -(logs @ centred) / (centred @ centred)
@@ -127,7 +127,7 @@ class PredictedErrors:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ErrorCurve:
-    """Errors at nested sizes n₁ < n₂ < …, from replicates and clusters of queries.
+    """Error of attention over n tokens at nested sizes n₁ < n₂ < …, from replicates and clusters of queries.
 
     `error_moments` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; a
     study has one cluster) such that the mean over clusters is the mean over queries; control variates may make entries
@@ -150,21 +150,21 @@ class ErrorCurve:
 
     @classmethod
     def of(cls, sizes: Any, rows: Array, **known: Any) -> Self:
-        """Curve with one cluster, from |error|^moment of each replicate (replicates, sizes)."""
+        """Error curve with one cluster of queries, from |error|^moment of each replicate (replicates, sizes)."""
         return cls(tuple(int(size) for size in sizes), np.asarray(rows, dtype=float)[None], **known)
 
     @classmethod
     def predicted(cls, sizes: Any, prediction: PredictedErrors, seed: int = 0) -> Self:
-        """A curve that was predicted and not measured: it has no replicates."""
+        """Error curve at the sizes from a prediction alone, without measured replicates."""
         return cls(tuple(int(n) for n in sizes), np.empty((1, 0, len(sizes))), prediction=prediction, seed=seed)
 
     @property
     def measured(self) -> bool:
-        """Whether the errors come from replicates; a predicted curve has none."""
+        """Whether the errors were measured on replicates, not predicted."""
         return self.prediction is None or self.replicates > 0
 
     def scaled(self, scale: float) -> Self:
-        """Curve of errors divided by `scale`; NaN everywhere if that is 0."""
+        """This curve with all errors divided by `scale`; NaN everywhere if `scale` is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = 1 / np.float64(scale) if scale else np.nan
         if self.prediction is not None and not self.measured:
@@ -173,12 +173,12 @@ class ErrorCurve:
 
     @cached_property
     def rows(self) -> Array:
-        """|error|^moment of each replicate, corrected for the finite pool: (replicates, sizes)."""
+        """Mean |error|^moment of each replicate, corrected for the finite pool of tokens: (replicates, sizes)."""
         return np.asarray(self.error_moments.mean(0) / self.finite_population_correction**self.moment)
 
     @property
     def replicates(self) -> int:
-        """Number of replicates behind every point."""
+        """Number of replicates (independent samples) in the measured errors; 0 for a predicted curve."""
         return int(self.error_moments.shape[1])
 
     @cached_property
@@ -190,21 +190,21 @@ class ErrorCurve:
 
     @cached_property
     def error(self) -> Array:
-        """The error at each size, (sizes,)."""
+        """Error of attention over n tokens at each size n, (sizes,)."""
         if not self.measured:
             return np.asarray(np.exp(self._line[1][0]))
         return np.asarray(np.maximum(self.rows.mean(0), 0) ** (1 / self.moment))
 
     @cached_property
     def stderr(self) -> Array:
-        """Standard error at each size by the delta method, over replicates, clusters of queries and windows of text."""
+        """Standard error of the error at each size, over replicates, clusters of queries and windows of text."""
         if not self.measured:
             return np.asarray(self.error * self._line[1][1:].std(0, ddof=1))
         return np.asarray(self.error * self._bootstrap.stderr)
 
     @cached_property
     def interval(self) -> Array:
-        """Ends of the 95% interval of the error at each size, (2, sizes): from resamples where it was predicted."""
+        """Lower and upper ends of the 95% interval of the error at each size, (2, sizes)."""
         if not self.measured:
             return np.asarray(np.exp(np.quantile(self._line[1][1:], ENDS, axis=0)))
         # An end at zero has no place on a logarithmic axis: it stays above 5% of the error.
@@ -214,25 +214,25 @@ class ErrorCurve:
 
     @property
     def defined(self) -> bool:
-        """Whether the error is a number at every size: relative to a limit of 0 there is none."""
+        """Whether the error is a finite number at every size; a relative error is not where the limit is 0."""
         if self.prediction is not None and not self.measured:
             return self.prediction.defined
         return bool(np.isfinite(self.rows).all())
 
     @cached_property
     def usable(self) -> Any:
-        """Whether the error at each size is far enough above the numerical floor and its noise: (sizes,) bool."""
+        """Whether the error at each size is far enough above numerical error and noise to be fitted: (sizes,) bool."""
         far = self.error > FLOOR_MARGIN * np.broadcast_to(self.floor, len(self.sizes))
         return far & (self.error > self.min_snr * self.stderr) if self.min_snr else far
 
     @property
     def _fits_line(self) -> bool:
-        """Whether enough sizes have usable errors to interpolate and extrapolate."""
+        """Whether enough sizes have usable errors to interpolate and extrapolate the curve."""
         return self.defined and (not self.measured or bool(self.usable.sum() >= LINE_SIZES))
 
     @cached_property
     def rate(self) -> Rate | None:
-        """Fitted rate; None with fewer than three usable sizes."""
+        """Fitted rate of decay of the error with n; None with fewer than three usable sizes."""
         if not self.defined:
             return None
         if self.prediction is not None and not self.measured:
@@ -241,17 +241,17 @@ class ErrorCurve:
 
     @cached_property
     def local_slopes(self) -> tuple[Array, Array]:
-        """Slopes between neighbouring sizes and their standard errors: (sizes − 1,) twice."""
+        """Slopes −Δ ln e/Δ ln n between neighbouring sizes, and their standard errors: (sizes − 1,) each."""
         return local_slopes(np.asarray(self.sizes), self._bootstrap)
 
     @cached_property
     def pool_share(self) -> float:
-        """Error of the pool of N tokens over the error at the largest n, (n/N)^β if both follow one power law.
+        """Error of the whole pool of N tokens over the error at the largest n: (n/N)^β if both follow a power law.
 
-        Errors are measured against the pool: m² = e(n)² − e(N)². β is the exponent at which m falls over the last
-        sizes as the measured errors do. For β = 1/2, m²/e² is the 1 − n/N of any average, which the curve corrects
-        for. A pool that has not converged has a larger error of its own, and the measured errors are too small by
-        that (or too large, if values and scores are unrelated).
+        Errors are measured against the pool: m² = e(n)² − e(N)². β is the exponent for which m falls over the last
+        sizes like the measured errors. For β = 1/2, m²/e² is the factor 1 − n/N of any average, for which the curve
+        is corrected. A pool that has not converged has a larger error of its own, and makes the measured errors too
+        small (or too large, if values and scores are unrelated).
         """
         if not self.measured:
             return 0.0
@@ -263,7 +263,7 @@ class ErrorCurve:
         centred = x - x.mean()
 
         def steeper(beta: float) -> float:
-            """Difference of slopes: of an error curve with exponent `beta` minus the measured curve, up to a scale."""
+            """Slope of an error curve with exponent `beta` minus the slope of the measured curve, up to a factor."""
             return float(centred @ (y + beta * x - 0.5 * np.log1p(-(inside ** (2 * beta)))))
 
         ends = (1e-3, 2.0)
@@ -272,7 +272,7 @@ class ErrorCurve:
 
     @cached_property
     def _line(self) -> tuple[Array, Array]:
-        """log n (J,) and log e of the curve and of its resamples (1 + resamples, J), at the usable sizes.
+        """Logarithms of n (J,), and of the errors of the curve and its resamples (1 + resamples, J), at usable sizes.
 
         Resamples are reflected about the curve (basic bootstrap): the logarithm of a mean of few skewed squares errs to
         the opposite side of its resamples.
@@ -288,7 +288,7 @@ class ErrorCurve:
 
     @cached_property
     def _extended(self) -> tuple[Array, Array]:
-        """`_line` extended on either side by the prediction, relative to the nearest size, while that is precise."""
+        """Logarithms of n and of the errors as in `_line`, extended beyond measured sizes by a precise prediction."""
         x, y = self._line
         if self.prediction is None or not self.prediction.defined:
             return x, y
@@ -306,12 +306,12 @@ class ErrorCurve:
 
     @property
     def farthest(self) -> int:
-        """Largest n of the extrapolation: the range of the prediction, or ten times the largest measured size."""
+        """Largest n to which the curve is extrapolated: end of the prediction, or ten times the largest size."""
         end = math.exp(self._extended[0][-1]) if self._fits_line else 0.0
         return round(end) if end > 1.001 * self.sizes[-1] else BEYOND * self.sizes[-1]
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
-        """n(ε): smallest n from which on the error of n of `context` tokens, e(n) √(1 − n/C), is at most `error`."""
+        """Number of tokens n(ε) from which on the error e(n) √(1 − n/C) over n of C = `context` tokens is ≤ `error`."""
         if not 0 < error < math.inf:
             raise InputError(f"the error is {error:g}; expected a positive number, such as 0.05")
         if not context >= 1:
@@ -337,7 +337,7 @@ class ErrorCurve:
         )
 
     def predict(self, n: float) -> tuple[float, float, float]:
-        """Error of n tokens and the ends of its 95% interval, interpolated or extrapolated; NaN beyond `farthest`."""
+        """Error over n tokens with the ends of its 95% interval, inter- or extrapolated; NaN beyond `farthest`."""
         if not self._fits_line or n > 1.000001 * self.farthest:
             return math.nan, math.nan, math.nan
         x, y = self._extended

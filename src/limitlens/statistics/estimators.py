@@ -1,10 +1,11 @@
-"""Estimators of the error at one size from few queries, without upward bias.
+"""Estimators of the error of attention over n tokens from few queries, without upward bias.
 
-Queries are the first q ≤ n tokens of a sample of n; Y = Γ_n and G = Γ at the queries. The limit is a control variate:
+Queries are the first q ≤ n tokens of a sample of n tokens; Y = Γ_n (outputs over the sample) and G = Γ (infinite-token
+limits) at the queries. Shapes: r replicates, q queries, v output coordinates. The limit is a control variate:
 the mean of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) +
 cov_n(G), so that only the small difference is estimated from the queries. The remaining noise biases every norm
 upwards. In a squared norm the bias is the variance of one query's term over their number, and is subtracted. The norm
-itself is computed with all queries, with halves and with quarters of them, and extrapolated to zero noise.
+itself is computed with all, half and a quarter of the queries, and extrapolated to zero noise.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from limitlens.attention.head import Head
 from limitlens.errors import Array
 from limitlens.measures import Gaussian
 
-LEAST_KEPT = 0.02  # share of a squared error that remains at least after its noise is subtracted
+LEAST_KEPT = 0.02  # smallest share of a squared error left after its noise is subtracted
 _SQUARINGS = 20
 FEWEST_REPLICATES = 30  # per coefficient of a control variate; with fewer, one outlier can increase the variance
-PARTS = (1, 2, 4)  # the queries are divided into so many parts, to extrapolate in their number
+PARTS = (1, 2, 4)  # numbers of parts into which the queries are divided, to extrapolate in the number of queries
 
 
 @dataclass(frozen=True)
 class TokenSums:
-    """Sums over tokens of vectors z (the tokens or the limits at them): n, Σ z (r, f) and Σ zzᵀ (r, f, f)."""
+    """Sums over the tokens of each of r replicates of vectors z (tokens, or limits at them): Σ z and Σ zzᵀ."""
 
-    count: int
-    first: Tensor
-    second: Tensor
+    count: int  # number n of tokens
+    first: Tensor  # (r, f)
+    second: Tensor  # (r, f, f)
 
     @classmethod
     def zero(cls, replicates: int, like: Tensor) -> TokenSums:
-        """Sums over no tokens, for vectors like these (..., f)."""
+        """Sums over no tokens, with the dimension f, type and device of `like` (..., f)."""
         dim = like.shape[-1]
         return cls(0, like.new_zeros(replicates, dim), like.new_zeros(replicates, dim, dim))
 
     def add(self, vectors: Tensor) -> TokenSums:
-        """Sums after adding a block of vectors (r, b, f)."""
+        """Sums after b more tokens, with vectors (r, b, f), are added."""
         first, second = vectors.sum(1), _products(vectors)
         return TokenSums(self.count + vectors.shape[1], self.first + first, self.second + second)
 
     def mapped(self, slope: Tensor, offset: Tensor) -> TokenSums:
-        """Sums of the vectors slope z + offset."""
+        """Sums over the same tokens of the vectors slope z + offset."""
         moved = self.first @ slope.T
         cross = moved[:, :, None] * offset
         second = slope @ self.second @ slope.T + cross + cross.mT + self.count * torch.outer(offset, offset)
@@ -58,7 +59,7 @@ class TokenSums:
 
 
 def _products(vectors: Tensor) -> Tensor:
-    """Σ zzᵀ of vectors (r, b, f); on a GPU the sum is split into parts, to keep all its cores busy."""
+    """Sum Σ zzᵀ (r, f, f) over b of vectors z (r, b, f); on a GPU split into parts, to keep all its cores busy."""
     parts = math.gcd(vectors.shape[1], 1 if vectors.device.type == "cpu" else 32)
     pieces = vectors.reshape(len(vectors), parts, -1, vectors.shape[-1])
     return (pieces.mT @ pieces).sum(1) if parts > 1 else vectors.mT @ vectors
@@ -66,9 +67,9 @@ def _products(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class QuerySums:
-    """Sums over quarters of the queries (every fourth query) of vectors (r, q, v) minus their mean.
+    """Sums, over each quarter of the queries (every fourth query), of centred vectors (r, q, v) and of their products.
 
-    Sums over halves and over all queries follow from those over quarters, so products are computed once.
+    Sums over halves and over all queries follow from sums over quarters, so products are computed once.
     """
 
     counts: tuple[int, ...]  # queries in each quarter
@@ -78,7 +79,7 @@ class QuerySums:
 
     @classmethod
     def of(cls, vectors: Tensor) -> QuerySums:
-        """Sums of vectors (r, q, v)."""
+        """Sums over quarters of the queries of vectors (r, q, v), minus their mean over queries."""
         centre = vectors.mean(1)
         centred = vectors - centre[:, None]
         parts = [centred[:, k :: PARTS[-1]] for k in range(PARTS[-1])]
@@ -86,7 +87,7 @@ class QuerySums:
         return cls(tuple(part.shape[1] for part in parts), centre, *(torch.stack(of, 1) for of in sums))
 
     def part(self, k: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Mean (r, v) and covariance (r, v, v) over the k-th of `parts` parts of the queries."""
+        """Mean (r, v) and covariance (r, v, v) of the vectors over the k-th of 1, 2 or 4 `parts` of the queries."""
         count, first = sum(self.counts[k::parts]), self.first[:, k::parts].sum(1)
         scatter = self.second[:, k::parts].sum(1) - first[:, :, None] * first[:, None, :] / count
         return self.centre + first / count, scatter / max(count - 1, 1)
@@ -95,9 +96,10 @@ class QuerySums:
 def moment_errors(
     Y: tuple[Tensor, Tensor], G: tuple[Tensor, Tensor], sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Errors (r, v) and (r, v, v) of the mean and covariance of the outputs over all tokens.
+    """Errors of the mean (r, v) and of the covariance (r, v, v) of the outputs, with all n tokens as queries.
 
-    `Y` and `G` are mean and covariance of outputs and of limits at the queries; `sums` are of the limits at all tokens.
+    `Y` and `G` are mean and covariance of outputs and of limits at the queries; `sums` are over the limits at all
+    tokens; `mean` and `covariance` are those of the limit under the law of tokens.
     """
     n = sums.count
     limit_mean = sums.first / n
@@ -108,7 +110,7 @@ def moment_errors(
 
 
 def norm_by_squaring(symmetric: Tensor) -> Tensor:
-    """Largest |eigenvalue| of symmetric matrices (r, v, v) by repeated squaring, which suits a GPU: (r,).
+    """Largest absolute eigenvalue (r,) of symmetric matrices (r, v, v) by repeated squaring, which suits a GPU.
 
     Also valid for a product of two positive matrices, whose eigenvalues are positive. The longest column x of a high
     power of M lies in the leading eigenspace of M², and |M x| / |x| has the relative error √v^(1/2²⁰) − 1 < 4e-6 at
@@ -128,12 +130,12 @@ def norm_by_squaring(symmetric: Tensor) -> Tensor:
 def replicate_errors(
     Y: Tensor, G: Tensor, limits: QuerySums, sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Error norms of each replicate by name, the noise in their squares, and the norms from fewer queries.
+    """Error norms of each replicate by name, the query noise in their squares, and the norms from fewer queries.
 
-    The norms (r,) are `mean` |·|, `covariance` ‖·‖_F, and `output`, the root mean square over the queries. Subtracting
-    the noise from the square of `mean` or `covariance` removes its bias; it is 0 if all tokens are queries. The norms
-    from fewer queries (r, 2) are averages over halves and over quarters; those of the mean, whose noise is known
-    exactly, come with their squares (r, 4). `limits` are the sums of G.
+    The norms (r,) are of the error of the outputs' `mean` |·| and `covariance` ‖·‖_F, and `output`, the root mean
+    square error over queries. Subtracting the noise from the square of the first two removes their bias; the noise is
+    0 if all tokens are queries. Norms from fewer queries (r, 2) are averages over halves and over quarters; for the
+    mean, whose noise is known exactly, squares are appended (r, 4). `limits` are the sums of G.
     """
     q, outputs = Y.shape[1], QuerySums.of(Y)
     found = []
@@ -153,14 +155,14 @@ def replicate_errors(
 
 
 def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Norms (r,) of errors (r, v) and (r, v, v) of the moments, and squares, averaged over the parts of the queries."""
+    """Norms (r,) of the errors of the outputs' mean and covariance, and squares, averaged over parts of the queries."""
     centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
     norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": torch.linalg.matrix_norm(spread).mean(0)}
     return norms, {"mean": centre.square().sum(-1).mean(0)}
 
 
 def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
-    """Variance (r,) of the mean over queries of D, and of YYᵀ − GGᵀ for Y = G + D, both centred; all (r, q, v).
+    """Variance (r,) of the mean over queries of D, and of YYᵀ − GGᵀ with Y = G + D, for D and G (r, q, v), centred.
 
     |YYᵀ − GGᵀ|² = 2|G|²|D|² + 2<G,D>² + 4<G,D>|D|² + |D|⁴, without cancellation for small D.
     """
@@ -177,14 +179,14 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
 
 
 def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
-    """Rows (replicates, sizes) whose mean is the mean error norm without query noise [V].
+    """Rows (replicates, sizes) whose mean over replicates is the mean error norm without query noise (verified).
 
-    The noise of q of n tokens has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
-    whose norm varies little, (E|error|)² is linear in u; otherwise it is slightly curved. So the parabola through its
-    values with all queries, with halves and with quarters of them, `fewer` (replicates, sizes, 2), is extrapolated to
+    The noise of q of n queries has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
+    whose norm varies little, (E|error|)² is linear in u; otherwise it is slightly curved. So the parabola through the
+    values with all, half and a quarter of the queries, `fewer` (replicates, sizes, 2), is extrapolated to
     u = 0. If the `noise` in the squares (replicates, sizes) is known and `fewer` also has the squares (4), E|error|² at
     u = 0 needs no extrapolation, and the parabola is used only for (E|error|)²/E|error|², which depends little on u:
-    the same estimate with less variance (a quarter less for a slope at half noise). Each row carries its influence on
+    an estimate with less variance (a quarter less for a slope at half noise). Each row carries its influence on
     the extrapolation to first order, so that the variance of the rows is that of the corrected error. Compared with
     every token as a query (d = 4, H = 0.4, n = 100 to 800, 32 queries), the error of the covariance is 4% to 8% too
     large before and 0.2% to 0.7% (± 0.4%) after.
@@ -205,7 +207,7 @@ def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, siz
 
 
 def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:
-    """Lagrange weights (sizes, 3) that extrapolate values from all, half and a quarter of the queries to u = 0."""
+    """Lagrange weights (sizes, 3) that extrapolate values from all, half and a quarter of the queries to no noise."""
     n = np.asarray(sizes, dtype=float)
     q = np.minimum(queries, n)
     u = np.stack([parts / q - 1 / n for parts in PARTS], -1)
@@ -216,15 +218,15 @@ def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:
 
 
 def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
-    """Membership of queries (m,) in clusters as 1 or 0, (m, C)."""
+    """Matrix (m, C) with 1 where query m belongs to cluster C and 0 elsewhere, from cluster numbers (m,)."""
     return to_device(np.eye(clusters.max() + 1)[clusters], device)
 
 
 class ClusteredMoments:
-    """Squared errors of the mean and the covariance of outputs at m queries, sample by sample, without upward bias.
+    """Squared errors of the mean and of the covariance of outputs over m queries, for each sample, without upward bias.
 
-    The limit is (..., G · m, v), for G heads. With D = Γ_n − Γ at the queries, the error of the mean is D̄ and that of
-    the covariance is Δ = mean of DHᵀ + HDᵀ, where H = Γ + D/2 and both are centred: nothing cancels. The noise of few
+    The limit is (..., G · m, v), for G heads. With D = Γ_n − Γ at the queries, the error of the mean is D̄, and that of
+    the covariance is Δ = mean of DHᵀ + HDᵀ, H = Γ + D/2, D and H centred: nothing cancels. The noise of few
     queries, which queries of one cluster (a window of text) share, biases the squares |D̄|² and ‖Δ‖²_F upwards. So only
     pairs of queries from different clusters count: with S_c the sum over cluster c,
 
@@ -254,15 +256,16 @@ class ClusteredMoments:
         self.stacked = self.centred.new_zeros(0)  # that layout, (r · G, C, 2 s, v); padding stays 0
 
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
-        """Add the differences Γ_n − Γ (s, r, ..., G · m, v) of these sizes and replicates."""
+        """Store the squared errors of these sizes and replicates, from differences Γ_n − Γ (s, r, ..., G · m, v)."""
         found = self._squares(difference)
         found = found.reshape(2, *difference.shape[:2], *found.shape[2:])
         self.found[..., replicates, sizes] = found.permute(0, 3, 4, 2, 1)
 
     def squares(self) -> dict[str, list[Array]]:
-        """Squared errors (heads, C, R, J) of the "mean" and the "covariance", weights and scales of the limit.
+        """Squared errors (heads, C, R, J) of the outputs' "mean" and "covariance", with weights and scales for each.
 
-        Weights (heads, C, J) are 1, since the moments of the limit count as known; scales (heads, J) are their norms.
+        Axes are C clusters, R replicates, J sizes. Weights (heads, C, J) are 1, since mean and covariance of the limit
+        count as known; scales (heads, J) are the norms of these, by which relative errors divide.
         """
         spread = self.centred.double()
         norms = (self.limit.mean(1).norm(dim=-1), torch.linalg.matrix_norm(spread.mT @ spread / spread.shape[1]))
@@ -273,10 +276,10 @@ class ClusteredMoments:
         }
 
     def _squares(self, difference: Tensor) -> Tensor:
-        """Squared errors of both moments, (2, r, G, C); NaN where there is one cluster.
+        """Squared errors of the outputs' mean and covariance by cluster, (2, r, G, C); NaN if there is one cluster.
 
-        The value of a cluster is twice the mean over its pairs minus that over all pairs: leaving it out then moves the
-        mean over clusters as it moves the squared error, to first order.
+        The value of a cluster is twice the mean over its pairs minus the mean over all pairs: leaving a cluster out
+        then moves the mean over clusters as it moves the squared error, to first order.
         """
         errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
         middle = errors.mean(1, keepdim=True)
@@ -317,8 +320,8 @@ class GaussianControls:
         their covariance:           T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ,    M = AΣgᵀ.
 
     The expected squares of both are known exactly for every n and every horizon, so each square minus its expectation
-    is a control variate [P]. They remove nearly all of the variance of the mean's error at a small horizon, and nothing
-    far beyond H = 1 (measured).
+    is a control variate (proved). They remove nearly all of the variance of the mean's error at a small horizon, and
+    nothing far beyond H = 1 (measured).
     """
 
     def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
@@ -333,12 +336,12 @@ class GaussianControls:
         self.spread_square = float(sum(self._product(*one, *other) for one in self.terms for other in self.terms))
 
     def _product(self, L: Tensor, R: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """(n − 1) E<LΔR, lΔr>, from (n − 1) E ΔCΔ = Σ tr(CΣ) + ΣCᵀΣ."""
+        """Expected inner product (n − 1) E<LΔR, left Δ right>, from (n − 1) E ΔCΔ = Σ tr(CΣ) + ΣCᵀΣ."""
         sigma, C = self.covariance, R @ right.T
         return (L @ (sigma * torch.sum(C * sigma) + sigma @ C.T @ sigma) * left).sum()
 
     def of(self, sums: TokenSums) -> Tensor:
-        """Control variates (r, 2) of samples, from the sums over their tokens; 0 where the expected square is 0."""
+        """Control variates (r, 2) of r samples, from sums over their tokens; 0 where the expected square is 0."""
         n, average = sums.count, sums.first / sums.count
         found = average.new_zeros(len(average), 2)
         if self.pull_square > 0:
@@ -352,11 +355,11 @@ class GaussianControls:
 
 
 def controlled(rows: Array, controls: Array) -> Array:
-    """Rows (replicates, sizes) with the part explained by control variates (replicates, sizes, F) subtracted.
+    """Rows (replicates, sizes) minus the part that the control variates (replicates, sizes, F) explain.
 
     A least-squares fit per size; each row is adjusted by the fit to all others, b₋ᵣ = b − (XᵀX)⁻¹xᵣ eᵣ/(1 − hᵣ). The
     controls of a row, of mean zero, are then independent of its coefficients, so adjusted rows have exactly the
-    expectation of the rows [P]. With fewer than 30 replicates per fitted coefficient, rows are returned unchanged.
+    expectation of the rows (proved). With fewer than 30 replicates per coefficient, rows are returned unchanged.
     """
     count, sizes, known = controls.shape
     if not known or count < FEWEST_REPLICATES * (known + 1):

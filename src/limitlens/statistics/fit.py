@@ -1,4 +1,4 @@
-"""Rates of decay fitted to error curves, with confidence intervals.
+"""Rates (exponents of decay with n) fitted to error curves, with confidence intervals.
 
 An error is the mean of |error|^moment to the power 1/moment: moment 1 is E|error|, moment 2 the root mean square, and
 the two can have different exponents. Nested sizes are correlated, so uncertainty comes from resampling whole rows.
@@ -21,7 +21,7 @@ DECIDES = 10  # evidence from which on one law is preferred to the other
 
 @dataclass(frozen=True)
 class Rate:
-    """Fitted rate of decay of an error curve."""
+    """Rate β of the power law e = c n^{−β} fitted to an error curve, and its comparison with a logarithmic law."""
 
     slope: float  # β > 0 of e = c n^{−β}; always of the power law, so that rates can be compared
     stderr: float  # standard error and 95% interval of the slope, over replicates, clusters of queries and windows
@@ -34,11 +34,11 @@ class Rate:
 
     @property
     def law(self) -> str:
-        """The law that the evidence decides for, "power" or "log", or "undecided"."""
+        """Law of decay that the evidence decides for: "power", "log" or "undecided"."""
         return "undecided" if abs(self.evidence) < DECIDES else "power" if self.evidence > 0 else "log"
 
     def document(self) -> dict[str, Any]:
-        """The rate as JSON: `law` is the better law, `verdict` the law only if the evidence decides."""
+        """Fitted rate as a dictionary for JSON; `law` is the better law, `verdict` the law if the evidence decides."""
         return {**asdict(self), "law": "power" if self.evidence >= 0 else "log", "verdict": self.law}
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Rate:
 
 
 def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_] | None = None) -> Rate | None:
-    """Fit a rate to a curve at the `usable` sizes; None with fewer than three usable sizes or two replicates."""
+    """Rate of decay fitted to an error curve at the `usable` sizes; None below three such sizes or two replicates."""
     n = np.asarray(sizes, dtype=np.float64)
     mean = bootstrap.error_moments.mean((0, 1))
     keep = np.ones(len(n), bool) if usable is None else usable.copy()
@@ -83,7 +83,7 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
 
 
 def local_slopes(sizes: Array, bootstrap: TwoWayBootstrap) -> tuple[Array, Array]:
-    """Slopes −Δ ln e/Δ ln n between neighbouring sizes and their standard errors: two arrays (sizes − 1,)."""
+    """Slopes −Δ ln e/Δ ln n of an error curve between neighbouring sizes, and standard errors: (sizes − 1,) each."""
     step = np.diff(np.log(sizes))
     mean = np.maximum(bootstrap.error_moments.mean((0, 1)), np.finfo(float).tiny)
     slopes = -np.diff(np.log(mean)) / bootstrap.moment / step
@@ -91,16 +91,16 @@ def local_slopes(sizes: Array, bootstrap: TwoWayBootstrap) -> tuple[Array, Array
 
 
 def _line_weights(x: Array) -> Array:
-    """Weights w₀ and w₁, (2, sizes): w₀·y and w₁·y are intercept and slope of the least-squares line."""
+    """Weights w₀ and w₁, (2, sizes): w₀·y and w₁·y are intercept and slope of the least-squares line of y over x."""
     design = np.stack((np.ones_like(x), x))
     return np.asarray(np.linalg.solve(design @ design.T, design), dtype=np.float64)
 
 
 def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
-    """χ² of the best line through correlated points.
+    """Misfit χ² of the best line through points (x, y) whose errors have the given covariance.
 
     The covariance is estimated from `count` replicates, which overstates χ² by (count − 1)/(count − 2 − points) (the
-    inverse of a Wishart matrix); with too few replicates for that, correlations are ignored.
+    inverse of a Wishart matrix) and is corrected; with too few replicates, correlations are ignored.
     """
     points = len(x)
     spare = count - 2 - points

@@ -9,7 +9,7 @@ The constant C = k/(n r_k^α) follows from r_k, and with it the critical inverse
 error assumes independent keys: repeated or correlated keys make it too small.
 
 A query outside the keys' support, as the queries of real heads are, has no local exponent: distances then start at some
-r₀ > 0, and α̂ may exceed the dimension. So its r_k is ranked among those of keys to their own neighbours (`support`).
+r₀ > 0, and α̂ may exceed the dimension. `support` compares the query's r_k with those of keys to their own neighbours.
 """
 
 import math
@@ -23,15 +23,15 @@ from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.scaling.control import check_keys, check_theta
 from limitlens.theory.scaling.laws import LocalPower
 
-REFERENCES = 64  # keys whose distances to their own neighbours are the reference
-OUTSIDE = 1 / REFERENCES  # below this a query is outside the support: no reference key has neighbours as far away
+REFERENCES = 64  # number of keys whose distances to their own neighbours are the reference in `support`
+OUTSIDE = 1 / REFERENCES  # p-value below which a query is outside: all reference keys have nearer neighbours
 _COINCIDENT = 1e-6  # a key this close is the query itself, up to the rounding of float32
 _ON_SPHERE = 1e-4  # accepts float32 and half-precision unit vectors
 
 
 @dataclass(frozen=True)
 class LocalExponent:
-    """Estimate of α in P(|q − k| ≤ r) ~ C r^α near one query."""
+    """Estimated exponent α of the number of keys near one query, P(|q − k| ≤ r) ~ C r^α."""
 
     exponent: float  # α
     stderr: float
@@ -42,15 +42,15 @@ class LocalExponent:
 
     @property
     def local(self) -> LocalPower:
-        """Law of the gap D = |q − k|²/2 near zero: a = α/2 and log c with c = (k/n) (r_k²/2)^{−a}."""
+        """Fitted power law c s^a of the gap D = |q − k|²/2 near zero: a = α/2 and c = (k/n) (r_k²/2)^{−a}."""
         a = self.exponent / 2
         return LocalPower(a, math.log(self.neighbours / self.n) - a * math.log(self.radius**2 / 2))
 
     def critical_beta(self, n: float | None = None, theta: float = 1.0) -> tuple[float, float]:
-        """β at which n keys (by default as many as in the sample) have θ, and its relative standard error.
+        """Inverse temperature β at which n keys have the control parameter θ, and its relative standard error.
 
-        log β = [log(n k/(n₀ θ)) + log Γ(a+1)]/a − log(r_k²/2). Given the law, α̂ and r_k are independent, so their
-        contributions to the variance add.
+        log β = [log(n k/(n₀ θ)) + log Γ(a+1)]/a − log(r_k²/2), n₀ the number of keys in the sample and default of n.
+        Given the law, α̂ and r_k are independent, so their contributions to the variance add.
         """
         keys, a = check_keys(self.n if n is None else n), self.exponent / 2
         content = math.log(keys * self.neighbours / (self.n * check_theta(theta))) + math.lgamma(a + 1)
@@ -60,7 +60,7 @@ class LocalExponent:
 
 
 def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> LocalExponent:
-    """Estimate α from the distances |q − k| (n,) of one query to all keys, in any order, the query itself left out.
+    """Estimate the exponent α of P(|q − k| ≤ r) ~ C r^α from distances (n,) of one query to all other keys.
 
     `neighbours` is the number k of nearest keys to use, √n by default. A larger k lowers the variance α²/(k − 3) but
     includes keys too far away for the power law to hold.
@@ -83,10 +83,11 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
 
 
 def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
-    """Share of keys (n, d) whose k-th neighbour is at least as far away as the given radii: (q,) to (q,).
+    """Share of the keys (n, d) whose k-th neighbour is at least as far away as that of each query: (q,), a p-value.
 
-    The share (1 + #{reference keys with a larger radius})/(1 + their number) is a conformal p-value: for a query drawn
-    like one more key it is at most p with probability p. Below `OUTSIDE` the query lies outside the keys' support.
+    `radii` (q,) are the queries' distances to their k-th nearest key. (1 + #{reference keys with a larger radius})/(1 +
+    their number) is a conformal p-value: for a query drawn like one more key it is at most p with probability p. Below
+    `OUTSIDE` the query lies outside the keys' support.
     """
     n = len(keys)
     count = min(_neighbours(n, neighbours), n - 1)
@@ -97,12 +98,12 @@ def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Arr
 
 
 def _neighbours(n: int, neighbours: int | None) -> int:
-    """Number of nearest keys to use among n keys: the given one, or by default √n but at least 20."""
+    """Number of nearest keys used among n keys: `neighbours` if given, otherwise √n but at least 20."""
     return max(20, round(math.sqrt(n))) if neighbours is None else neighbours
 
 
 def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) -> Array:
-    """Distances |q − k| between a unit query (d,) and unit keys (n, d), (n,) or fewer: keys at the query are left out.
+    """Distances |q − k| between a unit query (d,) and unit keys (n, d), without keys that coincide with the query.
 
     With `normalise`, query and keys of any length are first projected onto the sphere.
     """
@@ -115,7 +116,7 @@ def query_distances(query: ArrayLike, keys: ArrayLike, normalise: bool = False) 
 
 
 def on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
-    """Vectors (..., d) of length 1: normalised here if `normalise`, otherwise checked."""
+    """Unit vectors (..., d): divided by their lengths if `normalise`, otherwise an `InputError` unless of length 1."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     if normalise:
         if (lengths == 0).any():

@@ -1,4 +1,4 @@
-"""Regime of a head at the sizes measured: it averages, selects among a few keys, or has frozen onto one.
+"""Regime of a head at the sizes measured: the head averages, selects among a few keys, or has frozen onto one key.
 
 The regime follows from three numbers: the effective tokens 1/Σw² at the largest n, the exponent γ with which they grow
 like n^γ over the last sizes, and the largest weight.
@@ -25,7 +25,7 @@ GROWTH_SIZES = 3  # γ is fitted to the last sizes: small samples rarely contain
 
 
 class Regime(Outcome):
-    """What a head does with its tokens; the value is the word that documents show."""
+    """How a head spreads its attention over keys; the value of a member is the word shown in documents."""
 
     AVERAGING = (
         "averaging",
@@ -47,12 +47,12 @@ class Regime(Outcome):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits between the regimes: conventions, not theorems."""
+    """Effective tokens, growth exponents and largest weight that separate the regimes: conventions, not theorems."""
 
     averaging_power: float = 0.5  # an averaging head has at least n^power effective tokens at the largest n
-    averaging_growth: float = 0.75  # smallest growth exponent γ of its effective tokens
-    frozen_weight: float = 0.5  # smallest largest weight of a frozen head
-    frozen_growth: float = 0.3  # largest growth exponent γ of its effective tokens
+    averaging_growth: float = 0.75  # smallest growth exponent γ of an averaging head's effective tokens
+    frozen_weight: float = 0.5  # the largest weight of a frozen head is at least this
+    frozen_growth: float = 0.3  # largest growth exponent γ of a frozen head's effective tokens
 
     def __post_init__(self) -> None:
         if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
@@ -65,7 +65,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class RegimeVerdict:
-    """The regime of a head and the reason in words; `growth` is γ, None with one size."""
+    """Regime of a head and the reason in words; `growth` is the exponent γ of its effective tokens, None for one n."""
 
     regime: Regime
     reason: str
@@ -76,7 +76,7 @@ class RegimeVerdict:
 def classify(
     effective_tokens: Array, sizes: Array, top_weight: float, thresholds: Thresholds | None = None
 ) -> RegimeVerdict:
-    """Classify a head by its effective tokens (J,) at sizes n (J,) and its largest weight at the last size.
+    """Regime of a head, from its effective tokens 1/Σw² (J,) at sizes n (J,) and its largest weight at the last size.
 
     Averaging: many effective tokens, which grow about like n. Frozen: the largest weight holds most of the mass and the
     effective tokens hardly grow. Selective: everything between. All numbers are means over queries.
@@ -103,7 +103,7 @@ def resampled(
     verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int,
     thresholds: Thresholds | None = None,
 ) -> RegimeVerdict:  # fmt: skip
-    """The verdict with the share of bootstrap resamples that agree; its reason says so where few do.
+    """The verdict on a head with the share of bootstrap resamples that agree added, and a doubt if few agree.
 
     Replicates and clusters of queries are resampled. Effective tokens (W, C, J) and largest weights (W, C) are sums
     over the `members` (C,) of each of C clusters in each of W replicates.
@@ -126,14 +126,14 @@ def resampled(
 
 @lru_cache(maxsize=4)
 def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
-    """Bootstrap weights of cells and of clusters (`two_way_weights`), cached because heads have the same counts."""
+    """Bootstrap weights of (replicate, cluster) pairs and of clusters (`two_way_weights`), cached for all heads."""
     return two_way_weights(random_stream(seed, 0x4E61), replicates, clusters, RESAMPLES)
 
 
 def _regimes(
     tokens: Array, sizes: Array, top: Array, limits: Thresholds
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether heads with effective tokens (..., J) and largest weights (...) average, and whether they are frozen."""
+    """Whether heads (...) are averaging, and whether frozen, by effective tokens (..., J) and largest weights (...)."""
     growth = effective_growth(tokens, sizes)
     unknown = np.isnan(growth)
     many = tokens[..., -1] >= int(sizes[-1]) ** limits.averaging_power
@@ -142,7 +142,7 @@ def _regimes(
 
 
 def effective_growth(tokens: Array, sizes: Array) -> Array:
-    """γ (...) of effective tokens (..., J) ~ n^γ, by least squares over the last three sizes; NaN with one size."""
+    """Exponent γ (...) of the growth n^γ of effective tokens (..., J) over the last three sizes; NaN with one size."""
     x, y = np.log(sizes[-GROWTH_SIZES:]), np.log(tokens[..., -GROWTH_SIZES:])
     x = x - x.mean()
     with np.errstate(invalid="ignore"):

@@ -27,14 +27,14 @@ FALSE_ALARM = 1e-3  # probability that a Gaussian sample exceeds the threshold a
 
 
 def tail_length(n: int) -> int:
-    """Number of largest values that a Pareto fit uses: min(n/5, 3√n), as in Pareto smoothed importance sampling."""
+    """Number min(n/5, 3√n) of largest of n values that a Pareto fit uses, as in Pareto smoothed importance sampling."""
     return int(np.ceil(min(0.2 * n, 3.0 * np.sqrt(n))))
 
 
 def sorted_shape(scores: Any) -> Any:
-    """Pareto shape k̂ of attention weights from the largest scores of each query, (..., m + 1) to (...), m at least 5.
+    """Pareto shape k̂ (...) of the tail of softmax weights, from the m + 1 largest scores (..., m + 1) of each query.
 
-    `scores` are the `tail_length(n)` + 1 largest of n scores in increasing order, an array or a tensor on any device.
+    `scores` are the m + 1 = `tail_length(n)` + 1 ≥ 6 largest of n scores, increasing; an array or tensor on any device.
     The generalised Pareto law is fitted to the weights e^{score} above that of the smallest score; a shift of all
     scores changes nothing. The shape is shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
     """
@@ -45,7 +45,7 @@ def sorted_shape(scores: Any) -> Any:
 
 
 def fit_generalised_pareto(x: Any) -> tuple[Any, Any]:
-    """Shape k and scale σ of a generalised Pareto law by the posterior mean of Zhang and Stephens (2009).
+    """Shape k and scale σ of a generalised Pareto law fitted by the posterior mean of Zhang and Stephens (2009).
 
     The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, given in increasing order,
     (..., m ≥ 5) to (...) twice. The profile likelihood in θ = -k/σ is averaged over a grid placed by the first
@@ -72,7 +72,7 @@ def fit_generalised_pareto(x: Any) -> tuple[Any, Any]:
 
 
 class Verdict(Outcome):
-    """Verdict on the tails of a set of tokens."""
+    """Verdict on whether a set of tokens has tails as light as Gaussian ones (sub-Gaussian)."""
 
     SUB_GAUSSIAN = (
         "sub-Gaussian",
@@ -101,7 +101,7 @@ class Verdict(Outcome):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TailReport(Result):
-    """Test whether tokens are sub-Gaussian: log-moment curves K̂ along whitened directions, and the tail of norms."""
+    """Result of the test whether tokens are sub-Gaussian: log-moment curves K̂ along directions, and tail of norms."""
 
     kind, file = "tail verdict", "tails"
     verdict: Verdict
@@ -114,18 +114,18 @@ class TailReport(Result):
     needed: int  # tokens needed to detect one Laplace direction in this dimension nine times in ten
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON, with meaning and remedy of the verdict."""
+        """Report on the tails as a dictionary for JSON, with meaning and remedy of the verdict."""
         return super().document() | {"meaning": self.verdict.meaning, "remedy": self.verdict.remedy}
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per direction and length of the tilt."""
+        """Table of the excess over the Gaussian curve, one row per direction and length of the tilt."""
         columns = np.broadcast_arrays(np.arange(len(self.excess))[:, None], self.tilts, self.excess, self.stderr)
         names = ("direction", "tilt", "excess", "stderr")
         return pd.DataFrame({name: column.ravel() for name, column in zip(names, columns, strict=True)})
 
     def view(self) -> View:
-        """The verdict, then the log-moment curves, the largest excess over the Gaussian curve first."""
+        """Page of the report: the verdict, then the log-moment curves in order of decreasing excess over Gaussian."""
         order = self.excess.max(axis=1).argsort()[::-1].tolist()
         rows: list[list[Cell]] = [[i, *cells(self.excess[i], self.stderr[i])] for i in order]
         series = [
@@ -156,7 +156,7 @@ class TailReport(Result):
 
 
 def check_tails(tokens: Any, points: int = 8) -> TailReport:
-    """Compare the log-moment curve of tokens (n, d) with ½ tᵀΣt along directions, and fit the tail of their norms.
+    """Test whether tokens (n, d) are sub-Gaussian: log-moment curve against ½ tᵀΣt along directions, tail of norms.
 
     At least 100 tokens, an array or a tensor on any device, are centred and whitened with their own covariance; the
     directions are both signs of the principal axes and of the coordinate axes. The curve has `points` lengths up to
@@ -201,15 +201,15 @@ def check_tails(tokens: Any, points: int = 8) -> TailReport:
 
 
 def tokens_needed(dim: int) -> int:
-    """n from which Mardia's kurtosis detects one Laplace direction among `dim` Gaussian ones nine times in ten [V].
+    """Number of tokens from which `check_tails` detects one Laplace direction among `dim` nine times in ten (verified).
 
-    The excess 3 must be 4 + 1.3 standard errors √(8d(d+2)/n); 300 more for the noise of the direction itself.
+    Its excess kurtosis 3 must be 4 + 1.3 standard errors √(8d(d+2)/n); 300 more for the noise of the direction itself.
     """
     return 28 * dim * (dim + 2) + 300
 
 
 def _tail_shape(norms: Array, tail: int) -> Estimate:
-    """Pareto shape of the largest of sorted norms with its standard error (1 + k̂)/√m."""
+    """Pareto shape k̂ of the m = `tail` largest of sorted norms, with its standard error (1 + k̂)/√m."""
     shape = float(fit_generalised_pareto(norms[-tail:] - norms[-tail - 1])[0])
     return Estimate(shape, (1.0 + max(shape, 0.0)) / float(np.sqrt(tail)))
 
@@ -232,8 +232,9 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 
 
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
-    """K̂(s)/(s²/2) - 1 and its standard error for projections (directions, n) at lengths s: (directions, points).
+    """Excess K̂(s)/(s²/2) - 1 of the log-moment curve over the Gaussian one, and its standard error.
 
+    Both are (directions, points), for n tokens projected on directions, (directions, n), and tilts of lengths s.
     Lengths must be multiples 1, 2, 3, ... of the first: the weights are powers of those at the first length.
     """
     lib, (directions, n) = library(projections), projections.shape

@@ -1,4 +1,4 @@
-"""n(ε), the number of tokens at which an error curve falls to a target error ε.
+"""Number of tokens n(ε) at which an error curve falls to a target error ε.
 
 Between neighbouring sizes the error e is a power law of n; outside them it is the power law through the three nearest
 sizes, up to ten times the largest size. A sample of n of the C tokens of a context has the error e(n) √(1 − n/C).
@@ -16,7 +16,7 @@ from limitlens.errors import Array
 
 BEYOND = 10  # a curve is extrapolated up to this many times the largest measured size
 LINE_SIZES = 3  # sizes used for the power law that extends a curve
-_STEPS = 60  # at most of Newton's method, which converges in about six
+_STEPS = 60  # largest number of steps of Newton's method, which converges in about six
 ERRORS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 CONTEXTS = (2048, 8192, 32768, 131072, None)  # None: infinitely many tokens
 MARKS = ("measured", "extrapolated", "beyond", "not known")  # a page refers to them by index
@@ -24,7 +24,7 @@ MARKS = ("measured", "extrapolated", "beyond", "not known")  # a page refers to 
 
 @dataclass(frozen=True)
 class TokensFor:
-    """n(ε): number of randomly sampled tokens at which the error falls to ε, without or with a finite context."""
+    """Number n(ε) of randomly sampled tokens at which the error falls to ε, in an infinite or a finite context."""
 
     n: int | None  # None where it is not known; the whole context where that needs every token
     interval: tuple[int | None, int | None] = (None, None)  # 95%; None where an end is unbounded
@@ -35,18 +35,18 @@ class TokensFor:
 
     @property
     def mark(self) -> str:
-        """Origin of the number: "measured", "extrapolated", "beyond" or "not known"."""
+        """Origin of the number of tokens: "measured", "extrapolated", "beyond" (the range) or "not known"."""
         if self.why:
             return "not known"
         return "beyond" if self.beyond else "extrapolated" if self.extrapolated else "measured"
 
     def plus(self, atoms: int) -> Self:
-        """The answer with `atoms` more tokens, which are always kept."""
+        """Number of tokens and its interval increased by `atoms` tokens (such as sinks) that are always kept."""
         n, low, high = (None if value is None else value + atoms for value in (self.n, *self.interval))
         return replace(self, n=n, interval=(low, high))
 
     def document(self) -> dict[str, Any] | None:
-        """The answer as JSON; None where there is no number."""
+        """Number of tokens with its interval as a dictionary for JSON; None if not known or beyond the range."""
         if self.n is None or self.beyond:
             return None
         return {"n": self.n, "interval": list(self.interval), "extrapolated": self.extrapolated}
@@ -66,9 +66,9 @@ def answers(
     errors: Sequence[float] = ERRORS,
     contexts: Sequence[float | None] = CONTEXTS,
 ) -> dict[str, Any]:
-    """n(ε) of each curve (its `tokens_for`) for every error and context; an infinite context is passed as infinity.
+    """Numbers of tokens n(ε) for each curve (given by its `tokens_for`), error and context (None: infinite).
 
-    `n`, `low`, `high` and `mark` are lists by curve, error and context: the number, the ends of its 95% interval (None
+    `n`, `low`, `high` and `mark` are lists by curve, error and context: n(ε), the ends of its 95% interval (None
     where there is none), and its origin as an index into `MARKS`.
     """
     ends = [math.inf if context is None else context for context in contexts]
@@ -79,7 +79,7 @@ def answers(
 
 
 def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: float = BEYOND) -> Array:
-    """Size n at which each curve falls to the goal for the last time: (rows,), infinite beyond `reach` · largest size.
+    """Size n from which on each error curve is below the goal, (rows,); infinite beyond `reach` times the largest size.
 
     `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the target error and of the context C.
     """
@@ -103,7 +103,7 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: floa
 
 
 def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Array:
-    """Root of level + slope x + log √(1 − e^{x − end}) between low and high: (rows,).
+    """Root x (rows,) of level + slope x + log √(1 − e^{x − end}) between `low` and `high`, all (rows,).
 
     The function is concave, so Newton's method converges monotonically from the right, from any point where it is not
     positive: the end of the segment, the root of the falling line alone, or the root of the other term plus the line's
@@ -128,26 +128,26 @@ def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Ar
 
 
 def between(x: Array, y: Array, at: Array) -> Array:
-    """Linear interpolation of curves y (rows, J) given at x (J,) to points `at` (K,) within x: (rows, K)."""
+    """Values (rows, K) at points `at` (K,) of curves y (rows, J) given at x (J,), by linear interpolation."""
     place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
     part = (at - x[place]) / (x[place + 1] - x[place])
     return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
 
 
 def whole(n: float, context: float = math.inf) -> int | None:
-    """n rounded up to a number of tokens, at most the context; None where neither is finite."""
+    """Number of tokens n rounded up to an integer, at most the context; None if both are infinite."""
     bounded = min(n, context)
     return math.ceil(round(bounded, 6)) if math.isfinite(bounded) else None  # 100.0000001 is 100 plus a rounding error
 
 
 def log_correction(x: Array, end: float) -> Array:
-    """Finite-population correction log √(1 − n/C) at x = log n; −inf from n = C on."""
+    """Logarithm of the finite-population factor √(1 − n/C) at x = log n, `end` = log C; −inf from n = C on."""
     with np.errstate(divide="ignore"):
         return np.asarray(0.5 * np.log1p(-np.exp(np.minimum(x - end, 0.0))))
 
 
 def power_law(x: Array, y: Array, part: slice) -> tuple[Array, Array]:
-    """Slope and level (rows,) of power laws fitted to a part of the curves; the slope is 0 where a curve rises."""
+    """Slope and level (rows,) of lines fitted to log-log curves at the sizes in `part`; slope 0 where a curve rises."""
     centre, mean = x[part].mean(), y[:, part].mean(1)
     offset = x[part] - centre
     slope = np.minimum((y[:, part] @ offset) / (offset @ offset), 0.0)
