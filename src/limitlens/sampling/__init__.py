@@ -1,1 +1,1 @@
-"""How tokens reach cells: nested sizes (`cells`), replayable `streams`, and `dealing` a stream in one pass."""
+"""Sampling of tokens: nested sizes (`cells`), `streams`, `assignment` of tokens to cells, checkpoints and workers."""

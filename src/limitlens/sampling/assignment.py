@@ -1,12 +1,13 @@
-"""Assignment of the tokens of a stream to cells, and what each cell stores of them.
+"""Assignment of the tokens of a stream to cells (tokens of one replicate and size step), and the storage of each cell.
 
-A cell of few tokens is smaller than its state (queries · (values + 1) numbers a head), so it keeps its tokens until the
-stream ends. A cell of many tokens streams: it holds one state, into which every block is merged. The first replicates
-keep all their tokens, for the diagnostics that need every score. Memory depends on the sizes, not on the length of the
-stream.
+A cell of few tokens is smaller than its attention state (queries · (values + 1) numbers a head), so it keeps its tokens
+until the stream ends. A cell of many tokens is streamed: it holds one state, into which every block is merged. The
+first replicates keep all their tokens (whole replicates), for diagnostics that need every score. Memory depends on the
+sizes, not on the length of the stream.
 
 Each token goes to at most one cell, so replicates are disjoint samples without replacement. Only counts are kept in
-memory: the number of tokens of a block that go to each cell is drawn from the places still open.
+memory: the number of tokens of a block that go to each cell is drawn from the places still open. Kept tokens are stored
+in numbered slots; tokens of streamed cells wait in further rows of the store until attention over them is computed.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ from limitlens.errors import InputError
 from limitlens.sampling.cells import Cells
 
 KEPT_STEP = 512  # largest step whose cells keep their tokens: with 256 queries about the size of a state
-KEPT_TOKENS = 1 << 14  # tokens that the whole replicates may hold together, where that is more than one of them
+KEPT_TOKENS = 1 << 14  # tokens that whole replicates may hold together, if there are several
 WHOLE_REPLICATES = 2  # largest number of replicates that keep all their tokens
 LEFT_OVER = 4  # states that share the tokens assigned to no cell, so that workers can attend to them in parallel
-SUBSET = 4  # one token in so many is in `ForwardSlice.subset`
-HIDDEN = 4096  # kept tokens whose hidden states are stored, at most
-GOLDEN = 0.6180339887498949  # multiples modulo 1 are evenly spread, for any number of them
+SUBSET = 4  # `ForwardSlice.subset` holds one in this many tokens
+HIDDEN = 4096  # largest number of kept tokens whose hidden states are stored
+GOLDEN = 0.6180339887498949  # golden ratio − 1: its first k multiples modulo 1 are evenly spread for every k
 # Random tokens of all windows, random tokens of one window, or consecutive tokens of one window.
 SAMPLINGS = ("pooled", "document", "contiguous")
-COUNTED = 1 << 20  # tokens of the stream that enter the moments: the first ones, which gives 0.2% precision
+COUNTED = 1 << 20  # number of first tokens of the stream that enter means and covariances: 0.2% precision
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardSlice:
-    """The tokens of a block that one forward brings, as indices on the model's device."""
+    """Indices, on the model's device, that say where to store the t tokens of one forward pass, a slice of a block."""
 
     rows: Tensor  # (t,): row of the store for each token: its slot if it is kept, else a row of the waiting area
     subset: Tensor  # (s,): one in `SUBSET` tokens of the forward, at random
     hidden: Tensor  # (f,): tokens whose hidden states are stored
-    hidden_slots: Tensor  # (f,): and their slots
-    counted: bool  # whether the tokens enter the moments
-    before: int  # tokens that are waiting already
+    hidden_slots: Tensor  # (f,): slots of the tokens in `hidden`
+    counted: bool  # whether the tokens enter means and covariances
+    before: int  # number of tokens of earlier slices that are still waiting
     completed: BlockAssignment | None  # the block assignment that these tokens complete
     ends_block: bool  # whether these are the last tokens of their block
 
     def cut(self, at: int) -> tuple[ForwardSlice, ForwardSlice]:
-        """Split into the first `at` tokens of the forward and the others."""
+        """Split the slice into two: the first `at` tokens of the forward pass, and the other tokens."""
         halves = []
         for offset, early in ((0, True), (at, False)):
             subset, hidden = ((index < at) == early for index in (self.subset, self.hidden))
@@ -61,18 +62,18 @@ class ForwardSlice:
 
 @dataclass(frozen=True, eq=False)
 class BlockAssignment:
-    """The cells of the tokens of one block."""
+    """Assignment of the tokens of one block of the stream to cells."""
 
     order: NDArray[np.int64]  # (block,): token indices: first the kept ones, then those of streamed cells, then others
     slots: NDArray[np.int64]  # (kept,): slots of the kept tokens
     streamed: list[tuple[int, int, int]]  # (cell, start, stop) among the tokens not kept; tokens of no cell come last
-    counted: bool  # whether the block enters the moments
+    counted: bool  # whether the block enters means and covariances
 
     def slices(self, length: int, assignment: Assignment, device: torch.device | str = "cpu") -> Iterator[ForwardSlice]:
-        """Cut the block into forwards of `length` tokens each, the last one perhaps shorter.
+        """Cut the block into slices for forward passes of `length` tokens each; the last slice may be shorter.
 
-        After `assignment.wait` tokens, a multiple of `length`, the waiting tokens are attended to: the slice then
-        completes an assignment of these tokens alone.
+        After every `assignment.wait` tokens, a multiple of `length`, attention is computed over the waiting tokens: the
+        slice then carries (`completed`) the assignment of these tokens alone.
         """
         wait = assignment.wait
         place = np.empty_like(self.order)
@@ -104,7 +105,7 @@ class BlockAssignment:
 
 
 class Assignment:
-    """Cells (replicate r, step j) of a stream with known block lengths, and how many tokens each holds so far."""
+    """Random assignment of a stream of tokens, in blocks of known lengths, to cells (replicate r, size step j)."""
 
     single = False  # whether each replicate is one document
 
@@ -113,8 +114,8 @@ class Assignment:
         *, kept_step: int = KEPT_STEP, whole_replicates: int = WHOLE_REPLICATES,
     ) -> None:  # fmt: skip
         self.blocks, self.cells, self.replicates, self.seed = blocks, cells, replicates, seed
-        self.wait = max(blocks)  # tokens that may wait to be attended to: a block, unless memory is short
-        self.marks = 0  # special tokens among so many
+        self.wait = max(blocks)  # tokens that may wait before attention over them: a block, unless memory is short
+        self.marks = 0  # number of special tokens among `wait` tokens
         steps = np.asarray(cells.steps)
         # Replicates 0 .. whole − 1 keep all their tokens, replicate r in slots r·n_max .. (r + 1)·n_max − 1.
         self.whole = min(replicates, whole_replicates, max(1, KEPT_TOKENS // cells.sizes[-1]))
@@ -134,27 +135,27 @@ class Assignment:
         self.seen = 0  # tokens of the stream so far, those of no cell included
 
     def slots_of(self, replicate: int) -> NDArray[np.int64]:
-        """Slots of the tokens of a whole replicate, in the order of its nested samples."""
+        """Slots (n,) of the tokens of a replicate that keeps all its tokens, in the order of its nested samples."""
         cells = zip(self.start[replicate], self.filled[replicate], strict=True)
         return np.concatenate([start + np.arange(filled) for start, filled in cells])
 
     def random_slots(self, count: int) -> NDArray[np.int64]:
-        """Slots of `count` kept tokens, or of all, in random order: a random sample of the stream."""
+        """Slots of at most `count` kept tokens, in random order: a random sample of the tokens of the stream."""
         cells = [(int(self.start[cell]), int(self.filled[cell])) for cell in zip(*np.nonzero(self.kept), strict=True)]
         slots = np.concatenate([start + np.arange(filled) for start, filled in cells])[:count]
         return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Draw, for each block, the number of its tokens in each cell (replicates, steps), and which tokens these are.
+        """Yield, for each block, the number of its tokens in each cell (replicates, steps), and the tokens' indices.
 
-        The tokens are listed cell by cell; tokens of no cell come last."""
+        The indices are listed cell by cell; tokens of no cell come last."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
         counted = draw_counts(self.blocks, self.cells, self.replicates, self.seed)
         for block, counts in zip(self.blocks, counted, strict=True):
             yield counts, assign(counts, block, generator)
 
     def assign_blocks(self) -> Iterator[BlockAssignment]:
-        """Assign the tokens of one block after the other."""
+        """Yield the assignment of the tokens of each block in turn, and update the counts of tokens in the cells."""
         for block, (counts, parts) in zip(self.blocks, self.draw(), strict=True):
             kept, streamed = np.flatnonzero(self.kept), np.flatnonzero(~self.kept)
             free = (self.start + self.filled).ravel()
@@ -177,7 +178,7 @@ class Assignment:
 
 
 class DocumentAssignment(Assignment):
-    """An assignment whose replicates are documents of `length` tokens each; blocks hold whole documents.
+    """Assignment in which each replicate is one document of `length` tokens; blocks hold whole documents.
 
     A sample has random positions of its document or, if `contiguous`, consecutive ones from a random position on,
     continued at the beginning of the document where it ends. Tokens of one document are not independent, so its samples
@@ -194,7 +195,7 @@ class DocumentAssignment(Assignment):
         self.length, self.contiguous = length, contiguous
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Assign evenly spaced documents to replicates; their remaining tokens and other documents go to no cell."""
+        """Yield counts and indices as `Assignment.draw` does, with evenly spaced documents as the replicates."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
         # Neighbouring replicates are far apart in the stream, so that any few of them represent all of it.
         spread = np.argsort(np.argsort(np.arange(self.replicates) * GOLDEN % 1))
@@ -216,7 +217,7 @@ class DocumentAssignment(Assignment):
 
 
 def draw_counts(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Draw, for each block of the given lengths, how many of its tokens go to each cell, (replicates, steps).
+    """Yield, for each block of the given lengths, the number of its tokens that go to each cell, (replicates, steps).
 
     Every replicate fills its cells exactly, so replicates · n_max ≤ N, the sum of the blocks. Given the counts,
     `assign` distributes the tokens of a block in uniformly random order; together this is a uniformly random assignment
@@ -236,6 +237,6 @@ def draw_counts(blocks: list[int], cells: Cells, replicates: int, seed: int) -> 
 
 
 def assign(counts: NDArray[np.int64], block: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Split a random order of a block's tokens by counts: indices for each cell, row by row, then those of no cell."""
+    """Random indices of a block's tokens for each cell, as many as in `counts`, row by row; last, those of no cell."""
     order = generator.permutation(block)
     return np.split(order, np.cumsum(counts.ravel()))

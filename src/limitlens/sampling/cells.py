@@ -1,4 +1,4 @@
-"""Nested sizes n₁ < n₂ < ... and the cells between them.
+"""Nested sample sizes n₁ < n₂ < ... and the cells (groups of tokens) between them.
 
 Cell (replicate r, step j) holds the n_j − n_{j−1} tokens that turn replicate r's sample of size n_{j−1} into its sample
 of size n_j. Cell states merged cumulatively over j give every size from one pass over the tokens.
@@ -17,7 +17,7 @@ MOST = 10_000  # largest number of values in a grid
 
 @dataclass(frozen=True)
 class Cells:
-    """Nested sample sizes, strictly increasing and positive."""
+    """Nested sample sizes n₁ < n₂ < ..., positive, and the numbers of tokens between them."""
 
     sizes: tuple[int, ...]
 
@@ -30,11 +30,11 @@ class Cells:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Number of tokens in each cell of a replicate."""
+        """Number n_j − n_{j−1} of tokens in each cell of a replicate."""
         return tuple(int(step) for step in np.diff(self.sizes, prepend=0))
 
     def blocks(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks (step, start, stop) of tokens that lie in one cell and between two multiples of `length`."""
+        """Yield blocks (step, start, stop) of tokens that lie in one cell and between two multiples of `length`."""
         start = 0
         for step, size in enumerate(self.sizes):
             while start < size:
@@ -44,7 +44,7 @@ class Cells:
 
 
 def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
-    """Sizes from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of integers, all increasing.
+    """Increasing sample sizes from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of integers.
 
     >>> parse_sizes("1000:8000:4")
     (1000, 2000, 4000, 8000)

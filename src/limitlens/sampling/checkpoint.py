@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a long job on disk, so that an interrupted run can be resumed.
+"""Checkpoints: the state of a run's jobs on disk, so that an interrupted run can be resumed.
 
 The file has the safetensors format (never pickle). Its header holds the arguments of the job, its position, the
 versions that made it, and a digest of all this and of every tensor. A new file is written under a temporary name,
@@ -47,10 +47,10 @@ State: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # position of a job
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """Saved state of one job."""
+    """Saved state of one job: arguments, position and tensors."""
 
-    job: dict[str, Any]  # its arguments by name
-    position: dict[str, Any]  # how far it has come
+    job: dict[str, Any]  # arguments of the job by name
+    position: dict[str, Any]  # how far the job has come; empty for a new job
     tensors: dict[str, Tensor]
 
 
@@ -81,7 +81,7 @@ class Checkpoint:
         self._tokens, self._written, self._cost = 0, time.monotonic(), 0.0
 
     def begin(self, job: Mapping[str, Any]) -> Job:
-        """Start or resume the next job of the run; refused if the checkpoint holds a job with other arguments."""
+        """Start or resume the next job of the run; an `InputError` if the saved job has other arguments."""
         place = self._begun
         arguments = json.loads(json.dumps(to_json(job)))
         self._begun += 1
@@ -97,7 +97,7 @@ class Checkpoint:
         self, job: Mapping[str, Any], count: int, make: Callable[[int], dict[str, Any]], *, tokens: int = 1,
         fewest: int | None = None, progress: Progress | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Arrays that `make` returns for 0 .. count − 1, stacked; at least `fewest` of them if interrupted."""
+        """Arrays by name from calls of `make` with 0 .. count − 1, stacked; at least `fewest` calls if interrupted."""
         running = self.begin(job)
         rows: list[dict[str, Any]] = []
         if running.saved is not None:
@@ -121,7 +121,7 @@ class Checkpoint:
         return stacked()
 
     def remove(self) -> None:
-        """Delete the checkpoint files, once the result is saved."""
+        """Delete the checkpoint files from the folder, once the result of the run is saved."""
         if self.folder is not None:
             for name in (NEWEST, BEFORE):
                 (self.folder / name).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class Checkpoint:
         return passed >= max(self._every, self._cost / MOST_WRITING) if self._by_clock else self._tokens >= self._every
 
     def _keep(self, place: int, state: State, folder: Path | None) -> bool:
-        """Keep the state of a job, and write all jobs if a folder is given; returns whether they were written."""
+        """Keep the state of job `place`; if a folder is given, write all jobs. Returns whether they were written."""
         self._jobs[place] = Saved(self._jobs[place].job, *state)
         started, written = time.monotonic(), folder is not None
         try:
@@ -148,7 +148,7 @@ class Checkpoint:
 
     @staticmethod
     def _read(folder: Path) -> list[Saved]:
-        """Jobs of the newest undamaged file; empty without a file."""
+        """Saved jobs from the newest undamaged checkpoint file in the folder; empty without a file."""
         damaged = []
         for path in (folder / NEWEST, folder / BEFORE):
             try:
@@ -170,14 +170,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A running job of a checkpoint."""
+    """Running job number `place` of a run, whose state is saved to a checkpoint."""
 
     checkpoint: Checkpoint
     place: int
     saved: Saved | None  # state to resume from; None for a new job
 
     def passed(self, tokens: int, state: Callable[[], State], interrupt: Interrupt) -> None:
-        """Count finished tokens, write the state if that is due or an interrupt was requested, and then stop if so."""
+        """Count finished tokens, write the state if due or interrupted, and raise KeyboardInterrupt if interrupted."""
         kept, folder = self.checkpoint, self.checkpoint.folder
         due = kept._due(tokens) or interrupt.asked
         if folder is not None and due and kept._keep(self.place, state(), folder) and interrupt.asked:
@@ -190,12 +190,12 @@ class Job:
 
 
 def under(prefix: str, named: Mapping[str, Item]) -> dict[str, Item]:
-    """Items whose names begin with a prefix, with the prefix removed."""
+    """Items of the mapping whose names begin with `prefix`, by name without the prefix."""
     return {name.removeprefix(prefix): part for name, part in named.items() if name.startswith(prefix)}
 
 
 def digest(*arrays: Any) -> str:
-    """SHA-256 digest of texts and arrays (shape, type and numbers)."""
+    """SHA-256 digest, in hexadecimal, of texts and arrays (shape, type and numbers)."""
     found = hashlib.sha256()
     for array in arrays:
         if isinstance(array, str):
@@ -208,20 +208,20 @@ def digest(*arrays: Any) -> str:
 
 
 def identity(measure: Measure, head: Head) -> dict[str, str]:
-    """Digests of a law (its name and a few draws, or all tokens of a sample) and of a head."""
+    """Digests that identify a law (its name and a few draws, or all tokens of a sample) and a head."""
     drawn = measure.tokens if isinstance(measure, Sample) else measure.sample(16, torch.Generator().manual_seed(0))
     return {"law": digest(repr(measure), drawn), "head": digest(head.A, head.V, head.query_bias, head.value_bias)}
 
 
 def _made() -> dict[str, Any]:
-    """Versions and hardware on which the numbers of a job depend besides its arguments."""
+    """Versions of packages and names of hardware on which the results of a job depend, besides its arguments."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     about = {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}  # not the number of threads
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
 def _same(where: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise an InputError that names the first difference."""
+    """Raise an InputError that names the first entry in which two mappings, `then` and `now`, differ, if any."""
     for name in dict.fromkeys((*now, *then)):
         if then.get(name) != now.get(name):
             was, is_now = (str(found.get(name, "none"))[:40] for found in (then, now))
@@ -236,7 +236,7 @@ def _bytes(array: Any) -> memoryview:
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors as arrays, widest type first, so that all stay aligned in the file."""
+    """Tensors by name as NumPy arrays, widest number type first, so that all stay aligned in the file."""
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     return dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
 
@@ -248,7 +248,7 @@ def _header(jobs: Sequence[Saved], made: Mapping[str, Any], arrays: Mapping[str,
 
 
 def _write(folder: Path, jobs: Sequence[Saved]) -> None:
-    """The file and the one before it. Tensors are written from where they lie: a copy of all would double memory."""
+    """Write all jobs to a new checkpoint file and keep the previous one; tensors are not copied, to save memory."""
     flat = _ordered({f"{k}.{name}": part for k, one in enumerate(jobs) for name, part in one.tensors.items()})
     index: dict[str, Any] = {"__metadata__": _header(jobs, _made(), flat)}
     place = 0
@@ -273,7 +273,7 @@ def _write(folder: Path, jobs: Sequence[Saved]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
-    """Versions that made a file, and its jobs; a ValueError if the digest does not match."""
+    """Versions that made a checkpoint file, and the jobs in it; a ValueError if the digest does not match."""
     with safe_open(path, "pt") as file:
         header = file.metadata() or {}
         flat = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping

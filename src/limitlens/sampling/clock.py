@@ -1,4 +1,4 @@
-"""Timers for work on a CPU and on a GPU, which runs asynchronously."""
+"""Timers for work on a CPU, and on a GPU, which runs asynchronously."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-AHEAD = 64  # open spans after which Python waits for the GPU: work queued further ahead would only hold memory
+AHEAD = 64  # largest number of unfinished spans before Python waits for the GPU: queued work holds memory
 
 
 @dataclass
 class Clock:
-    """Seconds spent in the model and in attention over its keys."""
+    """Seconds spent in forward passes of the model, and in attention over sampled keys."""
 
     model: float = 0.0
     attention: float = 0.0
 
 
 class DeviceTimer:
-    """Measures the seconds spent within spans of work; on a GPU by events, so that nothing waits for it."""
+    """Measures the seconds spent within spans of work; on a GPU by events, so that Python need not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -31,12 +31,12 @@ class DeviceTimer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all finished spans."""
+        """Total seconds of all finished spans of work."""
         return sum(self.spans)
 
     @contextmanager
     def __call__(self, threads: int = 1) -> Iterator[None]:
-        """Time a span in one of so many threads that run at the same time."""
+        """Context manager that times a span of work in one of `threads` threads that run at the same time."""
         if self.device.type == "cpu":
             begun = time.perf_counter()
             yield
@@ -52,7 +52,7 @@ class DeviceTimer:
         self._close(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the GPU and close all spans."""
+        """Wait until the GPU is idle, so that all spans of work are finished and counted."""
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
         self._close(lambda event: True)

@@ -31,10 +31,10 @@ def spread(
     address: str, prepare: Callable[[], Callable[[Piece], Result]], pieces: Callable[[int], Iterable[Piece]],
     *, gpus: bool = True,
 ) -> Iterator[Result]:  # fmt: skip
-    """Results, in order, of a function applied to every piece; `prepare` makes the function once on each worker.
+    """Yield, in order, the results of a function applied to every piece of work by the workers of a Ray cluster.
 
-    `pieces` is called with the number of workers: one for each GPU of the cluster if `gpus` is set and there are any,
-    else one for each core, with one thread. The address is that of the head node, or "auto" for a local cluster.
+    `prepare` makes the function, once on each worker. `pieces` is called with the number of workers: one for each GPU
+    if `gpus` is set and there are any, else one for each core. The address is the head node's, or "auto" (local).
     """
     with connected(address) as ray:
         there = ray.cluster_resources()
@@ -56,7 +56,7 @@ def spread(
 
 
 def _work(held: list[Any], piece: Any) -> Any:
-    """Process one piece, on a worker."""
+    """Result of one piece, computed on a worker; `held` is a list with the Ray reference of `prepare`."""
     import ray
 
     name = held[0].hex()
@@ -81,7 +81,7 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The module `ray`, connected to a cluster; an existing connection is used and left open."""
+    """Context manager that gives the module `ray`, connected to a cluster; an existing connection is left open."""
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"the cluster {address!r} needs Ray; run `pip install 'limitlens[cluster]'` on all machines")
     # Ray sends no usage report and warns of nothing.
@@ -107,7 +107,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Raise an error if an address is not HOST:PORT or nothing answers there; Ray itself would try for minutes."""
+    """Raise an error if the address is not HOST:PORT or no machine answers there; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or host.isdecimal() or not port.isdecimal() or int(port) > 65535:

@@ -12,19 +12,19 @@ Arguments = ParamSpec("Arguments")
 
 
 class Interrupt:
-    """Whether an interrupt was requested (`asked`), and a second one that stops at once (`again`)."""
+    """State of interrupts: whether one was requested (`asked`), and a second one that stops at once (`again`)."""
 
     asked = again = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if one was requested."""
+        """Raise KeyboardInterrupt if an interrupt was requested."""
         if self.asked:
             raise KeyboardInterrupt
 
     def during(
         self, report: Callable[Arguments, None] | None, *progress: Arguments.args, **named: Arguments.kwargs
     ) -> None:
-        """Report progress; an interrupt during the call is recorded, not raised."""
+        """Call `report` with the progress; an interrupt during the call is recorded in `asked`, not raised."""
         try:
             if report is not None:
                 report(*progress, **named)
@@ -34,7 +34,7 @@ class Interrupt:
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Within the block a first Ctrl-C or SIGTERM is recorded for `Interrupt.check`; a second one interrupts at once."""
+    """Context manager that records a first Ctrl-C or SIGTERM for `Interrupt.check`; a second one stops at once."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield interrupt

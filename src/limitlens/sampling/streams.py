@@ -14,17 +14,17 @@ from limitlens.errors import InputError
 from limitlens.measures.base import Measure
 
 PAGE = 4096  # tokens of a replicate drawn at a time
-DEVICE_PAGES = (1 << 15, 1 << 18)  # on a GPU, at least and at most: shorter pages do not use all of it
+DEVICE_PAGES = (1 << 15, 1 << 18)  # shortest and longest page on a GPU: shorter pages would not use all of it
 
 
 def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """Random generator seeded by a tuple of non-negative integers."""
+    """Random generator on a device, seeded by a key of non-negative integers such as (seed, replicate, page)."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
     return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
 
 class IidStream:
-    """Independent tokens from a measure."""
+    """Stream of independent tokens from a law (measure), reproducible for each replicate and page."""
 
     def __init__(self, measure: Measure, seed: int, device: torch.device | str = "cpu", largest: int = 1) -> None:
         self.measure, self.seed, self.device = measure, seed, torch.device(device)
@@ -33,7 +33,7 @@ class IidStream:
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
+        """Tokens start .. stop − 1 of each replicate, in float64: (replicates, stop − start, d)."""
         length = self.page
         pages = range(start // length, (stop - 1) // length + 1)
         parts = [self._page(replicates, p)[:, max(start - p * length, 0) : stop - p * length] for p in pages]
@@ -48,7 +48,7 @@ class IidStream:
 
 
 class PoolStream:
-    """Draws without replacement from a pool of tokens (N, d): each replicate is a random order of the pool.
+    """Stream of tokens drawn without replacement from a pool (N, d): each replicate is a random order of the pool.
 
     Relative to attention over the whole pool, the mean squared error of a sample of n is smaller by the factor 1 − n/N,
     as for any mean, so errors are divided by `finite_population_correction(n)` to refer to the law of the pool.
@@ -64,11 +64,11 @@ class PoolStream:
         self._orders: dict[int, Tensor] = {}
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens start..stop of each replicate, float64: (replicates, stop − start, d)."""
+        """Tokens start .. stop − 1 of each replicate, in float64: (replicates, stop − start, d)."""
         return self.tokens[self.indices(replicates, start, stop)].double()
 
     def indices(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Indices in the pool of the tokens that `draw` returns: (replicates, stop − start)."""
+        """Indices in the pool of tokens start .. stop − 1 of each replicate: (replicates, stop − start)."""
         self._orders = {r: order for r, order in self._orders.items() if r in replicates}
         for r in replicates:
             if r not in self._orders:
@@ -77,5 +77,5 @@ class PoolStream:
         return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
     def finite_population_correction(self, n: int) -> float:
-        """Factor √(1 − n/N) by which errors relative to the pool are smaller."""
+        """Factor √(1 − n/N) by which errors of n tokens against the pool are smaller than against its law."""
         return float(np.sqrt(1 - n / len(self.tokens)))

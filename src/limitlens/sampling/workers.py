@@ -1,4 +1,4 @@
-"""A pool of workers, one thread per core, for the many small tasks of a probe.
+"""Pool of worker threads, one per core, for the many small tasks of a probe.
 
 If torch split each small task over all its threads, synchronising them would be expensive, above all on a busy machine.
 So each worker runs whole tasks with one thread.
@@ -25,26 +25,26 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Workers:
-    """Applies a function to many items, `count` of them at the same time."""
+    """Pool that applies a function to many items, `count` items at the same time."""
 
     count: int
     spread: Callable[..., Iterator[Any]]
     stopped: Event = field(default_factory=Event)
 
     def __call__(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Results in the order of the items, each as soon as it is available."""
+        """Results of the function in the order of the items, each as soon as it is available."""
         return self.spread(function, items)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if the work was aborted; long tasks call this from time to time."""
+        """Raise KeyboardInterrupt if the work of the pool was aborted; long tasks call this from time to time."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
 
     def beside(self, windows: int) -> tuple["Workers", "Workers"]:
-        """Workers for the forward passes of so many windows, and workers for the tasks within each pass.
+        """Workers for the forward passes of `windows` windows of text, and workers for the tasks within each pass.
 
-        One of the two is this pool. Parallel forward passes of one thread each take a tenth less time than one pass
-        with all threads, if there are enough windows.
+        One of the two is this pool, the other one thread. Parallel passes of one thread each take a tenth less time
+        than one pass with all threads, if there are enough windows.
         """
         both = (self, one_after_another)
         return both if self.count <= windows else both[::-1]
@@ -60,7 +60,7 @@ class InTurn:
         self.turn, self.early, self.lock = 0, dict[int, Callable[[], None]](), Lock()
 
     def __call__(self, turn: int, do: Callable[[], None]) -> None:
-        """Run the function at its turn: now, or after an earlier turn arrives from another thread."""
+        """Run the function `do` at its turn: now, or once all earlier turns have arrived from other threads."""
         with self.lock:
             self.early[turn] = do
             while self.turn in self.early:
@@ -69,12 +69,12 @@ class InTurn:
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Matrix product by torch, because the threads of NumPy would compete with the workers."""
+    """Matrix product of two NumPy arrays, by torch, because the threads of NumPy would compete with the workers."""
     return np.asarray(torch.from_numpy(a) @ torch.from_numpy(b))
 
 
 def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """Weighted sums of rows in bags (`exact_bootstrap.Bags`), five times faster than a sparse product."""
+    """Weighted sums of the rows in each bag (`exact_bootstrap.Bags`), five times faster than a sparse product."""
     index, offsets, times = (torch.from_numpy(part) for part in (places, ends, weights))
     bag = torch.nn.functional.embedding_bag
     found = bag(index, torch.from_numpy(rows), offsets, mode="sum", per_sample_weights=times, include_last_offset=True)
@@ -93,7 +93,7 @@ def _switching(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[Workers]:
-    """One worker for each thread of torch on the CPU; no pool for a GPU or a single thread."""
+    """Context manager that gives a pool of workers, one per torch thread of the CPU; none for a GPU or one thread."""
     count = torch.get_num_threads()
     if device.type != "cpu" or count == 1:
         yield one_after_another

@@ -37,10 +37,7 @@ class ScheduleStep:
 
 
 def log_scale(n: ArrayLike, first: float) -> Array:
-    """Factor ln n / ln n₀ on the scores of n keys, n₀ = `first`, which keeps the entropy of equal scores.
-
-    Chiang and Cholak, arXiv 2202.12172.
-    """
+    """Score factor ln n / ln n₀, n₀ = `first`: keeps the entropy of equal scores (Chiang, Cholak, arXiv 2202.12172)."""
     return np.asarray(np.log(n) / math.log(first))
 
 
