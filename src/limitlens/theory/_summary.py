@@ -148,7 +148,7 @@ class _Case:
         return predicted(law.local_rate(self.n), status, formula=formula, **asdict(law), note=note)
 
     def constants(self) -> dict[str, Any] | None:
-        """Limits of n times the variance of the outputs' mean and covariance, if horizon H < 1; None if infinite."""
+        """Limits of n times the variance of the outputs' mean and covariance, if the horizon H < 1; None otherwise."""
         if self.reach.horizon >= 1:
             return None
         covariance = self.law.covariance

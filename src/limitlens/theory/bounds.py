@@ -82,7 +82,7 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
 
 def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
-    """Upper bound, as n → ∞, of the expected largest error √n |Γ_n - Γ| over queries |x| ≤ R, Gaussian tokens (proved).
+    """Upper bound constant/√n, as n → ∞, of the expected largest error over queries |x| ≤ R, Gaussian tokens (proved).
 
     In whitened coordinates the error at the tilt t is ∇g(t), g the Gaussian field of covariance e^{<t,t'>} - 1: a sum
     of homogeneous Gaussian polynomials of covariance <t,t'>^k/k!. By Banach the gradient of the k-th is at most
@@ -136,7 +136,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class TiltCost:
-    """Bounds of the error D = Γ_n - Γ of attention at one tilt t, at finite n, and the quantities they depend on.
+    """Bounds at finite n of the error D = Γ_n - Γ (output over n tokens minus its limit) at one tilt t = A x.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.mean_square_asymptotic(1000), 7), round(cost.mean_square_bound(1000), 6)

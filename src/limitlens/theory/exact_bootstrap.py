@@ -138,7 +138,7 @@ def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[n
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Values and parts of the M tokens of a pilot, which do not depend on the query (scores do)."""
+    """Values and parts of the M tokens of a pilot (sample of given tokens), which do not depend on the query."""
 
     carried: NDArray[Any]  # (M, v + 2): centred values c, 1 and |c|², in the precision of the sums
     middle: Array  # (v,): mean of the values
@@ -146,9 +146,9 @@ class Pilot:
 
 
 def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Array, rows: int, dtype: Any) -> Any:
-    """Sparse matrix (rows, M) that splits each token's weight between the nodes next to it, `upper` of it to the upper.
+    """Sparse matrix (rows, M) that splits the weight of each of M tokens between the grid nodes below and above it.
 
-    All are (M, m): `ratio` is the token's weight over the lower node's, `shrink` the lower node's over the upper's.
+    (M, m) each: `row` of the lower node, `upper` node's share, `ratio` token to lower node, `shrink` lower to upper.
     """
     tokens, queries = row.shape
     share = np.empty((tokens, 2, queries), dtype)

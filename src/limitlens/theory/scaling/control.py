@@ -72,7 +72,7 @@ def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
 
 
 def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
-    """Number of keys n at which inverse temperature β gives θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`.
+    """Number of keys n that at inverse temperature β have θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`.
 
     >>> law = theory.uniform(5)
     >>> round(theory.critical_n(122.0, law)), round(theory.critical_n(122.0, law.local))
@@ -109,7 +109,7 @@ class Averaging:
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
-    """Mean, bias and variances of the output over n keys at β: accurate for θ > 10, Gaussian output for θ > 100.
+    """Mean, bias and variances of the output over n keys at `beta`: accurate for θ > 10; output Gaussian for θ > 100.
 
     >>> output = theory.averaging(10_000, 10.0, theory.uniform(5))
     >>> round(output.mean, 4), round(output.effective_sample_size, 1)

@@ -227,7 +227,7 @@ class VonMisesFisherGap(GapLaw):
         vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density of D at s: that of uniform keys plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
+        """Log-density of D at s: uniform log-density plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
         sine = math.sqrt(max(0.0, 1 - self.cosine**2))
         around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
         along = self.concentration * self.cosine * (1 - gap)

@@ -137,7 +137,7 @@ class PoissonPoints(Points):
         vars(self).update(law=law, mass=self.theta, beta=1.0, log_theta=log_theta)  # follow from the frozen fields
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor e^{−Φ} of all keys but the chosen ones, which are independent of them in a Poisson process."""
+        """Factor e^{−Φ} in the integrand, of all other keys, independent of the chosen keys in a Poisson process."""
         return np.asarray(np.exp(-expected))
 
     def tangent_square(self, x: Array) -> Array:
@@ -164,7 +164,7 @@ class KeyPoints(Points):
         vars(self).update(mass=self.n, a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor (1 − Φ/n)^{n−1} of all keys but one, or (1 − 1/n)(1 − Φ/n)^{n−2} of all keys but a pair."""
+        """Factor in the integrand of all keys but one, (1 − Φ/n)^{n−1}, or but a pair, (1 − 1/n)(1 − Φ/n)^{n−2}."""
         ordered_pairs = 1 - 1 / self.n if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
         none_left = expected >= self.n  # the logarithm of zero, up to rounding
         log_share = np.log1p(-np.where(none_left, 0, expected) / self.n)
