@@ -4,8 +4,6 @@ Public names are imported when first used, so that `import limitlens` is fast an
 names and their modules are listed once, in the stub `__init__.pyi`, which type checkers read as well.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

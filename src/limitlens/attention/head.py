@@ -179,7 +179,7 @@ def designed_head(
     shape = shapes[spectrum] if isinstance(spectrum, str) else np.asarray(spectrum, dtype=np.float64)
     if shape.shape != (dim,) or not np.isfinite(shape).all() or (shape < 0).any() or not shape.any():
         wanted = f"{dim} finite numbers >= 0, not all zero, one for each dimension"
-        raise InputError(f"the spectrum has {shape.size} entries; expected {wanted}")
+        raise InputError(f"the spectrum of A has {shape.size} entries; expected {wanted}")
     values, vectors = np.linalg.eigh(covariance)
     keep = values > 1e-12 * max(values.max(), 1e-300)
     inverse_root = (vectors[:, keep] / np.sqrt(values[keep])) @ vectors[:, keep].T

@@ -165,7 +165,7 @@ def real_keys(
     comes from the `neighbours` keys nearest to a query. A computation estimated to be too long starts only with `yes`.
     """
     if keys is None or queries is None:
-        raise InputError("one of keys and queries was given; expected both")
+        raise InputError("only one of keys and queries was given; expected both or neither")
     sources = {"keys": keys, "queries": queries}
     files = {name: str(path) for name, path in sources.items() if isinstance(path, (str, Path))}
     tokens = {name: sample_from_file(path).tokens for name, path in files.items()}

@@ -1,7 +1,5 @@
 """`study`: error curves of attention over n tokens of a law against its infinite-token limit, and their rates."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

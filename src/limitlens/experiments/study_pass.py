@@ -4,8 +4,6 @@ The queries of a replicate are its first m tokens; at size n the first min(n, m)
 so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

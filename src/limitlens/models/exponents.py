@@ -74,7 +74,7 @@ def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
         whole = all(table.shape == shape and np.isfinite(table).all() for table in tables) and found.trained > 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         given = f"{str(path)!r} holds no exponents ({type(error).__name__}: {error})"
-        raise InputError(f"{given}; expected a JSON file that limitlens temper --out wrote") from None
+        raise InputError(f"{given}; expected a JSON file written by `limitlens temper --out FOLDER`") from None
     if not whole:
         raise InputError(f"{str(path)!r} is damaged; expected finite exponents for {shape} layers and heads")
     own = identity(model)

@@ -146,7 +146,7 @@ def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
             full = factors.to(call.query).expand(shape)
         except RuntimeError:
             given = f"score_scale of layer {call.layer} has shape {tuple(factors.shape)}"
-            raise InputError(f"{given}; expected one broadcastable to (heads, queries), here {shape}") from None
+            raise InputError(f"{given}; expected a shape that broadcasts to (heads, queries) = {shape}") from None
         return replace(call, query=call.query * full[None, :, :, None])
 
     return change

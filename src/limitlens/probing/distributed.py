@@ -5,8 +5,6 @@ attention states as a single process would, and returns plain tensors. The drive
 (replicate, size step) and merges the tensors of the workers in order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace

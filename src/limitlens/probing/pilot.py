@@ -4,8 +4,6 @@ Queries of an encoder come from all positions. Queries of a causal model come fr
 samples use only keys before these positions, so that every sampled key lies in the past of every query.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

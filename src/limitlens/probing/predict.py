@@ -4,8 +4,6 @@ The pilot's tokens stand for the law of all tokens, and the expected error of at
 law is computed exactly (`theory.exact_bootstrap`). The keys and values of a layer are freed once its heads are done.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
