@@ -112,7 +112,9 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
     path = Path(folder)
     created: list[Path] = []
     if not str(folder).strip():
-        raise InputError(f"the name of the output folder is blank ({str(folder)!r}); expected a path, such as runs/mine")
+        raise InputError(
+            f"the name of the output folder is blank ({str(folder)!r}); expected a path, such as runs/mine"
+        )
     if str(folder).startswith("~"):
         raise InputError(f"the folder is {str(folder)!r}, which no shell has expanded; expected its whole path")
     try:

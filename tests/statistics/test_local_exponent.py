@@ -103,7 +103,7 @@ def test_keys_of_any_length_can_be_projected() -> None:
         (lambda unit: query_distances(2 * unit[0], unit), "the query has length 2.*on the sphere"),
         (lambda unit: query_distances(unit[0], 0.5 * unit), "a key has length 0.5.*on the sphere"),
         (lambda unit: query_distances(unit[0, :2], unit), "dimension 2 and the keys 4"),
-        (lambda unit: query_distances(0 * unit[0], unit, normalise=True), "is zero"),
+        (lambda unit: query_distances(0 * unit[0], unit, normalise=True), "has length 0"),
         (lambda unit: query_distances(unit[0] * np.nan, unit), "query holds nan"),
         (lambda unit: local_exponent([0.0, *range(1, 40)]), "leave the query itself out"),
         (lambda unit: local_exponent(np.ones(40)), "all equal"),

@@ -120,7 +120,7 @@ def on_sphere(name: str, vectors: Array, normalise: bool) -> Array:
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     if normalise:
         if (lengths == 0).any():
-            raise InputError(f"{name} contain a vector of length 0; expected only non-zero vectors, so remove that one")
+            raise InputError(f"{name} has length 0; expected non-zero vectors, so remove it")
         return np.asarray(vectors / lengths)
     worst = lengths.ravel()[np.abs(lengths - 1).argmax()]
     if abs(worst - 1) > _ON_SPHERE:
