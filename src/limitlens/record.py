@@ -104,10 +104,10 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime | N
 
 @contextmanager
 def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> Iterator[Path]:
-    """Create a run folder and check that it can be written and holds no run of another command (unless `overwrite`).
+    """Context manager that creates a run folder, or raises if it is not writable or holds another command's run.
 
-    Folders that were created and are empty at the end of the block are removed. So an empty block only checks a path,
-    before the work begins.
+    `overwrite` accepts a run of another command. On exit, folders created here that are still empty are removed, so
+    `with open_folder(...): pass` checks a path before long work begins.
     """
     path = Path(folder)
     created: list[Path] = []

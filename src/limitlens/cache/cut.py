@@ -151,7 +151,7 @@ def _layer_errors(
 ) -> tuple[Array, Array]:
     """Mean squared output errors (policies, heads, sizes) of one layer, and mean squared full outputs (heads,).
 
-    `context` is the number of tokens before the cut, and `entropy` the seed of policies that sample.
+    Each policy keeps `sizes` of the `context` tokens of the prompt; `entropy` seeds the policies that sample keys.
     """
     device, heads = call.key.device, call.query.shape[1]
     kv_heads, total = call.key.shape[1:3]

@@ -220,7 +220,7 @@ def designs(
     names = tuple(designs.split(",") if isinstance(designs, str) else DESIGNS if designs is None else designs)
     for name in names:
         if name not in DESIGNS:
-            raise InputError(f"a design is {name!r}; expected some of {', '.join(DESIGNS)}")
+            raise InputError(f"there is no design {name!r}; expected one or more of {', '.join(DESIGNS)}")
     check_number("designs", len(names), "at least 2, to compare them", low=2)
     check_number("documents", documents, "at least 4, for the standard errors", low=4)
     check_number("queries", queries, "at least 1 position in a document, such as 4", low=1)

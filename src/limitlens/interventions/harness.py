@@ -69,9 +69,10 @@ class DocumentResult(Result):
 
 
 def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:
-    """Table of estimates with jackknife standard errors over documents, one row per combination of the `axes`.
+    """Table of statistics with jackknife standard errors over documents, one row per combination of the keyword `axes`.
 
-    `numbers` maps the name of a column to (f, values): values (documents, *axes), averaged over documents before f.
+    `numbers` maps the name of each column to a function f and an array (documents, *axes): the column holds f of the
+    array's mean over documents.
     """
     if not numbers:
         return pd.DataFrame()

@@ -99,8 +99,8 @@ def _line_weights(x: Array) -> Array:
 def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
     """Misfit χ² of the best line through points (x, y) whose errors have the given covariance.
 
-    The covariance is estimated from `count` replicates, which overstates χ² by (count − 1)/(count − 2 − points) (the
-    inverse of a Wishart matrix) and is corrected; with too few replicates, correlations are ignored.
+    The covariance is estimated from `count` replicates. The inverse of such an estimate makes χ² too large by the
+    factor (count − 1)/(count − 2 − len(x)), which is divided out; with too few replicates, correlations are ignored.
     """
     points = len(x)
     spare = count - 2 - points

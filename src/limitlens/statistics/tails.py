@@ -101,7 +101,7 @@ class Verdict(Outcome):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TailReport(Result):
-    """Result of the test whether tokens are sub-Gaussian: log-moment curves K̂ along directions, and tail of norms."""
+    """Result of the test whether tokens x are sub-Gaussian: curves log E e^{t·x} in several directions, tail of |x|."""
 
     kind, file = "tail verdict", "tails"
     verdict: Verdict

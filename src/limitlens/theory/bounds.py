@@ -168,9 +168,10 @@ class TiltCost:
         return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
 
     def deviation_bound(self, n: float, error: float) -> float:
-        """Upper bound, at most 1, of the probability that the error |D| over n tokens exceeds `error` (proved).
+        """Proved upper bound, at most 1, of P(|Γ_n - Γ| > error) for the output over n tokens of any law and its limit.
 
-        The minimum over δ of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), valid for any law of tokens.
+        The minimum over 0 < δ < 1 of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), S the asymptotic covariance of the
+        output (`trace`) and χ² the chi-squared divergence of the weighted from the original law (`chi_squared`).
         """
         wanted = check_number("the error", error, "a positive number", closed=False)
         delta = np.linspace(0.001, 0.999, 999)
