@@ -132,7 +132,7 @@ def test_mistakes_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]
         ll.designs(model, keys=[33], context=32)
     with pytest.raises(InputError, match=r"holds [0-9,]+ documents of 32 tokens; 4,000 were asked for"):
         ll.designs(model, __file__, keys=[8], context=32, documents=4000)
-    with pytest.raises(InputError, match="'windows'; expected some of random, recent"):
+    with pytest.raises(InputError, match="'windows'; expected one or more of random, recent"):
         ll.designs(model, keys=[8], designs=["windows", "random"])
     with pytest.raises(InputError, match="documents is 3; expected at least 4"):
         ll.designs(model, keys=[8], documents=3)
