@@ -122,10 +122,8 @@ def pilot_errors(
         block = slice(start, start + queries)
         logs = columns[:, block] - tops[block]
         sink: Any = None if atom is None else atom[0][block] - tops[block]
-        if grid.lowest_log(logs, n) < -grid.WIDE_RANGE:
-            logs, sink = grid.close_gaps(logs, sink)
-        binned, log_mean = BinnedTokens.of(logs, pilot, n, matmul, bags)
-        own = atom and (np.exp(np.minimum(sink - log_mean, MAX_LOG_ATOM)), atom[1][block])
+        binned, sink = BinnedTokens.of(logs, sink, pilot, n, matmul, bags)
+        own = atom and (np.exp(np.minimum(sink, MAX_LOG_ATOM)), atom[1][block])
         stacked.append(binned.errors(n, own))
     return tuple(PilotErrors.of(errors) for errors in np.concatenate(stacked, 2))
 
@@ -180,15 +178,22 @@ class BinnedTokens:
     shift: Any = 0.0  # (m, v): c − d, the limit in centred coordinates; 0 if values are centred at the limit
 
     @classmethod
-    def of(cls, logs: Array, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Array]:
+    def of(cls, logs: Array, sink: Any, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Any]:
         """Bin the M tokens of a pilot for m queries by their log-weights `logs` (M, m), which are overwritten.
 
-        Weights are normalised to mean 1; the second result (m,) is the logarithm of the mean before normalisation.
+        Weights are normalised to mean 1. The second result is `sink`, the log-weights (m,) of an atom (sink token in
+        every sample) or None, after the same normalisation.
         """
         tokens, queries = logs.shape
         log_mean = np.log(np.exp(logs).mean(0, dtype=np.float64))
         logs -= log_mean.astype(logs.dtype)
-        node, first = grid.nodes(grid.lowest_log(logs, n), logs.max())
+        sink = None if sink is None else sink - log_mean
+        low, tops = grid.lowest_log(logs, n), logs.max(0)
+        if tops.max() - low > grid.WIDE_RANGE:
+            logs, sink = grid.close_gaps(logs, sink)  # relative to the heaviest tokens, whose weights stay
+            logs, sink = logs + tops, None if sink is None else sink + tops
+            low = grid.lowest_log(logs, n)
+        node, first = grid.nodes(low, tops.max())
         index, ratio, upper = grid.split(logs, node, first)
         shrink = np.where(index > 0, np.exp(-GAP), 1).astype(pilot.carried.dtype)
         index *= queries
@@ -215,7 +220,7 @@ class BinnedTokens:
         pull[..., :-1] -= pull[..., -1:] * limit
         in_part = np.bincount(pilot.part, minlength=PARTS).astype(float)
         binned = cls(log_s, in_part, node, count, table, pull, pilot.middle + limit, matmul, sums=sums, shift=limit)
-        return binned, log_mean
+        return binned, sink
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
         """Fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with the atom if given.
