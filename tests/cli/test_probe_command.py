@@ -24,7 +24,6 @@ from limitlens.probing.overview import slowest
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import read_run
-from limitlens.statistics.regimes import Thresholds
 from tiny_models import TINY, tiny_tokenizer
 
 OPTIONS = [
@@ -59,15 +58,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         cli.main(["probe", *arguments])
     shown = capsys.readouterr()
     return int(stopped.value.code or 0), shown.out, shown.err
-
-
-def test_thresholds_are_checked_and_decide_the_regimes(files: tuple[str, str]) -> None:
-    frozen = Thresholds(averaging_growth=9, frozen_weight=0.01, frozen_growth=9)
-    options: dict[str, Any] = {"window": 16, "sizes": "8:64:4", "replicates": 6, "queries": 16}
-    document = probe(*files, 2000, **options, options=ProbeOptions(thresholds=frozen)).document()
-    assert {head["regime"] for head in document["heads"]} == {"frozen"}
-    with pytest.raises(InputError, match="frozen_weight 2; expected numbers in"):
-        Thresholds(frozen_weight=2)
 
 
 def test_the_page_shows_the_slowest_and_what_to_do(

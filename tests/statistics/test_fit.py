@@ -9,6 +9,7 @@ from scipy import stats
 from limitlens.errors import Array
 from limitlens.statistics import fit
 from limitlens.statistics.bootstrap import TwoWayBootstrap
+from limitlens.statistics.error_curve import ErrorCurve
 
 SIZES = np.geomspace(1000, 30000, 8)
 
@@ -23,7 +24,7 @@ def fit_rate(rows: Array, moment: int = 1, usable: Array | None = None) -> fit.R
 
 
 def local_slopes(rows: Array) -> tuple[Array, Array]:
-    return fit.local_slopes(SIZES, scattered(rows))
+    return ErrorCurve.of(SIZES, rows, moment=1).local_slopes
 
 
 def nested_errors(rng, replicates, slope=0.5):

@@ -7,7 +7,7 @@ import pytest
 
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import dilution_length, sink_share
-from limitlens.statistics.regimes import Regime, Thresholds, classify, effective_growth
+from limitlens.statistics.regimes import Regime, classify, effective_growth
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 
@@ -72,16 +72,6 @@ def test_with_one_size_the_levels_decide() -> None:
     assert classify(np.array([1.2]), np.array([512.0]), 0.9).regime is Regime.FROZEN
 
 
-def test_thresholds_are_arguments() -> None:
-    effective, top = measure(gaussian(2.5))
-    assert (
-        classify(effective, SIZES, top, Thresholds(averaging_growth=0.4, averaging_power=0.4)).regime
-        is Regime.AVERAGING
-    )
-    frozen = Thresholds(averaging_power=0.6, frozen_weight=0.05, frozen_growth=0.7, averaging_growth=0.8)
-    assert classify(effective, SIZES, top, frozen).regime is Regime.FROZEN
-
-
 def test_a_regime_has_a_reason_and_a_remedy() -> None:
     verdict = classify(np.array([30.0, 60, 120]), np.array([64.0, 128, 256]), 0.05)
     assert verdict.reason == "120 of 256 tokens share the mass, a number that grows like n^1.00"
@@ -95,9 +85,6 @@ def test_a_regime_has_a_reason_and_a_remedy() -> None:
         (lambda: classify(np.ones(2), SIZES, 0.5), "one per size"),
         (lambda: classify(np.zeros(5), SIZES, 0.5), "positive"),
         (lambda: classify(np.ones(5), SIZES, 1.5), "at most 1"),
-        (lambda: Thresholds(frozen_growth=0.9), "no larger"),
-        (lambda: Thresholds(frozen_weight=2), "in \\(0, 1\\]"),
-        (lambda: Thresholds(averaging_power=20), "in \\[0, 1\\]"),
     ],
 )
 def test_bad_input_is_refused(call: object, words: str) -> None:

@@ -32,7 +32,7 @@ from limitlens.record import to_json
 from limitlens.statistics.critical_factor import critical_factors, critical_rows, some_rows, within
 from limitlens.statistics.error_curve import PredictedErrors
 from limitlens.statistics.estimators import members, norm_by_squaring
-from limitlens.statistics.regimes import Thresholds, classify, resampled
+from limitlens.statistics.regimes import classify, resampled
 from limitlens.statistics.tails import TailReport, check_tails, sorted_shape, tail_length
 
 FLOOR_QUERIES = 4  # queries of a head whose outputs are computed again in float64, for the numerical floor
@@ -303,7 +303,7 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def head_records(measured: Measured, causal: bool, window: int, thresholds: Thresholds, seed: int) -> list[HeadRecord]:
+def head_records(measured: Measured, causal: bool, window: int, seed: int) -> list[HeadRecord]:
     """Records of the query heads of a measured layer, in order; `window` is the number of tokens per window of text."""
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
@@ -318,9 +318,9 @@ def head_records(measured: Measured, causal: bool, window: int, thresholds: Thre
     by_head = {name: to_json(values) for name, values in numbers.items() if values is not None}
 
     def record(head: int) -> HeadRecord:
-        verdict = classify(effective[head], sizes, float(top[head]), thresholds)
+        verdict = classify(effective[head], sizes, float(top[head]))
         sums = (detail.effective_sums[head], detail.top_sums[head], detail.members[head])
-        verdict = resampled(verdict, *sums, sizes, seed, thresholds)
+        verdict = resampled(verdict, *sums, sizes, seed)
         sink = sinks[head] if sinks else None
         predicted = [{"prediction": one, "text": one.text_shifts(sizes)} for one in measured.predictions[head]]
         noisy: dict[str, Any] = {"min_snr": MIN_SNR}

@@ -4,7 +4,7 @@ A probe keeps the data that its sizes, replicates and queries need (`sampling.as
 only how many tokens are processed at a time, never which token goes to which cell (replicate, size step).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,6 @@ from limitlens.probing.pilot import CLUSTERS, DETAIL_QUERIES, Pilot
 from limitlens.sampling.assignment import KEPT_STEP, WHOLE_REPLICATES, Assignment
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
-from limitlens.statistics.regimes import Thresholds
 
 # Speed of one CPU thread, measured for two models (docs/reliability.md): operations per second in attention over the
 # queries, and seconds per head for all other measurements.
@@ -34,7 +33,6 @@ class ProbeOptions:
     kept_step: int = KEPT_STEP  # cells of at most this many tokens keep their keys and values
     whole_replicates: int = WHOLE_REPLICATES  # largest number of replicates that keep all their tokens
     clusters: int = CLUSTERS  # approximate number of clusters into which queries are grouped by window
-    thresholds: Thresholds = field(default_factory=Thresholds)  # limits between the regimes of heads
     activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width, with captured ones
     forward_share: int = 4  # a forward pass may use 1/forward_share of the memory left beside the model
     layer_copies: int = 2  # copies of a layer's kept tokens and states that exist while the layer is measured

@@ -329,7 +329,7 @@ class _Work:
         list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
         for measured in self._measured(window):
             layer, geometry = measured.layer, measured.geometry
-            heads += head_records(measured, causal, window, self.options.thresholds, self.seed)
+            heads += head_records(measured, causal, window, self.seed)
             if (tails := geometry.tails) is not None:
                 found = (tails.verdict, tails.variance_proxy, tails.pareto_norm)
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))

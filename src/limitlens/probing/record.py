@@ -125,7 +125,7 @@ class HeadRecord:
     def pilot_error(self) -> Array | None:
         """Errors at the head's sizes, predicted from the run's tokens (`theory.exact_bootstrap`); None if not known."""
         prediction = self.curve.prediction
-        return None if prediction is None or not prediction.defined else prediction.error(self.sizes)[0]
+        return None if prediction is None or not prediction.defined else np.exp(prediction.at(self.sizes)[0])
 
     @cached_property
     def predicted_rates(self) -> dict[str, float | None]:

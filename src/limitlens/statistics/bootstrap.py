@@ -42,17 +42,6 @@ def resample_counts(generator: np.random.Generator, items: int, resamples: int) 
     return generator.multinomial(items, np.full(items, 1 / items), size=resamples)
 
 
-def two_way_weights(
-    generator: np.random.Generator, replicates: int, clusters: int, resamples: int
-) -> tuple[Array, Array]:
-    """Bootstrap weights when replicates and clusters of queries are resampled at once: of pairs, and of clusters.
-
-    Shapes (resamples, replicates · clusters) and (resamples, clusters). A pair's weight is a product; rows sum to 1.
-    """
-    rows, columns = (resample_counts(generator, count, resamples) / count for count in (replicates, clusters))
-    return (rows[:, :, None] * columns[:, None]).reshape(resamples, -1), columns
-
-
 @dataclass(frozen=True, eq=False)
 class TwoWayBootstrap:
     """Bootstrap of log e, the logarithm of an error curve, over replicates and over clusters of queries."""
@@ -67,12 +56,6 @@ class TwoWayBootstrap:
     def counts(self) -> tuple[int, int]:
         """Number of replicates and number of clusters of queries."""
         return self.error_moments.shape[1], self.error_moments.shape[0]
-
-    @property
-    def independent(self) -> int:
-        """Number of independent samples: replicates, or clusters of queries if these are fewer but more than one."""
-        replicates, clusters = self.counts
-        return min(replicates, clusters) if clusters > 1 else replicates
 
     @cached_property
     def _influence(self) -> tuple[Array, Array, Array]:
@@ -94,24 +77,22 @@ class TwoWayBootstrap:
         total = total + by_cluster.T @ by_cluster / (clusters - 1) / clusters
         return total, by_cell.T @ by_cell / len(by_cell) ** 2
 
-    def _kurtoses(self, weights: Array) -> list[Array]:
-        """Kurtoses (...) over replicates and over clusters of log e times `weights` (sizes, ...); 0 if none varies."""
+    def _degrees(self, weights: Array, *, one: bool = False) -> list[Array]:
+        """Degrees of freedom (...) of the variance over replicates, and over clusters, of log e times weights.
+
+        The `weights` are (sizes, ...). The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1)
+        normal numbers: where rare replicates or clusters carry the mean, the degrees of freedom are fewer than their
+        count. With `one`, the mean kurtosis gives one number for all columns of the weights.
+        """
         found = []
-        for rows in self._influence[:2]:
+        for count, rows in zip(self.counts, self._influence, strict=False):
             squares = np.square(rows @ weights)  # the rows have mean 0
             variance = squares.mean(0)
             fourth = np.square(squares).mean(0)
-            found.append(np.divide(fourth, variance**2, out=np.zeros_like(fourth), where=variance > 0))
+            kurtosis = np.divide(fourth, variance**2, out=np.zeros_like(fourth), where=variance > 0)
+            kurtosis = kurtosis.mean() if one else kurtosis
+            found.append(np.fmin(count - 1, 2 * count / np.fmax(kurtosis - 1, 1)))
         return found
-
-    def _degrees(self, kurtoses: list[Array]) -> list[Array]:
-        """Degrees of freedom of the variance over replicates, and over clusters of queries, from kurtoses (...) each.
-
-        The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1) normal numbers: where rare
-        replicates or clusters carry the mean, the degrees of freedom are fewer than their count.
-        """
-        pairs = zip(self.counts, kurtoses, strict=True)
-        return [np.fmin(count - 1, 2 * count / np.fmax(kurtosis - 1, 1)) for count, kurtosis in pairs]
 
     @cached_property
     def _shrink(self) -> Array:
@@ -153,7 +134,7 @@ class TwoWayBootstrap:
             over_clusters = self._log(errors / np.maximum(outputs, _TINY)) - log
         factors = [math.sqrt(count / max(count - 1, 1)) for count in self.counts]
         if wide:  # by the mean kurtosis over sizes
-            degrees = self._degrees([kurtosis.mean() for kurtosis in self._kurtoses(np.eye(len(log)))])
+            degrees = self._degrees(np.eye(len(log)), one=True)
             factors = [factor * student_factor(freedom) for factor, freedom in zip(factors, degrees, strict=True)]
         return factors[0] * over_replicates @ self._shrink, factors[1] * over_clusters @ self._shrink
 
@@ -172,7 +153,7 @@ class TwoWayBootstrap:
 
         `weights` (sizes, ...) are its coefficients; the variance is the sum of `over_replicates` and `over_clusters`.
         """
-        first, second = self._degrees(self._kurtoses(weights))
+        first, second = self._degrees(weights)
         below = np.square(over_replicates) / np.fmax(first, 1) + np.square(over_clusters) / np.fmax(second, 1)
         total = np.square(np.add(over_replicates, over_clusters))
         return np.asarray(np.divide(total, below, out=np.array(first, float), where=below > 0))

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 
 from limitlens.errors import Array, InputError
 from limitlens.statistics.bootstrap import ENDS, TwoWayBootstrap, random_stream, resample_counts, student_factor
-from limitlens.statistics.fit import Rate, fit_rate, local_slopes
+from limitlens.statistics.fit import Rate, fit_rate
 from limitlens.statistics.tokens_for import BEYOND, LINE_SIZES, TokensFor, between, crossing, power_law, whole
 from limitlens.theory.exact_bootstrap import BY_QUARTERS, PilotErrors
 
@@ -36,16 +36,25 @@ def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
     return counts, generator.standard_normal((DRAWS, 1 + BY_QUARTERS))
 
 
+def _half_difference(halves: Array) -> Array:
+    """Standard shifts (heads, splits, K) of log e, from its values (2, splits, heads, K) for both halves of each split.
+
+    The differences of the splits are independent and few, hence Student's factor.
+    """
+    splits = halves.shape[1]
+    return np.asarray(student_factor(splits) * (halves[0] - halves[1]) / 2 / math.sqrt(splits)).swapaxes(0, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class PredictedErrors:
-    """Relative errors predicted from a pilot sample at K sizes: logarithms of the prediction and of its resamples.
+    """Relative errors at K sizes, predicted from a few tokens (the pilot): logarithms of prediction and resamples.
 
-    The expected squared errors (`theory.exact_bootstrap`) are exact for the pilot's own tokens. The choice of the
-    pilot's queries and tokens makes them uncertain. For queries, clusters are resampled. For tokens, the uncertainty
-    comes from halves of the pilot, split in three ways. At n beyond the pilot's M tokens the pilot itself has not
-    converged: twice the difference between M and M/2 tokens is added to log e (the bias falls like 1/√M or faster) and
-    counted as uncertain. A pilot of few windows of text also lacks the variation between windows, nearly equal at every
-    n: the halves then consist of whole windows, and the mean of their difference is added at every n.
+    The expected squared errors (`theory.exact_bootstrap`) are exact for the pilot's own tokens. They are uncertain
+    because the pilot's queries and tokens are random: clusters of queries are resampled, and halves of the tokens,
+    split in three ways, are compared. At n beyond the pilot's M tokens the pilot itself has not converged: twice the
+    difference between M and M/2 tokens is added to log e (the bias falls like 1/√M or faster) and counted as uncertain.
+    A pilot of few windows of text also lacks the variation between windows, nearly equal at every n: the halves then
+    consist of whole windows, and the mean of their difference is added at every n.
     """
 
     sizes: Array
@@ -83,13 +92,7 @@ class PredictedErrors:
             if windows:  # at larger n a half repeats its own tokens, so only small n show the variation of windows
                 level, times = drift[:, n <= max(tokens / 6, n[0])].mean(1, keepdims=True), 1.0
             beyond = level + np.where(n >= tokens, times * np.maximum(drift - level, 0.0), 0.0)
-            # The differences of the splits are independent and few, hence Student's factor.
-            apart, tokens_apart = (
-                np.moveaxis(
-                    student_factor(split.shape[1]) * (split[0] - split[1]) / 2 / math.sqrt(split.shape[1]), 1, 0
-                )
-                for split in (by_quarters, by_tokens)
-            )
+            apart, tokens_apart = _half_difference(by_quarters), _half_difference(by_tokens)
             least = np.maximum(np.square(apart).sum((1, 2)), _TINY)
             more = np.maximum(1 - np.square(tokens_apart).sum((1, 2)) / least, 0.0)
             logs[:, 1:] += noise[:, 1:] @ apart + noise[:, :1] * beyond[:, None]
@@ -108,11 +111,6 @@ class PredictedErrors:
     def text_shifts(self, n: Any) -> Array:
         """Standard shifts of log e at sizes n by other windows of text, in three directions: (3, len(n))."""
         return between(np.log(self.sizes), self.text, np.log(np.asarray(n, dtype=float)))
-
-    def error(self, n: Any) -> Array:
-        """Predicted error at sizes n, and lower and upper ends of its 95% interval: (3, len(n))."""
-        logs = self.at(n)
-        return np.asarray(np.exp(np.vstack((logs[0], *np.quantile(logs[1:], ENDS, axis=0)))))
 
     def rate(self, n: Any) -> Rate:
         """Rate (exponent) of the power law through the predicted errors at sizes n; no other law is compared."""
@@ -161,14 +159,18 @@ class ErrorCurve:
     @property
     def measured(self) -> bool:
         """Whether the errors were measured on replicates, not predicted."""
-        return self.prediction is None or self.replicates > 0
+        return self._prediction_alone is None
+
+    @property
+    def _prediction_alone(self) -> PredictedErrors | None:
+        return None if self.replicates else self.prediction
 
     def scaled(self, scale: float) -> Self:
         """This curve with all errors divided by `scale`; NaN everywhere if `scale` is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = 1 / np.float64(scale) if scale else np.nan
-        if self.prediction is not None and not self.measured:
-            return replace(self, prediction=replace(self.prediction, logs=self.prediction.logs + np.log(factor)))
+        if (alone := self._prediction_alone) is not None:
+            return replace(self, prediction=replace(alone, logs=alone.logs + np.log(factor)))
         return replace(self, error_moments=self.error_moments * factor**self.moment, floor=self.floor * factor)
 
     @cached_property
@@ -208,16 +210,14 @@ class ErrorCurve:
         if not self.measured:
             return np.asarray(np.exp(np.quantile(self._line[1][1:], ENDS, axis=0)))
         # An end at zero has no place on a logarithmic axis: it stays above 5% of the error.
-        return np.stack(
-            (np.maximum(self.error - 1.96 * self.stderr, 0.05 * self.error), self.error + 1.96 * self.stderr)
-        )
+        half = 1.96 * self.stderr
+        return np.stack((np.maximum(self.error - half, 0.05 * self.error), self.error + half))
 
     @property
     def defined(self) -> bool:
         """Whether the error is a finite number at every size; a relative error is not where the limit is 0."""
-        if self.prediction is not None and not self.measured:
-            return self.prediction.defined
-        return bool(np.isfinite(self.rows).all())
+        alone = self._prediction_alone
+        return bool(np.isfinite(self.rows).all()) if alone is None else alone.defined
 
     @cached_property
     def usable(self) -> Any:
@@ -235,14 +235,16 @@ class ErrorCurve:
         """Fitted rate of decay of the error with n; None with fewer than three usable sizes."""
         if not self.defined:
             return None
-        if self.prediction is not None and not self.measured:
-            return self.prediction.rate(self.sizes) if len(self.sizes) > 1 else None
+        if self._prediction_alone is not None:
+            return self._prediction_alone.rate(self.sizes) if len(self.sizes) > 1 else None
         return fit_rate(np.asarray(self.sizes), self._bootstrap, self.usable)
 
     @cached_property
     def local_slopes(self) -> tuple[Array, Array]:
         """Slopes −Δ ln e/Δ ln n between neighbouring sizes, and their standard errors: (sizes − 1,) each."""
-        return local_slopes(np.asarray(self.sizes), self._bootstrap)
+        step = np.diff(np.log(self.sizes))
+        logs = np.log(np.maximum(self.rows.mean(0), _TINY)) / self.moment
+        return -np.diff(logs) / step, np.std(np.diff(self._bootstrap.draws(), axis=1), axis=0) / step
 
     @cached_property
     def pool_share(self) -> float:
@@ -277,8 +279,8 @@ class ErrorCurve:
         Resamples are reflected about the curve (basic bootstrap): the logarithm of a mean of few skewed squares errs to
         the opposite side of its resamples.
         """
-        if self.prediction is not None and not self.measured:
-            return np.log(np.asarray(self.sizes, float)), self.prediction.at(self.sizes)
+        if self._prediction_alone is not None:
+            return np.log(np.asarray(self.sizes, float)), self._prediction_alone.at(self.sizes)
         kept = self.usable
         x = np.log(np.asarray(self.sizes, float)[kept])
         y = np.log(np.maximum(self.error[kept], _TINY))

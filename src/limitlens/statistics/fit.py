@@ -69,7 +69,9 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
     slope_weights[keep] = weights[1]
     wider = student_factor(bootstrap.degrees_of_freedom(slope_weights, over_replicates, over_clusters))
     half_width = float(special.ndtri(ENDS[1]) * np.sqrt(wider**2 * (over_replicates + over_clusters) + over_text))
-    power, log = (_misfit(x, log_mean, covariance, bootstrap.independent) for x in (np.log(n), np.log(np.log(n))))
+    replicates, clusters = bootstrap.counts
+    independent = min(replicates, clusters) if clusters > 1 else replicates
+    power, log = (_misfit(x, log_mean, covariance, independent) for x in (np.log(n), np.log(np.log(n))))
     return Rate(
         slope=-minus_slope,
         stderr=float(np.sqrt(over_replicates + over_clusters + over_text)),
@@ -80,14 +82,6 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
         misfit=float(min(power, log) / (len(n) - 2)),
         used=tuple(int(size) for size in n),
     )
-
-
-def local_slopes(sizes: Array, bootstrap: TwoWayBootstrap) -> tuple[Array, Array]:
-    """Slopes −Δ ln e/Δ ln n of an error curve between neighbouring sizes, and standard errors: (sizes − 1,) each."""
-    step = np.diff(np.log(sizes))
-    mean = np.maximum(bootstrap.error_moments.mean((0, 1)), np.finfo(float).tiny)
-    slopes = -np.diff(np.log(mean)) / bootstrap.moment / step
-    return slopes, np.std(np.diff(bootstrap.draws(), axis=1), axis=0) / step
 
 
 def _line_weights(x: Array) -> Array:

@@ -17,11 +17,16 @@ from numpy.typing import NDArray
 
 from limitlens.errors import Array, InputError
 from limitlens.outcome import Outcome
-from limitlens.statistics.bootstrap import random_stream, two_way_weights
+from limitlens.statistics.bootstrap import random_stream, resample_counts
 
 RESAMPLES = 200
 SURE = 0.9  # share of agreeing resamples below which the reason says that the regime is uncertain
 GROWTH_SIZES = 3  # γ is fitted to the last sizes: small samples rarely contain the tail of the weights
+# Limits between the regimes; "growth" is the exponent γ of the effective tokens.
+AVERAGING_POWER = 0.5  # an averaging head has at least n^power effective tokens at the largest n
+AVERAGING_GROWTH = 0.75  # smallest growth of an averaging head
+FROZEN_WEIGHT = 0.5  # smallest value of a frozen head's largest weight
+FROZEN_GROWTH = 0.3  # largest growth of a frozen head
 
 
 class Regime(Outcome):
@@ -46,24 +51,6 @@ class Regime(Outcome):
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Effective tokens, growth exponents and largest weight that separate the regimes: conventions, not theorems."""
-
-    averaging_power: float = 0.5  # an averaging head has at least n^power effective tokens at the largest n
-    averaging_growth: float = 0.75  # smallest growth exponent γ of an averaging head's effective tokens
-    frozen_weight: float = 0.5  # the largest weight of a frozen head is at least this
-    frozen_growth: float = 0.3  # largest growth exponent γ of a frozen head's effective tokens
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.averaging_power <= 1 and 0 < self.frozen_weight <= 1):
-            given = f"averaging_power is {self.averaging_power:g} and frozen_weight {self.frozen_weight:g}"
-            raise InputError(f"{given}; expected numbers in [0, 1] and in (0, 1]")
-        if not self.frozen_growth <= self.averaging_growth:
-            given = f"frozen_growth is {self.frozen_growth:g} and averaging_growth {self.averaging_growth:g}"
-            raise InputError(f"{given}; expected the first to be no larger")
-
-
-@dataclass(frozen=True)
 class RegimeVerdict:
     """Regime of a head and the reason in words; `growth` is the exponent γ of its effective tokens, None for one n."""
 
@@ -73,9 +60,7 @@ class RegimeVerdict:
     agreement: float | None = None  # share of the resamples with the same regime; None without resamples
 
 
-def classify(
-    effective_tokens: Array, sizes: Array, top_weight: float, thresholds: Thresholds | None = None
-) -> RegimeVerdict:
+def classify(effective_tokens: Array, sizes: Array, top_weight: float) -> RegimeVerdict:
     """Regime of a head, from its effective tokens 1/Σw² (J,) at sizes n (J,) and its largest weight at the last size.
 
     Averaging: many effective tokens, which grow about like n. Frozen: the largest weight holds most of the mass and the
@@ -90,7 +75,7 @@ def classify(
     growth = None if math.isnan(slope) else slope
     grows = "" if growth is None else f", a number that grows like n^{growth:.2f}"
     shared = f"{tokens[-1]:.3g} of {int(n[-1]):,} tokens share the mass{grows}"
-    averaging, frozen = _regimes(tokens, n, np.asarray(top_weight), thresholds or Thresholds())
+    averaging, frozen = _regimes(tokens, n, np.asarray(top_weight))
     if averaging:
         return RegimeVerdict(Regime.AVERAGING, shared, growth)
     if frozen:
@@ -100,10 +85,9 @@ def classify(
 
 
 def resampled(
-    verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int,
-    thresholds: Thresholds | None = None,
-) -> RegimeVerdict:  # fmt: skip
-    """The verdict on a head with the share of bootstrap resamples that agree added, and a doubt if few agree.
+    verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int
+) -> RegimeVerdict:
+    """Add to the verdict on a head the share of bootstrap resamples that agree, and a doubt to its reason if few do.
 
     Replicates and clusters of queries are resampled. Effective tokens (W, C, J) and largest weights (W, C) are sums
     over the `members` (C,) of each of C clusters in each of W replicates.
@@ -114,7 +98,7 @@ def resampled(
     rows, columns = _weights(replicates, clusters, seed)
     queries = columns @ members
     tokens = rows @ effective.reshape(replicates * clusters, -1) / queries[:, None]
-    averaging, frozen = _regimes(tokens, sizes, rows @ top.ravel() / queries, thresholds or Thresholds())
+    averaging, frozen = _regimes(tokens, sizes, rows @ top.ravel() / queries)
     drawn = dict(zip(Regime, (averaging.mean(), (~averaging & ~frozen).mean(), frozen.mean()), strict=True))
     agreement = float(drawn.pop(verdict.regime))
     if agreement >= SURE:
@@ -126,19 +110,19 @@ def resampled(
 
 @lru_cache(maxsize=4)
 def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
-    """Bootstrap weights of (replicate, cluster) pairs and of clusters (`two_way_weights`), cached for all heads."""
-    return two_way_weights(random_stream(seed, 0x4E61), replicates, clusters, RESAMPLES)
+    """Bootstrap weights of (replicate, cluster) pairs, whose rows sum to 1, and of clusters, cached for all heads."""
+    generator = random_stream(seed, 0x4E61)
+    rows, columns = (resample_counts(generator, count, RESAMPLES) / count for count in (replicates, clusters))
+    return (rows[:, :, None] * columns[:, None]).reshape(RESAMPLES, -1), columns
 
 
-def _regimes(
-    tokens: Array, sizes: Array, top: Array, limits: Thresholds
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _regimes(tokens: Array, sizes: Array, top: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether heads (...) are averaging, and whether frozen, by effective tokens (..., J) and largest weights (...)."""
     growth = effective_growth(tokens, sizes)
     unknown = np.isnan(growth)
-    many = tokens[..., -1] >= int(sizes[-1]) ** limits.averaging_power
-    averaging = np.asarray(many & (unknown | (growth >= limits.averaging_growth)))
-    return averaging, ~averaging & (top >= limits.frozen_weight) & (unknown | (growth <= limits.frozen_growth))
+    many = tokens[..., -1] >= int(sizes[-1]) ** AVERAGING_POWER
+    averaging = np.asarray(many & (unknown | (growth >= AVERAGING_GROWTH)))
+    return averaging, ~averaging & (top >= FROZEN_WEIGHT) & (unknown | (growth <= FROZEN_GROWTH))
 
 
 def effective_growth(tokens: Array, sizes: Array) -> Array:
