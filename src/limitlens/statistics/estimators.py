@@ -47,8 +47,11 @@ class TokenSums:
 
     def add(self, vectors: Tensor) -> TokenSums:
         """Sums after b more tokens, with vectors (r, b, f), are added."""
-        first, second = vectors.sum(1), _products(vectors)
-        return TokenSums(self.count + vectors.shape[1], self.first + first, self.second + second)
+        # On a GPU tokens are split into parts, to keep all its cores busy.
+        parts = math.gcd(vectors.shape[1], 1 if vectors.device.type == "cpu" else 32)
+        pieces = vectors.reshape(len(vectors), parts, -1, vectors.shape[-1])
+        second = self.second + (pieces.mT @ pieces).sum(1)
+        return TokenSums(self.count + vectors.shape[1], self.first + vectors.sum(1), second)
 
     def mapped(self, slope: Tensor, offset: Tensor) -> TokenSums:
         """Sums over the same tokens of the vectors slope z + offset."""
@@ -56,13 +59,6 @@ class TokenSums:
         cross = moved[:, :, None] * offset
         second = slope @ self.second @ slope.T + cross + cross.mT + self.count * torch.outer(offset, offset)
         return TokenSums(self.count, moved + self.count * offset, second)
-
-
-def _products(vectors: Tensor) -> Tensor:
-    """Sum Σ zzᵀ (r, f, f) over b of vectors z (r, b, f); on a GPU split into parts, to keep all its cores busy."""
-    parts = math.gcd(vectors.shape[1], 1 if vectors.device.type == "cpu" else 32)
-    pieces = vectors.reshape(len(vectors), parts, -1, vectors.shape[-1])
-    return (pieces.mT @ pieces).sum(1) if parts > 1 else vectors.mT @ vectors
 
 
 @dataclass(frozen=True)
@@ -93,22 +89,6 @@ class QuerySums:
         return self.centre + first / count, scatter / max(count - 1, 1)
 
 
-def moment_errors(
-    Y: tuple[Tensor, Tensor], G: tuple[Tensor, Tensor], sums: TokenSums, mean: Tensor, covariance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Errors of the mean (r, v) and of the covariance (r, v, v) of the outputs, with all n tokens as queries.
-
-    `Y` and `G` are mean and covariance of outputs and of limits at the queries; `sums` are over the limits at all
-    tokens; `mean` and `covariance` are those of the limit under the law of tokens.
-    """
-    n = sums.count
-    limit_mean = sums.first / n
-    limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
-    # Normalised to be unbiased for the covariance over all n tokens, and equal to it if all tokens are queries.
-    spread = (Y[1] - G[1]) * ((n - 1) / n) + limit_spread
-    return Y[0] - G[0] + limit_mean - mean, spread - covariance
-
-
 def norm_by_squaring(symmetric: Tensor) -> Tensor:
     """Largest absolute eigenvalue (r,) of symmetric matrices (r, v, v) by repeated squaring, which suits a GPU.
 
@@ -131,33 +111,34 @@ def replicate_errors(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Error norms of each replicate by name, the query noise in their squares, and the norms from fewer queries.
 
-    The norms (r,) are of the error of the outputs' `mean` |·| and `covariance` ‖·‖_F, and `output`, the root mean
-    square error over queries. Subtracting the noise from the square of the first two removes their bias; the noise is
-    0 if all tokens are queries. Norms from fewer queries (r, 2) are averages over halves and over quarters; for the
-    mean, whose noise is known exactly, squares are appended (r, 4). `limits` are the sums of G.
+    Outputs `Y` and limits `G` at the queries are (r, q, v); `limits` are the sums of G over the queries, `sums` those
+    of the limits at all n tokens; `mean` and `covariance` are of the limit under the law of tokens. The norms (r,) are
+    of the error of the outputs' "mean" |·| and "covariance" ‖·‖_F with all n tokens as queries, and "output", the root
+    mean square error over queries. Subtracting the noise from the square of the first two removes their bias; it is 0
+    if all tokens are queries. Norms from fewer queries (r, 2) are averages over halves and over quarters; for the mean,
+    whose noise is known exactly, squares are appended (r, 4).
     """
-    q, outputs = Y.shape[1], QuerySums.of(Y)
-    found = []
+    q, n, outputs = Y.shape[1], sums.count, QuerySums.of(Y)
+    limit_mean = sums.first / n
+    limit_spread = sums.second / n - limit_mean[:, :, None] * limit_mean[:, None, :]
+    means, squares, covariances = [], [], []
     for parts in PARTS:
         split = parts if q >= 2 * parts else 1  # a covariance needs two queries
-        both = ((outputs.part(k, split), limits.part(k, split)) for k in range(split))
-        found.append(_norms([moment_errors(*part, sums, mean, covariance) for part in both]))
-    errors = found[0][0]
-    fewer = {
-        name: torch.stack([of[name] for kind in zip(*found[1:], strict=True) for of in kind if name in of], -1)
-        for name in errors
-    }
-    correction = 1 - q / sums.count  # queries are drawn without replacement from the n tokens
-    noise = {name: part * correction for name, part in _noise(Y - G, G).items()}
-    errors["output"] = (Y - G).square().sum(-1).mean(-1).sqrt()
-    return errors, noise, fewer
-
-
-def _norms(errors: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Norms (r,) of the errors of the outputs' mean and covariance, and squares, averaged over parts of the queries."""
-    centre, spread = (torch.stack(parts) for parts in zip(*errors, strict=True))
-    norms = {"mean": centre.norm(dim=-1).mean(0), "covariance": torch.linalg.matrix_norm(spread).mean(0)}
-    return norms, {"mean": centre.square().sum(-1).mean(0)}
+        centres, spreads = [], []
+        for k in range(split):
+            (Y_mean, Y_spread), (G_mean, G_spread) = outputs.part(k, split), limits.part(k, split)
+            centres.append(Y_mean - G_mean + limit_mean - mean)
+            # Normalised to be unbiased for the covariance over all n tokens, and equal to it if all are queries.
+            spreads.append((Y_spread - G_spread) * ((n - 1) / n) + limit_spread - covariance)
+        centre = torch.stack(centres)
+        means.append(centre.norm(dim=-1).mean(0))
+        squares.append(centre.square().sum(-1).mean(0))
+        covariances.append(torch.linalg.matrix_norm(torch.stack(spreads)).mean(0))
+    fewer = {"mean": torch.stack(means[1:] + squares[1:], -1), "covariance": torch.stack(covariances[1:], -1)}
+    output = (Y - G).square().sum(-1).mean(-1).sqrt()
+    errors = {"mean": means[0], "covariance": covariances[0], "output": output}
+    correction = 1 - q / n  # queries are drawn without replacement from the n tokens
+    return errors, {name: part * correction for name, part in _noise(Y - G, G).items()}, fewer
 
 
 def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
@@ -180,15 +161,13 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
 def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
     """Rows (replicates, sizes) whose mean over replicates is the mean error norm without query noise (verified).
 
-    The noise of q of n queries has a variance proportional to u = 1/q − 1/n. For a Gaussian scalar, and for a vector
-    whose norm varies little, (E|error|)² is linear in u; otherwise it is slightly curved. So the parabola through the
-    values with all, half and a quarter of the queries, `fewer` (replicates, sizes, 2), is extrapolated to
-    u = 0. If the `noise` in the squares (replicates, sizes) is known and `fewer` also has the squares (4), E|error|² at
-    u = 0 needs no extrapolation, and the parabola is used only for (E|error|)²/E|error|², which depends little on u:
-    an estimate with less variance (a quarter less for a slope at half noise). Each row carries its influence on
-    the extrapolation to first order, so that the variance of the rows is that of the corrected error. Compared with
-    every token as a query (d = 4, H = 0.4, n = 100 to 800, 32 queries), the error of the covariance is 4% to 8% too
-    large before and 0.2% to 0.7% (± 0.4%) after.
+    The noise of q of n queries has a variance proportional to u = 1/q − 1/n, and (E|error|)² is nearly linear in u. So
+    a parabola through the values with all, half and a quarter of the queries, `fewer` (replicates, sizes, 2), is
+    extrapolated to u = 0. If the `noise` in the squares (replicates, sizes) is known and `fewer` also has the squares
+    (4), E|error|² at u = 0 needs no extrapolation, and the parabola is used only for (E|error|)²/E|error|², which
+    varies less. Each row carries its influence on the extrapolation to first order, so that the variance of the rows is
+    that of the corrected error. The covariance's error, 4% to 8% too large before, is within 0.7% after (d = 4,
+    H = 0.4, n = 100 to 800, 32 queries).
     """
     norms, weights = np.concatenate((errors[..., None], fewer[..., :2]), -1), _at_no_noise(queries, sizes)
     means, tiny = norms.mean(0), np.finfo(float).tiny
@@ -224,15 +203,11 @@ def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
 class ClusteredMoments:
     """Squared errors of the mean and of the covariance of outputs over m queries, for each sample, without upward bias.
 
-    The limit is (..., G · m, v), for G heads. With D = Γ_n − Γ at the queries, the error of the mean is D̄, and that of
-    the covariance is Δ = mean of DHᵀ + HDᵀ, H = Γ + D/2, D and H centred: nothing cancels. The noise of few
-    queries, which queries of one cluster (a window of text) share, biases the squares |D̄|² and ‖Δ‖²_F upwards. So only
-    pairs of queries from different clusters count: with S_c the sum over cluster c,
-
-        |Σ S_c|² − Σ |S_c|² over the number of these pairs
-
-    is unbiased for the mean; centring leaves the covariance a relative bias of 1/(number of clusters). Single values
-    may be negative.
+    The limit Γ is (..., G · m, v), for G heads. With D = Γ_n − Γ at the queries, the error of the mean is D̄, and that
+    of the covariance is Δ = mean of DHᵀ + HDᵀ, H = Γ + D/2, with D and H centred. Few queries add noise, which biases
+    |D̄|² and ‖Δ‖²_F upwards, and queries of one cluster (a window of text) share it. So only pairs of queries from
+    different clusters count: with S_c the sum over cluster c, |Σ S_c|² − Σ |S_c|² over the number of these pairs is
+    unbiased for the mean. The covariance keeps a relative bias of 1/(number of clusters). Values may be negative.
     """
 
     def __init__(self, limit: Tensor, clusters: NDArray[np.intp], replicates: int, sizes: int) -> None:
@@ -255,10 +230,15 @@ class ClusteredMoments:
         self.stacked = self.centred.new_zeros(0)  # that layout, (r · G, C, 2 s, v); padding stays 0
 
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
-        """Store the squared errors of these sizes and replicates, from differences Γ_n − Γ (s, r, ..., G · m, v)."""
-        found = self._squares(difference)
-        found = found.reshape(2, *difference.shape[:2], *found.shape[2:])
-        self.found[..., replicates, sizes] = found.permute(0, 3, 4, 2, 1)
+        """Store the squared errors of these sizes and replicates, from differences Γ_n − Γ (s, r, ..., G · m, v).
+
+        With one cluster they are NaN. The value of a cluster is twice the mean over its pairs minus the mean over all
+        pairs: leaving a cluster out then moves the mean over clusters as it moves the squared error, to first order.
+        """
+        pairs = self._pairs(difference.float().reshape(-1, *self.limit.shape[1:])).double()
+        pairs = pairs.reshape(2, *difference.shape[:2], len(self.limit), -1)  # (2, s, r, G, C)
+        shares = pairs * (pairs.shape[-1] / self.pairs if self.pairs else float("nan"))
+        self.found[..., replicates, sizes] = (2 * shares - shares.mean(-1, keepdim=True)).permute(0, 3, 4, 2, 1)
 
     def squares(self) -> dict[str, list[Array]]:
         """Squared errors (heads, C, R, J) of the outputs' "mean" and "covariance", with weights and scales for each.
@@ -274,13 +254,8 @@ class ClusteredMoments:
             for name, found, norm in zip(("mean", "covariance"), self.found, norms, strict=True)
         }
 
-    def _squares(self, difference: Tensor) -> Tensor:
-        """Squared errors of the outputs' mean and covariance by cluster, (2, r, G, C); NaN if there is one cluster.
-
-        The value of a cluster is twice the mean over its pairs minus the mean over all pairs: leaving a cluster out
-        then moves the mean over clusters as it moves the squared error, to first order.
-        """
-        errors = difference.float().reshape(-1, *self.limit.shape[1:])  # (r · G, m, v)
+    def _pairs(self, errors: Tensor) -> Tensor:
+        """Sums over pairs of each cluster with the others, for mean and covariance: (·, m, v) to (2, ·, C)."""
         middle = errors.mean(1, keepdim=True)
         D = errors - middle
         H = torch.add(self.centred, D.reshape(-1, *self.limit.shape), alpha=0.5).flatten(0, 1)
@@ -304,9 +279,7 @@ class ClusteredMoments:
         DD, DG = product[..., : self.most], product[..., self.most :]
         HH = torch.add(self.gram, DG.reshape(-1, *self.gram.shape), alpha=2).flatten(0, 2).add_(DD, alpha=0.5)
         inner = torch.addcmul(HH.mul_(DD), DG, DG.mT).sum((-1, -2)).reshape(len(D), clusters)
-        found = torch.stack((mean, 2 * (whole - inner))).double().reshape(2, -1, len(self.limit), clusters)
-        shares = found * (found.shape[-1] / self.pairs if self.pairs else float("nan"))
-        return 2 * shares - shares.mean(-1, keepdim=True)
+        return torch.stack((mean, 2 * (whole - inner)))
 
 
 class GaussianControls:
@@ -363,14 +336,11 @@ def controlled(rows: Array, controls: Array) -> Array:
     count, sizes, known = controls.shape
     if not known or count < FEWEST_REPLICATES * (known + 1):
         return rows
-    result = np.empty_like(rows)
-    for j in range(sizes):
-        design = np.column_stack((np.ones(count), controls[:, j]))
-        inverse = np.linalg.pinv(design)  # column r is (XᵀX)⁻¹xᵣ
-        coefficients = inverse @ rows[:, j]
-        residual = rows[:, j] - design @ coefficients
-        leverage = np.sum(design.T * inverse, axis=0)
-        share = residual / np.maximum(1 - leverage, 1e-9)
-        without = coefficients[1:, None] - inverse[1:] * share
-        result[:, j] = rows[:, j] - np.sum(controls[:, j].T * without, axis=0)
-    return result
+    design = np.concatenate((np.ones((sizes, count, 1)), controls.transpose(1, 0, 2)), -1)
+    inverse = np.linalg.pinv(design)  # (sizes, F + 1, replicates): column r is (XᵀX)⁻¹xᵣ
+    coefficients = inverse @ rows.T[..., None]
+    residual = rows.T - (design @ coefficients)[..., 0]
+    leverage = np.einsum("jrf,jfr->jr", design, inverse)
+    share = residual / np.maximum(1 - leverage, 1e-9)
+    without = coefficients[:, 1:] - inverse[:, 1:] * share[:, None]
+    return np.asarray(rows - np.einsum("rjf,jfr->rj", controls, without))
