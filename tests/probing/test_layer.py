@@ -56,7 +56,7 @@ def collected(
         key, value = (drawn(1, BLOCK, SHARED, size)[:, block.order].transpose(1, 2) for size in (KEY, VALUE))
         kept, none = len(block.slots), torch.empty(0, dtype=torch.int64)
         rows = torch.cat((torch.from_numpy(block.slots), assignment.slots + torch.arange(BLOCK - kept)))
-        part = ForwardSlice(rows, none, none, none, False, 0, block, True)
+        part = ForwardSlice(rows, none, none, False, 0, block, True)
         captured = Captured(0, layer.query, key, value, 1.0, False)
         for work in made.work(captured, part, slice(None), kept + torch.arange(3), 0, None).values():
             work()

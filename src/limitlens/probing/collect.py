@@ -198,7 +198,7 @@ class Collector:
 
     def _add_hidden(self, hidden: Tensor, part: ForwardSlice, turn: int | None) -> None:
         if self.hidden is not None:
-            self.hidden.index_copy_(0, part.hidden_slots, hidden[part.hidden].float())
+            self.hidden.index_copy_(0, part.rows[part.hidden], hidden[part.hidden].float())
         if part.counted:
             self.moments["hidden"].add(hidden[part.subset, None].float(), turn)
 

@@ -43,21 +43,18 @@ class ForwardSlice:
     rows: Tensor  # (t,): row of the store for each token: its slot if it is kept, else a row of the waiting area
     subset: Tensor  # (s,): one in `SUBSET` tokens of the forward, at random
     hidden: Tensor  # (f,): tokens whose hidden states are stored
-    hidden_slots: Tensor  # (f,): slots of the tokens in `hidden`
     counted: bool  # whether the tokens enter means and covariances
     before: int  # number of tokens of earlier slices that are still waiting
-    completed: BlockAssignment | None  # the block assignment that these tokens complete
-    ends_block: bool  # whether these are the last tokens of their block
+    completed: BlockAssignment | None = None  # the block assignment that these tokens complete
+    ends_block: bool = False  # whether these are the last tokens of their block
 
     def cut(self, at: int) -> tuple[ForwardSlice, ForwardSlice]:
         """Split the slice into two: the first `at` tokens of the forward pass, and the other tokens."""
-        halves = []
-        for offset, early in ((0, True), (at, False)):
-            subset, hidden = ((index < at) == early for index in (self.subset, self.hidden))
-            indices = (self.subset[subset] - offset, self.hidden[hidden] - offset, self.hidden_slots[hidden])
-            rows = self.rows[:at] if early else self.rows[at:]
-            halves.append((rows, *indices, self.counted, self.before + offset))
-        return ForwardSlice(*halves[0], None, False), ForwardSlice(*halves[1], self.completed, self.ends_block)
+        indices = (self.subset, self.hidden)
+        early = ForwardSlice(self.rows[:at], *(index[index < at] for index in indices), self.counted, self.before)
+        later = (index[index >= at] - at for index in indices)
+        before = self.before + at
+        return early, ForwardSlice(self.rows[at:], *later, self.counted, before, self.completed, self.ends_block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +91,12 @@ class BlockAssignment:
             rows[~streams] = slots = self.slots[mine[~streams]]
             chosen = mine - kept  # random numbers, so that a quarter of them is a random subset
             chosen[~streams] = slots
-            hidden = np.flatnonzero(rows < assignment.hidden)
-            indices = (rows, np.flatnonzero(chosen % SUBSET == 0), hidden, rows[hidden])
+            indices = (rows, np.flatnonzero(chosen % SUBSET == 0), np.flatnonzero(rows < assignment.hidden))
             sent = to_device(np.concatenate(indices), device)  # one copy to a GPU, then views
-            rows_there, subset, tokens, slots_there = torch.split(sent, [len(index) for index in indices])
-            last = start + length >= min(begin + wait, len(place))
-            ends = start + length >= len(place)
-            completed = block if last else None
-            yield ForwardSlice(rows_there, subset, tokens, slots_there, self.counted, start - begin, completed, ends)
+            sent_indices = torch.split(sent, [len(index) for index in indices])
+            completed = block if start + length >= min(begin + wait, len(place)) else None
+            ends_block = start + length >= len(place)
+            yield ForwardSlice(*sent_indices, self.counted, start - begin, completed, ends_block)
 
 
 class Assignment:
@@ -128,9 +123,8 @@ class Assignment:
         self.hidden = min(HIDDEN, cells.sizes[-1])  # slots whose hidden states are stored: the first of replicate 0
         # (R, J): index of a streamed cell's state; those of one step are neighbours
         self.number = np.cumsum(~self.kept.T).reshape(self.kept.T.shape).T - 1
-        self.states = (
-            int((~self.kept).sum()) + LEFT_OVER
-        )  # number of states; the last ones are of the tokens of no cell
+        # number of states; the last ones are of the tokens of no cell
+        self.states = int((~self.kept).sum()) + LEFT_OVER
         self.filled = np.zeros_like(self.start)  # (R, J): tokens assigned so far, those of the latest block included
         self.seen = 0  # tokens of the stream so far, those of no cell included
 
@@ -146,9 +140,10 @@ class Assignment:
         return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Yield, for each block, the number of its tokens in each cell (replicates, steps), and the tokens' indices.
+        """Yield, for each block, the numbers of its tokens (replicates, steps) and their indices, by cell.
 
-        The indices are listed cell by cell; tokens of no cell come last."""
+        Indices of tokens that go to no cell come last.
+        """
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
         counted = draw_counts(self.blocks, self.cells, self.replicates, self.seed)
         for block, counts in zip(self.blocks, counted, strict=True):

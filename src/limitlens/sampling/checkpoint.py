@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 FORMAT = 2
 EXACT = ("limitlens", "numpy", "torch", "transformers")  # packages whose other versions may round differently
-DTYPES = {"float64": "F64", "int64": "I64", "float32": "F32", "uint8": "U8", "bool": "BOOL"}
 # Errors of reading an incomplete file.
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)
 MOST_WRITING = 0.1  # largest share of the time spent writing, if the interval is given in seconds
@@ -76,7 +75,7 @@ class Checkpoint:
         self.folder = None if folder is None else Path(folder)
         self._every = float("inf") if found is None else float(found[1])
         self._by_clock = found is not None and found[2] == "s"
-        self._jobs = self._read(self.folder) if resume and self.folder is not None else []
+        self._jobs = _newest(self.folder) if resume and self.folder is not None else []
         self._begun = 0
         self._tokens, self._written, self._cost = 0, time.monotonic(), 0.0
 
@@ -89,7 +88,7 @@ class Checkpoint:
             self._jobs.append(Saved(arguments, {}, {}))
             return Job(self, place, None)
         saved = self._jobs[place]
-        _same(f"the checkpoint in {str(self.folder)!r}", saved.job, arguments)
+        _same(self.folder, saved.job, arguments)
         self._jobs[place] = Saved(arguments, saved.position, {})  # from here on only the job holds the tensors
         return Job(self, place, saved if saved.position else None)
 
@@ -101,8 +100,8 @@ class Checkpoint:
         running = self.begin(job)
         rows: list[dict[str, Any]] = []
         if running.saved is not None:
-            whole = {name: tensor.numpy() for name, tensor in running.saved.tensors.items()}
-            rows = [{name: array[k] for name, array in whole.items()} for k in range(running.saved.position["rows"])]
+            done = range(running.saved.position["rows"])
+            rows = [{name: tensor[k].numpy() for name, tensor in running.saved.tensors.items()} for k in done]
 
         def stacked() -> dict[str, Any]:
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -146,27 +145,6 @@ class Checkpoint:
         self._cost = self._written - started
         return written
 
-    @staticmethod
-    def _read(folder: Path) -> list[Saved]:
-        """Saved jobs from the newest undamaged checkpoint file in the folder; empty without a file."""
-        damaged = []
-        for path in (folder / NEWEST, folder / BEFORE):
-            try:
-                header, jobs = _read(path)
-            except FileNotFoundError:
-                continue
-            except DAMAGE as error:
-                damaged.append(f"{path.name}: {error}")
-                continue
-            _same(f"the checkpoint in {str(folder)!r}", header, _made())
-            if damaged:
-                print(f"limitlens: {damaged[0]}; resuming from the previous checkpoint", file=sys.stderr)
-            return jobs
-        if damaged:
-            given = f"the checkpoint in {str(folder)!r} is damaged ({'; '.join(damaged)})"
-            raise InputError(f"{given}; expected an undamaged file, so start again without resuming")
-        return []
-
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -203,7 +181,7 @@ def digest(*arrays: Any) -> str:
         else:
             whole = np.ascontiguousarray(array)
             found.update(f"{np.shape(array)} {whole.dtype};".encode())
-            found.update(_bytes(whole))
+            found.update(memoryview(whole.reshape(-1).view(np.uint8)))
     return found.hexdigest()
 
 
@@ -220,23 +198,19 @@ def _made() -> dict[str, Any]:
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
-def _same(where: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise an InputError that names the first entry in which two mappings, `then` and `now`, differ, if any."""
+def _same(folder: Path | None, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise an InputError if a checkpoint made with the entries `then` cannot continue a run with the entries `now`."""
     for name in dict.fromkeys((*now, *then)):
         if then.get(name) != now.get(name):
             was, is_now = (str(found.get(name, "none"))[:40] for found in (then, now))
             raise InputError(
-                f"{where} was made with {name} {was}, and this run has {name} {is_now}; expected the same, so use the "
-                "arguments it was made with, or start again without resuming"
+                f"the checkpoint in {str(folder)!r} was made with {name} {was}, and this run has {name} {is_now}; "
+                "expected the same, so use the arguments it was made with, or start again without resuming"
             )
 
 
-def _bytes(array: Any) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
-
-
-def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors by name as NumPy arrays, widest number type first, so that all stay aligned in the file."""
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors by name as NumPy arrays, in the order in which the checksum of a file reads them."""
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     return dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
 
@@ -248,23 +222,16 @@ def _header(jobs: Sequence[Saved], made: Mapping[str, Any], arrays: Mapping[str,
 
 
 def _write(folder: Path, jobs: Sequence[Saved]) -> None:
-    """Write all jobs to a new checkpoint file and keep the previous one; tensors are not copied, to save memory."""
-    flat = _ordered({f"{k}.{name}": part for k, one in enumerate(jobs) for name, part in one.tensors.items()})
-    index: dict[str, Any] = {"__metadata__": _header(jobs, _made(), flat)}
-    place = 0
-    for name, array in flat.items():
-        span = [place, place := place + array.nbytes]
-        index[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": span}
-    text = json.dumps(index).encode()
-    text += b" " * (-len(text) % 8)
+    """Write all jobs to a new checkpoint file and keep the previous one."""
+    from safetensors.torch import save_file
+
+    arrays = _arrays({f"{k}.{name}": part for k, one in enumerate(jobs) for name, part in one.tensors.items()})
     newest = folder / NEWEST
 
     def write(partial: Path) -> None:
-        with partial.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for array in flat.values():
-                file.write(_bytes(array))
-            file.flush()
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        save_file(tensors, partial, _header(jobs, _made(), arrays))
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
             newest.replace(folder / BEFORE)
@@ -282,6 +249,27 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
         Saved(job, position, {name: flat[f"{k}.{name}"] for name in names})
         for k, (job, position, names) in enumerate(told)
     ]
-    if _header(jobs, made, _ordered(flat)) != header:
+    if _header(jobs, made, _arrays(flat)) != header:
         raise ValueError("its checksum does not match its contents")
     return made, jobs
+
+
+def _newest(folder: Path) -> list[Saved]:
+    """Saved jobs from the newest undamaged checkpoint file in the folder; empty without a file."""
+    damaged = []
+    for path in (folder / NEWEST, folder / BEFORE):
+        try:
+            header, jobs = _read(path)
+        except FileNotFoundError:
+            continue
+        except DAMAGE as error:
+            damaged.append(f"{path.name}: {error}")
+            continue
+        _same(folder, header, _made())
+        if damaged:
+            print(f"limitlens: {damaged[0]}; resuming from the previous checkpoint", file=sys.stderr)
+        return jobs
+    if damaged:
+        given = f"the checkpoint in {str(folder)!r} is damaged ({'; '.join(damaged)})"
+        raise InputError(f"{given}; expected an undamaged file, so start again without resuming")
+    return []
