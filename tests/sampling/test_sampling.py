@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian
-from limitlens.sampling.assignment import assign, draw_counts
+from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.streams import PAGE, IidStream, PoolStream
 
@@ -86,12 +86,11 @@ def test_the_assignment_fills_every_cell_exactly_and_is_uniform():
     cells, blocks, replicates = Cells((2, 5)), [7, 0, 9, 4], 3
     counts = np.zeros((20, replicates * 2 + 1))
     rounds = 4000
-    generator = np.random.default_rng(9)
     for seed in range(rounds):
         start, dealt = 0, np.zeros((replicates, 2), dtype=int)
-        for block, taken in zip(blocks, draw_counts(blocks, cells, replicates, seed), strict=True):
+        drawn = Assignment(blocks, cells, replicates, seed).draw()
+        for block, (taken, parts) in zip(blocks, drawn, strict=True):
             dealt += taken
-            parts = assign(taken, block, generator)
             assert sorted(np.concatenate(parts)) == list(range(block))
             for cell, part in enumerate(parts):
                 counts[start + part, cell] += 1
@@ -104,4 +103,4 @@ def test_the_assignment_fills_every_cell_exactly_and_is_uniform():
 
 def test_an_assignment_needs_enough_tokens():
     with pytest.raises(InputError, match="need 30 tokens and the stream has 29"):
-        next(draw_counts([29], Cells((10,)), 3, 0))
+        next(Assignment([29], Cells((10,)), 3, 0).draw())

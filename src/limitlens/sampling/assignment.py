@@ -1,19 +1,17 @@
 """Assignment of the tokens of a stream to cells (tokens of one replicate and size step), and the storage of each cell.
 
 A cell of few tokens is smaller than its attention state (queries · (values + 1) numbers a head), so it keeps its tokens
-until the stream ends. A cell of many tokens is streamed: it holds one state, into which every block is merged. The
-first replicates keep all their tokens (whole replicates), for diagnostics that need every score. Memory depends on the
-sizes, not on the length of the stream.
-
-Each token goes to at most one cell, so replicates are disjoint samples without replacement. Only counts are kept in
-memory: the number of tokens of a block that go to each cell is drawn from the places still open. Kept tokens are stored
-in numbered slots; tokens of streamed cells wait in further rows of the store until attention over them is computed.
+until the stream ends, in numbered slots. A cell of many tokens is streamed: it holds one state, into which every block
+is merged; its tokens wait in further rows of the store until then. The first replicates keep all their tokens (whole
+replicates), for diagnostics that need every score. Memory depends on the sizes, not on the length of the stream. Each
+token goes to at most one cell, so replicates are disjoint samples without replacement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,16 +43,21 @@ class ForwardSlice:
     hidden: Tensor  # (f,): tokens whose hidden states are stored
     counted: bool  # whether the tokens enter means and covariances
     before: int  # number of tokens of earlier slices that are still waiting
-    completed: BlockAssignment | None = None  # the block assignment that these tokens complete
-    ends_block: bool = False  # whether these are the last tokens of their block
+    completed: BlockAssignment | None  # the block assignment that these tokens complete
+    ends_block: bool  # whether these are the last tokens of their block
 
     def cut(self, at: int) -> tuple[ForwardSlice, ForwardSlice]:
         """Split the slice into two: the first `at` tokens of the forward pass, and the other tokens."""
-        indices = (self.subset, self.hidden)
-        early = ForwardSlice(self.rows[:at], *(index[index < at] for index in indices), self.counted, self.before)
-        later = (index[index >= at] - at for index in indices)
-        before = self.before + at
-        return early, ForwardSlice(self.rows[at:], *later, self.counted, before, self.completed, self.ends_block)
+        subset, hidden = self.subset < at, self.hidden < at
+        first = replace(
+            self, rows=self.rows[:at], subset=self.subset[subset], hidden=self.hidden[hidden],
+            completed=None, ends_block=False,
+        )  # fmt: skip
+        rest = replace(
+            self, rows=self.rows[at:], subset=self.subset[~subset] - at, hidden=self.hidden[~hidden] - at,
+            before=self.before + at,
+        )  # fmt: skip
+        return first, rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +96,10 @@ class BlockAssignment:
             chosen[~streams] = slots
             indices = (rows, np.flatnonzero(chosen % SUBSET == 0), np.flatnonzero(rows < assignment.hidden))
             sent = to_device(np.concatenate(indices), device)  # one copy to a GPU, then views
-            sent_indices = torch.split(sent, [len(index) for index in indices])
+            rows_there, subset, hidden = torch.split(sent, [len(index) for index in indices])
             completed = block if start + length >= min(begin + wait, len(place)) else None
             ends_block = start + length >= len(place)
-            yield ForwardSlice(*sent_indices, self.counted, start - begin, completed, ends_block)
+            yield ForwardSlice(rows_there, subset, hidden, self.counted, start - begin, completed, ends_block)
 
 
 class Assignment:
@@ -128,26 +131,34 @@ class Assignment:
         self.filled = np.zeros_like(self.start)  # (R, J): tokens assigned so far, those of the latest block included
         self.seen = 0  # tokens of the stream so far, those of no cell included
 
-    def slots_of(self, replicate: int) -> NDArray[np.int64]:
-        """Slots (n,) of the tokens of a replicate that keeps all its tokens, in the order of its nested samples."""
-        cells = zip(self.start[replicate], self.filled[replicate], strict=True)
-        return np.concatenate([start + np.arange(filled) for start, filled in cells])
+    def slots_of(self, cells: Any) -> NDArray[np.int64]:
+        """Slots (n,) of the tokens in kept `cells`: a replicate, with nested samples in order, or a mask of cells."""
+        pairs = zip(self.start[cells], self.filled[cells], strict=True)
+        return np.concatenate([start + np.arange(filled) for start, filled in pairs])
 
     def random_slots(self, count: int) -> NDArray[np.int64]:
         """Slots of at most `count` kept tokens, in random order: a random sample of the tokens of the stream."""
-        cells = [(int(self.start[cell]), int(self.filled[cell])) for cell in zip(*np.nonzero(self.kept), strict=True)]
-        slots = np.concatenate([start + np.arange(filled) for start, filled in cells])[:count]
-        return np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107])).permutation(slots)
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107]))
+        return generator.permutation(self.slots_of(self.kept)[:count])
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
         """Yield, for each block, the numbers of its tokens (replicates, steps) and their indices, by cell.
 
-        Indices of tokens that go to no cell come last.
+        Indices of tokens that go to no cell come last. Every replicate fills its cells exactly. The numbers are drawn
+        from the places still open, and the tokens in random order; together this is a uniformly random assignment.
         """
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0DE5]))
-        counted = draw_counts(self.blocks, self.cells, self.replicates, self.seed)
-        for block, counts in zip(self.blocks, counted, strict=True):
-            yield counts, assign(counts, block, generator)
+        total, needed = sum(self.blocks), self.replicates * self.cells.sizes[-1]
+        if needed > total:
+            given = f"{self.replicates} replicates of {self.cells.sizes[-1]} tokens need {needed} tokens"
+            remedy = "give more tokens, or lower the replicates or the largest size"
+            raise InputError(f"{given} and the stream has {total}; {remedy}")
+        numbers, order = (np.random.default_rng(np.random.SeedSequence([self.seed, use])) for use in (0xDEA1, 0x0DE5))
+        places = np.tile(np.asarray(self.cells.steps, dtype=np.int64), self.replicates)
+        left = np.append(places, total - needed)  # the last entry is "no cell": tokens of the reference alone
+        for block in self.blocks:
+            taken = numbers.multivariate_hypergeometric(left, block, method="marginals")
+            left -= taken
+            yield taken[:-1].reshape(self.filled.shape), np.split(order.permutation(block), np.cumsum(taken[:-1]))
 
     def assign_blocks(self) -> Iterator[BlockAssignment]:
         """Yield the assignment of the tokens of each block in turn, and update the counts of tokens in the cells."""
@@ -157,16 +168,13 @@ class Assignment:
             slots = [free[cell] + np.arange(len(parts[cell])) for cell in kept]
             others = [*(parts[cell] for cell in streamed), *np.array_split(parts[-1], LEFT_OVER)]
             numbers = [*self.number.ravel()[streamed], *range(self.states - LEFT_OVER, self.states)]
-            stops = np.cumsum([len(part) for part in others])
             order = np.concatenate([*(parts[cell] for cell in kept), *others])
             taken = np.concatenate([np.empty(0, np.int64), *slots])
             self.origin[taken] = self.seen + order[: len(taken)]
-            spans = [
-                (int(number), int(stop) - len(part), int(stop))
-                for number, part, stop in zip(numbers, others, stops, strict=True)
-                if len(part)
-            ]
-            assigned = BlockAssignment(order, taken, spans, self.seen < COUNTED)
+            stops = np.cumsum([len(part) for part in others]).tolist()
+            spans = zip(map(int, numbers), [0, *stops], stops, strict=False)
+            streams = [span for span in spans if span[1] < span[2]]  # without empty cells
+            assigned = BlockAssignment(order, taken, streams, self.seen < COUNTED)
             self.filled = self.filled + counts
             self.seen += block
             yield assigned
@@ -176,9 +184,8 @@ class DocumentAssignment(Assignment):
     """Assignment in which each replicate is one document of `length` tokens; blocks hold whole documents.
 
     A sample has random positions of its document or, if `contiguous`, consecutive ones from a random position on,
-    continued at the beginning of the document where it ends. Tokens of one document are not independent, so its samples
-    approach the limit of the pool of all documents more slowly than samples of the pool, and a whole document still
-    differs from that limit. The bootstrap resamples whole replicates, and so whole documents.
+    continued at the beginning of the document. Tokens of one document are not independent, so samples approach the
+    limit of all documents more slowly, and even a whole document differs from it.
     """
 
     single = True
@@ -209,29 +216,3 @@ class DocumentAssignment(Assignment):
                 rest.append(first + order)
                 passed += 1
             yield counts, [*parts, np.concatenate(rest)]
-
-
-def draw_counts(blocks: list[int], cells: Cells, replicates: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield, for each block of the given lengths, the number of its tokens that go to each cell, (replicates, steps).
-
-    Every replicate fills its cells exactly, so replicates · n_max ≤ N, the sum of the blocks. Given the counts,
-    `assign` distributes the tokens of a block in uniformly random order; together this is a uniformly random assignment
-    of the whole stream.
-    """
-    total, needed = sum(blocks), replicates * cells.sizes[-1]
-    if needed > total:
-        given = f"{replicates} replicates of {cells.sizes[-1]} tokens need {needed} tokens and the stream has {total}"
-        raise InputError(f"{given}; give more tokens, or lower the replicates or the largest size")
-    generator = np.random.default_rng(np.random.SeedSequence([seed, 0xDEA1]))
-    places = np.tile(np.asarray(cells.steps, dtype=np.int64), replicates)
-    left = np.append(places, total - needed)  # the last entry is "no cell": tokens of the reference alone
-    for size in blocks:
-        taken = generator.multivariate_hypergeometric(left, size, method="marginals")
-        left -= taken
-        yield taken[:-1].reshape(replicates, len(cells.steps))
-
-
-def assign(counts: NDArray[np.int64], block: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Random indices of a block's tokens for each cell, as many as in `counts`, row by row; last, those of no cell."""
-    order = generator.permutation(block)
-    return np.split(order, np.cumsum(counts.ravel()))

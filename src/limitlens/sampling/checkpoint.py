@@ -1,9 +1,8 @@
 """Checkpoints: the state of a run's jobs on disk, so that an interrupted run can be resumed.
 
-The file has the safetensors format (never pickle). Its header holds the arguments of the job, its position, the
-versions that made it, and a digest of all this and of every tensor. A new file is written under a temporary name,
-flushed to the disk and renamed; the previous one is kept, and used if the newest is damaged. Random numbers depend only
-on seeds and positions, so a checkpoint stores no generator state.
+The file has the safetensors format. Its header holds the arguments of the jobs, their positions, the versions that made
+it, and a digest of all this and of every tensor. A new file is written under a temporary name, flushed to the disk and
+renamed; the previous one is kept, and used if the newest is damaged. Random numbers depend only on seeds and positions.
 """
 
 from __future__ import annotations
@@ -54,11 +53,10 @@ class Saved:
 
 
 class Checkpoint:
-    """Saves the state of the jobs of a run in a folder, and resumes them.
+    """Saves the state of the jobs of a run in a folder, and resumes them; without a folder nothing is written.
 
     `every` is the interval between writes: tokens, such as 100000, or seconds, such as "60s"; by default the checkpoint
-    is written only when the run is interrupted (Ctrl-C, SIGTERM). With `resume`, jobs continue from the state in the
-    folder, if it has one. Without a folder nothing is written.
+    is written only when the run is interrupted. With `resume`, jobs continue from the state in the folder, if any.
 
     >>> law, head = ll.Gaussian(0.0, 1.0), ll.Head(0.5)
     >>> kept = ll.Checkpoint('runs/long', every='60s', resume=True)
@@ -181,7 +179,7 @@ def digest(*arrays: Any) -> str:
         else:
             whole = np.ascontiguousarray(array)
             found.update(f"{np.shape(array)} {whole.dtype};".encode())
-            found.update(memoryview(whole.reshape(-1).view(np.uint8)))
+            found.update(whole.reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,15 +49,15 @@ class DeviceTimer:
         self.open.append(span)
         if len(self.open) > AHEAD:
             self.open[0][1].synchronize()
-        self._close(lambda event: bool(event.query()))  # type: ignore[no-untyped-call]
+        self._close()
 
     def wait(self) -> None:
         """Wait until the GPU is idle, so that all spans of work are finished and counted."""
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
-        self._close(lambda event: True)
+        self._close()
 
-    def _close(self, finished: Callable[[torch.cuda.Event], bool]) -> None:
-        while self.open and finished(self.open[0][1]):
+    def _close(self) -> None:
+        while self.open and self.open[0][1].query():  # type: ignore[no-untyped-call]
             begin, end = self.open.popleft()
             self.spans.append(begin.elapsed_time(end) / 1e3)

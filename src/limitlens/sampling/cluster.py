@@ -56,7 +56,7 @@ def spread(
 
 
 def _work(held: list[Any], piece: Any) -> Any:
-    """Result of one piece, computed on a worker; `held` is a list with the Ray reference of `prepare`."""
+    """Compute one piece on a worker; `held` is a list with the Ray reference of `prepare`."""
     import ray
 
     name = held[0].hex()

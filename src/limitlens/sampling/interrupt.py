@@ -6,9 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import ParamSpec
-
-Arguments = ParamSpec("Arguments")
 
 
 class Interrupt:
@@ -21,13 +18,11 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
 
-    def during(
-        self, report: Callable[Arguments, None] | None, *progress: Arguments.args, **named: Arguments.kwargs
-    ) -> None:
-        """Call `report` with the progress; an interrupt during the call is recorded in `asked`, not raised."""
+    def during(self, report: Callable[..., None] | None, *progress: float) -> None:
+        """Call `report`, if given, with the progress; an interrupt meanwhile is recorded in `asked`, not raised."""
         try:
             if report is not None:
-                report(*progress, **named)
+                report(*progress)
         except KeyboardInterrupt:
             self.asked = True
 
