@@ -22,11 +22,9 @@ class Head:
     """One attention head, whose scores and values are linear in the tokens.
 
     The score of token y for query x is <y, A x>, so attention over a law of tokens depends on a query only through its
-    tilt t = A x. The value of token y is V y. A head from projections (`Head.from_projections`) keeps Wq and Wk and
-    does not form A = Wkᵀ Wq.
-
-    The score matrix A (d, d) includes the factor 1/√k; a scalar means that multiple of the identity (of V's dimension,
-    else d = 1). The value matrix V (v, d) is the identity by default.
+    tilt t = A x. The value of token y is V y. The score matrix A (d, d) includes the factor 1/√k; a scalar means that
+    multiple of the identity (of V's dimension, else d = 1). The value matrix V (v, d) is the identity by default.
+    `Head.from_projections` makes a head from Wq, Wk and Wv.
 
     >>> head = ll.Head(1.5)
     >>> head.A.tolist(), head.V.tolist()
@@ -59,14 +57,11 @@ class Head:
             raise InputError(f"Wq has {query.shape[0]} rows and Wk {key.shape[0]}; expected the same head dimension")
         rows = len(query) if head_dim is None else int(head_dim)
         root = np.sqrt(check_number("head_dim", rows, "a positive integer, such as the number of rows of Wq", low=1))
+        value = None if Wv is None else as_array("Wv", Wv, ndim=2)
+        biases = (("query_bias", query_bias), ("value_bias", value_bias))
+        of_query, of_value = (None if bias is None else as_array(name, bias, ndim=1) for name, bias in biases)
         head = cls.__new__(cls)
-        head._set(
-            query / root,
-            key,
-            None if Wv is None else as_array("Wv", Wv, ndim=2),
-            None if query_bias is None else as_array("query_bias", query_bias, ndim=1) / root,
-            None if value_bias is None else as_array("value_bias", value_bias, ndim=1),
-        )
+        head._set(query / root, key, value, None if of_query is None else of_query / root, of_value)
         return head
 
     def _set(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 
-class _Batch:
+class Batch:
     """Base class of dataclasses whose fields are tensors with the same leading (batch) axes."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -36,12 +36,11 @@ class _Batch:
         return cls(*(torch.cat(column, axis) for column in columns))
 
     def __getitem__(self, index: Any) -> Self:
-        """Part of the batch: every field indexed on its leading (batch) axes."""
         return type(self)(*(tensor[index] for tensor in vars(self).values()))
 
 
 @dataclass(frozen=True)
-class State(_Batch):
+class State(Batch):
     """Softmax attention of m queries over a set of tokens, in a form that merges exactly with that over another set.
 
     Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
@@ -69,12 +68,11 @@ class State(_Batch):
     def union(self) -> State:
         """State of attention over the union of the disjoint sets along the first batch axis (not all are empty)."""
         shares = torch.softmax(self.lse, 0)[..., None]
-        if self.lse.device.type == "cpu":  # one at a time, so that the sum stays in the cache
-            output = torch.zeros_like(self.output[0])
-            for share, one in zip(shares, self.output, strict=True):
-                output.addcmul_(share, one)
-        else:
-            output = (shares * self.output).sum(0)
+        if self.lse.device.type != "cpu":
+            return State(self.count.sum(0), self.lse.logsumexp(0), (shares * self.output).sum(0))
+        output = torch.zeros_like(self.output[0])
+        for share, one in zip(shares, self.output, strict=True):  # one at a time, so that the sum stays in the cache
+            output.addcmul_(share, one)
         return State(self.count.sum(0), self.lse.logsumexp(0), output)
 
     def thinned(self, share: Tensor) -> State:
@@ -85,7 +83,7 @@ class State(_Batch):
 
 
 @dataclass(frozen=True)
-class Peak(_Batch):
+class Peak(Batch):
     """Hardmax attention: the largest score of each query and the value of the token with that score; mergeable."""
 
     score: Tensor  # (..., m)

@@ -172,11 +172,9 @@ class JobQueries:
     @classmethod
     def joined(cls, parts: Sequence[JobQueries]) -> JobQueries:
         """Queries of several layers, concatenated along the heads as if they belonged to one layer."""
-        halves = [part.halves for part in parts if part.halves is not None]
-        names = ("hi", "lo", "unit")
-        together = split.Halves(*(torch.cat([getattr(part, name) for part in halves]) for name in names))
+        halves = split.Halves.joined([part.halves for part in parts if part.halves is not None])
         query, detail = (torch.cat([getattr(part, name) for part in parts]) for name in ("query", "detail_query"))
-        return replace(parts[0], query=query, detail_query=detail, halves=together if halves else None)
+        return replace(parts[0], query=query, detail_query=detail, halves=halves)
 
 
 def attend_jobs(

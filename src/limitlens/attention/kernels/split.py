@@ -3,12 +3,9 @@
 Tensor cores multiply half-precision numbers fastest. So every input x is written once as hi + lo, two float16 numbers
 that hold 22 bits of x, and a product as hi·hi + hi·lo + lo·hi, with a relative error of 2⁻²². The kernel splits softmax
 weights in the same way. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows,
-and the loss is 2⁻³⁸ of the largest. Two pitfalls (measured on one H200): tensor cores truncate while they accumulate,
-so every block of keys has its own accumulator and blocks are added by ordinary rounded additions; and float32 sums over
-many blocks drift, so long sets are cut into parts whose states are merged in float64.
-
-Work is a list of jobs (queries, keys, start, stop): attention of one batch of queries over keys start .. stop − 1 of
-one batch of keys. A batched call is one job for each batch; cells of different lengths need no padding.
+and the loss is 2⁻³⁸ of the largest. Tensor cores truncate while they accumulate (measured on one H200), so every block
+of keys has its own accumulator and blocks are added by ordinary rounded additions. Float32 sums over many blocks drift,
+so long sets are cut into parts whose states are merged in float64.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import torch
 from torch import Tensor
 
 from limitlens.arrays import Lazy
+from limitlens.attention.state import Batch
 
 programs = Lazy("limitlens.attention.kernels.programs")  # compiled when first used; triton may be missing
 
@@ -59,7 +57,7 @@ def padded(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Batch):
     """Vectors (B, n, d) in split half precision: (hi + lo) · unit, with hi and lo float16 (B, n, width).
 
     For bfloat16 vectors hi holds all bits; then lo is hi itself and is not read.
@@ -106,14 +104,18 @@ def attend(
     """Attention kernel on CUDA in half-precision products; shapes as in the docstring of `attention.kernels`."""
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
-    own = [_numbers(tensor.shape[:-2], batch, query.device) for tensor in (query, key)]
-    ends = torch.zeros_like(own[0]), torch.full_like(own[0], n)
+    # For each entry of the broadcast batch, its index in the batch of the queries, and in that of the keys.
+    batches = (query.shape[:-2], key.shape[:-2])
+    places = (torch.arange(math.prod(own), device=query.device).reshape(own) for own in batches)
+    which = [place.expand(batch).flatten() for place in places]
+    ends = torch.zeros_like(which[0]), torch.full_like(which[0], n)
     if value.shape[:-2] != key.shape[:-2]:
         value = value.expand(*key.shape[:-2], n, v)
     if bias is not None:
         bias = bias.expand(*batch, *bias.shape[-2:]).flatten(0, -3) if batch else bias.reshape(1, *bias.shape[-2:])
-    jobs = torch.stack([*own, *ends], 1)
-    found = attend_jobs(_rows(query), _rows(key), _rows(value), jobs, longest=n, bias=bias, precision=precision)
+    jobs = torch.stack([*which, *ends], 1)
+    query, key, value = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (query, key, value))
+    found = attend_jobs(query, key, value, jobs, longest=n, bias=bias, precision=precision)
     return found.lse.reshape(*batch, m), found.output.reshape(*batch, m, v)
 
 
@@ -134,7 +136,6 @@ def attend_jobs(
     keys, values = (halves(rows, 1.0, few, own) for rows, own in zip((key, value), size, strict=True))
     # Half-precision products per product: 1 (higher halves), 2 (also lower halves of queries and weights), 3 (all).
     wide = 1 if precision == "fast" else 2 if few else 3
-    m = queries.hi.shape[1]
     parts = max(1, -(-longest // PART))
     work = jobs.long()
     if parts > 1:
@@ -143,32 +144,31 @@ def attend_jobs(
         stop = torch.minimum(start + PART, work[:, 3, None])
         pairs = work[:, None, :2].expand(-1, parts, -1)
         work = torch.cat((pairs, start[..., None], stop[..., None]), -1).flatten(0, 1)
-    found = _launch(queries, keys, values, work.contiguous(), m, bias, parts, peaks, wide, longest < SHORT)
+    found = _launch(queries, keys, values, work.contiguous(), v, bias, parts, peaks, wide, longest < SHORT)
     if parts == 1:
-        return Found(**(found | {"output": found["output"][..., :v]}))
-    found = {
-        name: tensor.reshape(len(jobs), parts, *tensor.shape[1:]).transpose(0, 1) for name, tensor in found.items()
-    }
-    whole = torch.logsumexp(found["lse"], 0)
-    share = torch.exp(found["lse"] - whole.masked_fill(torch.isneginf(whole), 0.0))  # lse is −inf over no keys
-    output = torch.zeros_like(found["output"][0, ..., :v])
-    for own, part in zip(share, found["output"], strict=True):  # one by one, to save memory
-        output.addcmul_(own[..., None], part[..., :v])
+        return Found(*found)
+    lse, outputs, *others = (part.reshape(len(jobs), parts, *part.shape[1:]).transpose(0, 1) for part in found)
+    whole = torch.logsumexp(lse, 0)
+    share = torch.exp(lse - whole.masked_fill(torch.isneginf(whole), 0.0))  # lse is −inf over no keys
+    output = torch.zeros_like(outputs[0])
+    for own, part in zip(share, outputs, strict=True):  # one by one, to save memory
+        output.addcmul_(own[..., None], part)
     if not peaks:
         return Found(whole, output)
-    peak, best = found["peak"].max(0)
-    return Found(whole, output, peak, found["where"].gather(0, best[None])[0])
+    peak, best = others[0].max(0)
+    return Found(whole, output, peak, others[1].gather(0, best[None])[0])
 
 
 def _launch(
-    query: Halves, key: Halves, value: Halves, work: Tensor, m: int, bias: Tensor | None, parts: int, peaks: bool,
-    wide: int, short: bool = False,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Run the Triton kernel over `work` (W, 4), jobs or parts of jobs; results are float64, in natural units.
+    query: Halves, key: Halves, value: Halves, work: Tensor, v: int, bias: Tensor | None, parts: int, peaks: bool,
+    wide: int, short: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Run the Triton kernel over `work` (W, 4), jobs or parts of jobs; returns the fields of `Found` for each.
 
     `parts` is the number of parts of a job, `wide` the number of half-precision products, `short` selects small blocks.
     """
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
+    m = query.hi.shape[1]
     output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
     rows = torch.empty(1 + peaks, count, m, dtype=torch.float32, device=device)
     where = torch.empty(count, m, dtype=torch.int64, device=device)
@@ -184,8 +184,7 @@ def _launch(
         SHIFT, **options,
     )  # fmt: skip
     natural = rows.double() / LOG2E
-    found = {"lse": natural[0], "output": output}
-    return found | ({"peak": natural[1], "where": where} if peaks else {})
+    return [natural[0], output[..., :v], *((natural[1], where) if peaks else ())]
 
 
 def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int, int, dict[str, int]]:
@@ -206,17 +205,6 @@ def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int
         bm, warps = min(bm, padded(m)), 4
     options = {"num_warps": warps, "num_stages": stages}
     return bm, bn, options if registers is None else options | {"maxnreg": registers}
-
-
-def _numbers(own: torch.Size, batch: torch.Size, device: torch.device) -> Tensor:
-    """Index, for each entry of the broadcast `batch`, of its row in a tensor whose own batch shape is `own`."""
-    count = math.prod(own)
-    return torch.arange(count, device=device).reshape(own).expand(batch).flatten()
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Tensor (..., n, d) reshaped to (B, n, d), with all batch axes as one."""
-    return tensor.flatten(0, -3) if tensor.ndim > 3 else tensor.reshape(-1, *tensor.shape[-2:])
 
 
 def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first: int, largest: Tensor | None) -> None:
