@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from limitlens.statistics.critical_factor import (
-    CriticalFactor,
-    critical_factors,
-    critical_inverse_temperature,
-    critical_rows,
-    some_rows,
-    within,
-)
+from limitlens.statistics.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
 from limitlens.theory import critical_beta, uniform
 
 
@@ -25,11 +18,16 @@ def rows_of(dim: int, n: int, rows: int, seed: int) -> np.ndarray:
     return np.asarray(1 - uniform(dim).quantile(np.random.default_rng(seed).random((rows, n))))
 
 
+def row_factors(scores: np.ndarray) -> np.ndarray:
+    """Critical factor of each row of scores (rows, n)."""
+    return np.asarray(critical_rows(scores, [scores.shape[1]])[0])
+
+
 @pytest.mark.parametrize(("dim", "ratio"), [(3, 0.24), (5, 0.65), (9, 1.15)])
 def test_it_grows_like_the_critical_scale_of_a_known_law(dim: int, ratio: float) -> None:
     """β over the exact critical β is one number for every n, and so grows like n^{2/(d−1)}."""
     for seed, n in enumerate((500, 8000)):
-        found = critical_inverse_temperature(rows_of(dim, n, 400, seed))
+        found = row_factors(rows_of(dim, n, 400, seed))
         assert np.median(found) / critical_beta(n, uniform(dim)) == pytest.approx(ratio, rel=0.08)
 
 
@@ -52,13 +50,13 @@ def of_a_head(
 
 def test_each_row_is_solved_and_ties_are_infinite() -> None:
     scores = np.random.default_rng(4).normal(size=(7, 300)).astype(np.float32)
-    found = critical_inverse_temperature(scores)
+    found = row_factors(scores)
     transform = np.exp(-found[:, None] * (scores.max(1, keepdims=True) - scores)).sum(1)
     np.testing.assert_allclose(transform, 5, rtol=1e-4)
-    np.testing.assert_allclose(critical_inverse_temperature(2 * scores), found / 2, rtol=1e-5)
+    np.testing.assert_allclose(row_factors(2 * scores), found / 2, rtol=1e-5)
     scores[0, :5] = 9  # five keys tie: no temperature parts them
-    assert np.isinf(critical_inverse_temperature(scores)[0])
-    assert (critical_inverse_temperature(scores[:, :5]) == 0).all()
+    assert np.isinf(row_factors(scores)[0])
+    assert (row_factors(scores[:, :5]) == 0).all()
 
 
 def test_a_head_has_the_median_of_its_rows_with_an_error_that_covers() -> None:
@@ -105,7 +103,7 @@ def test_gap_counting_grows_as_the_keys_thin_out(power: int) -> None:
     generator, found = np.random.default_rng(power), []
     for n in (300, 30_000):
         gaps = generator.random((200, n)) ** (1 / power)
-        beta = critical_inverse_temperature(-gaps)
+        beta = row_factors(-gaps)
         weights = np.exp(-beta[:, None] * (gaps - gaps.min(1, keepdims=True)))
         assert weights.sum(1) == pytest.approx(5, rel=1e-4)
         found.append(np.median(np.log(beta)))

@@ -6,9 +6,9 @@ all queries share the replicates, so that
 
     Var log e = V_replicates + V_clusters − V_both.
 
-V_both treats every S_cr as independent. V_replicates and V_clusters both contain V_both, which would be counted twice.
-So deviations of resampled replicates and of resampled clusters are added, and a linear map removes V_both from their
-covariance between sizes. The variation between the windows of text behind the pool of tokens is an input (`text`).
+V_both treats every S_cr as independent; V_replicates and V_clusters both contain it. So deviations of resampled
+replicates and of resampled clusters are added, and a linear map removes V_both from their covariance between sizes. The
+variation between the windows of text that the tokens come from is an input (`text`).
 """
 
 import math
@@ -172,9 +172,8 @@ def _resampled_means(rows: Array, seed: int) -> Array:
     return np.concatenate([weights @ rows for weights in batches])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # many curves have equally many rows
 def _cached_weights(count: int, seed: int) -> tuple[Array, ...]:
-    """Bootstrap weights of `count` rows, in batches; cached because many curves have equally many rows."""
     return tuple(_draw_weights(count, seed))
 
 

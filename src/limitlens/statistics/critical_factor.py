@@ -7,13 +7,12 @@ inverse temperature β is
 
 the Laplace transform of N. It falls from n at β = 0 to the number of keys that tie. The critical scale is where Z stops
 being of order one, so N alone decides it (Hayase and Karakida, arXiv 2605.12697). Here it is the β of Z(β) = 5, more
-keys than tie by chance. Where keys thin out like a power, P(D ≤ s) ~ c s^a, any number gives the same growth with n:
-the nearest gaps are then a Poisson process of some θ, with E Z = 1 + θ for a = 1, so that Z = 5 fixes θ and β grows as
-the critical one, n^{1/a}. Verified by simulation for a = 1, 2 and 4, n from 300 to 30,000.
+keys than tie by chance. Where P(gap ≤ s) ~ c s^a, any number gives the same growth n^{1/a} of β, that of the critical
+scale (verified by simulation for a = 1, 2 and 4, n from 300 to 30,000).
 
-The factor of a head is the median over its queries, which stays finite when the largest scores of some queries tie. A
-pool of n tokens holds a special token once for each window, and its copies tie, so no more tokens are used than a
-context has. On real heads this is a heuristic: keys are not independent, nor of one power law.
+The factor of a head is the median over its queries, which stays finite when the largest scores of some queries tie.
+Samples are no larger than a context, because copies of special tokens from several windows of text would tie. On real
+heads this is a heuristic: keys are not independent, nor of one power law.
 """
 
 from collections.abc import Sequence
@@ -88,46 +87,42 @@ def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
     return np.moveaxis(np.mean([np.take_along_axis(ranked, end, -1) for end in ends], axis=0), -1, 0)
 
 
-def critical_inverse_temperature(scores: Any, keys: float = KEYS) -> Any:
-    """Factor β on each row s of scores (rows, n) at which the largest softmax weight is 1/`keys`: (rows,), float64.
-
-    Solves Σ_j e^{−β (max s − s_j)} = `keys`. Infinite where at least `keys` keys tie for the largest score, 0 if
-    n ≤ `keys`. Accepts arrays and tensors.
-    """
-    return _solve(library(scores).amax(scores, 1)[:, None] - scores, scores.shape[1], 0, keys)
-
-
 def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
-    """Critical factor of each query's scores (..., N), restricted to the first n keys, for J sizes n: (J, ...)."""
+    """Critical factor of each query's scores (..., N), restricted to the first n keys, for J sizes n: (J, ...).
+
+    Solves Σ_j e^{−β (max s − s_j)} = 5 for scores s: infinite where 5 keys or more tie for the largest score, 0 if
+    n ≤ 5. Accepts arrays and tensors; the result is float64.
+    """
     rows = scores.reshape(-1, scores.shape[-1])
     if library(scores) is np:
-        found = np.stack([critical_inverse_temperature(rows[:, :size]) for size in sizes])
+        gaps = (rows[:, :size].max(1, keepdims=True) - rows[:, :size] for size in sizes)
+        found = np.stack([_solve(gap, gap.shape[1], 0) for gap in gaps])
     else:  # all sizes at once: keys beyond a size have gap 0, and are subtracted from the counts as padding
         counts = array_like(scores, np.asarray(sizes))
         beyond = torch.arange(rows.shape[1], device=scores.device) >= counts[:, None]
         largest = torch.stack([rows[:, :size].amax(1) for size in sizes])
         gaps = (largest[..., None] - rows).masked_fill(beyond[:, None], 0.0)
         counts = counts.repeat_interleave(len(rows), output_size=len(sizes) * len(rows))
-        found = _solve(gaps.flatten(0, 1), counts, rows.shape[1] - counts, KEYS)
+        found = _solve(gaps.flatten(0, 1), counts, rows.shape[1] - counts)
     return found.reshape(len(sizes), *scores.shape[:-1])
 
 
-def _solve(gaps: Any, count: Any, padding: Any, keys: float) -> Any:
-    """Solution β (rows,) of Σ e^{−β gap} = `keys` for rows of gaps (rows, n), `count` of them real, `padding` zeros.
+def _solve(gaps: Any, count: Any, padding: Any) -> Any:
+    """Solution β (rows,) of Σ e^{−β gap} = `KEYS` for rows of gaps (rows, n), `count` of them real, `padding` zeros.
 
     The logarithm of the sum is convex and decreasing in β, so Newton's method from β = 0 never passes the root.
     """
     lib = library(gaps)
     beta = lib.zeros_like(gaps[:, 0], dtype=lib.float64)
-    tied = ((gaps <= 0).sum(1) - padding >= keys) & (count > keys)
-    unsolved = ~tied & (count > keys)
+    tied = ((gaps <= 0).sum(1) - padding >= KEYS) & (count > KEYS)
+    unsolved = ~tied & (count > KEYS)
     for step_number in range(1, STEPS + 1):
         # On a CPU only unsolved rows are computed; a GPU computes all, since the host would wait to know which.
         rows = np.flatnonzero(unsolved) if lib is np else ...
         gap, before = gaps[rows], beta[rows]
         weight = lib.exp(-lib.asarray(before, dtype=gap.dtype)[:, None] * gap)
         mass = weight.sum(1, dtype=lib.float64) - padding
-        step = lib.log(mass / keys) * mass / lib.einsum("rn,rn->r", weight, gap)
+        step = lib.log(mass / KEYS) * mass / lib.einsum("rn,rn->r", weight, gap)
         beta[rows] = lib.where(unsolved[rows], before + step, before)
         unsolved[rows] &= step > CLOSE * beta[rows]
         if (lib is np or step_number % _STEPS_PER_CHECK == 0) and not unsolved.any():

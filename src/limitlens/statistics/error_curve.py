@@ -1,9 +1,8 @@
 """Error curves: the error of attention over n tokens relative to its infinite-token limit, at nested sizes n.
 
-Studies, probes and plans use `ErrorCurve`: the error at each size, the rate and law of its decay, and n(ε),
-the number of tokens needed for an error ε. Intervals come from resampling whole replicates, because their sizes are
-nested, and clusters of queries, which all replicates share (`TwoWayBootstrap`). Errors predicted from a pilot sample
-(`PredictedErrors`) extend a measured curve or replace its replicates.
+`ErrorCurve` gives the error at each size, the rate of its decay, and the number n(ε) of tokens needed for an error ε.
+Intervals come from resampling whole replicates, because their sizes are nested, and clusters of queries, which all
+replicates share. Errors predicted from a few tokens (`PredictedErrors`) extend a measured curve or replace it.
 """
 
 import math
@@ -37,10 +36,7 @@ def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
 
 
 def _half_difference(halves: Array) -> Array:
-    """Standard shifts (heads, splits, K) of log e, from its values (2, splits, heads, K) for both halves of each split.
-
-    The differences of the splits are independent and few, hence Student's factor.
-    """
+    """Standard shifts (heads, splits, K) of log e, from its values in halves of few splits, (2, splits, heads, K)."""
     splits = halves.shape[1]
     return np.asarray(student_factor(splits) * (halves[0] - halves[1]) / 2 / math.sqrt(splits)).swapaxes(0, 1)
 
@@ -59,9 +55,7 @@ class PredictedErrors:
 
     sizes: Array
     logs: Array  # (1 + draws, K), the prediction first
-    # (3, K): shifts of the logarithms by each split of the pilot's text into halves, beyond those of its tokens; 1.96
-    # times the root of the sum of their squares is the half-width of the 95% interval
-    text: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    text: Array = field(default_factory=lambda: np.zeros((0, 1)))  # (3, K): standard shifts of `logs` by other texts
 
     @classmethod
     def of(
@@ -248,12 +242,11 @@ class ErrorCurve:
 
     @cached_property
     def pool_share(self) -> float:
-        """Error of the whole pool of N tokens over the error at the largest n: (n/N)^β if both follow a power law.
+        """Error of the reference, all N tokens, over the error at the largest n: (n/N)^β if both follow a power law.
 
-        Errors are measured against the pool: m² = e(n)² − e(N)². β is the exponent for which m falls over the last
-        sizes like the measured errors. For β = 1/2, m²/e² is the factor 1 − n/N of any average, for which the curve
-        is corrected. A pool that has not converged has a larger error of its own, and makes the measured errors too
-        small (or too large, if values and scores are unrelated).
+        Errors m are measured against the reference: m² = e(n)² − e(N)². β is the exponent for which m falls over the
+        last sizes like the measured errors. For β = 1/2, m²/e² is the factor 1 − n/N of any average, for which the
+        curve is corrected. A reference with a larger error makes the measured errors too small.
         """
         if not self.measured:
             return 0.0
@@ -276,8 +269,7 @@ class ErrorCurve:
     def _line(self) -> tuple[Array, Array]:
         """Logarithms of n (J,), and of the errors of the curve and its resamples (1 + resamples, J), at usable sizes.
 
-        Resamples are reflected about the curve (basic bootstrap): the logarithm of a mean of few skewed squares errs to
-        the opposite side of its resamples.
+        Resamples are reflected about the curve (basic bootstrap), because their bias has the opposite sign.
         """
         if self._prediction_alone is not None:
             return np.log(np.asarray(self.sizes, float)), self._prediction_alone.at(self.sizes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import torch
@@ -286,14 +286,11 @@ class GaussianControls:
     """Control variates for Gaussian tokens: functions of a sample that correlate with its errors and have mean zero.
 
     At a small horizon the errors of a sample of n Gaussian tokens come from its mean x̄ and covariance S. With Σ the
-    covariance of the law, g = VΣA the slope of the limit and Δ = S − Σ, the first order in (x̄, Δ) is
-
-        mean of the outputs:        V (I + ΣA) (x̄ − E x),
-        their covariance:           T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ,    M = AΣgᵀ.
-
-    The expected squares of both are known exactly for every n and every horizon, so each square minus its expectation
-    is a control variate (proved). They remove nearly all of the variance of the mean's error at a small horizon, and
-    nothing far beyond H = 1 (measured).
+    covariance of the law, g = VΣA the slope of the limit, Δ = S − Σ and M = AΣgᵀ, the errors to first order in (x̄, Δ)
+    are V (I + ΣA) (x̄ − E x) for the mean of the outputs, and T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ for their covariance. The
+    expected squares of both are known exactly for every n and horizon, so each square minus its expectation is a
+    control variate (proved). They remove nearly all of the variance of the mean's error at a small horizon, and nothing
+    far beyond H = 1 (measured).
     """
 
     def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
@@ -305,12 +302,10 @@ class GaussianControls:
         self.pull = V + slope
         self.terms = ((V, M), (M.T, V.T), (slope, slope.T))
         self.pull_square = float(((self.pull @ sigma) * self.pull).sum())  # n E|V (I + ΣA) (x̄ − E x)|²
-        self.spread_square = float(sum(self._product(*one, *other) for one in self.terms for other in self.terms))
-
-    def _product(self, L: Tensor, R: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Expected inner product (n − 1) E<LΔR, left Δ right>, from (n − 1) E ΔCΔ = Σ tr(CΣ) + ΣCᵀΣ."""
-        sigma, C = self.covariance, R @ right.T
-        return (L @ (sigma * torch.sum(C * sigma) + sigma @ C.T @ sigma) * left).sum()
+        self.spread_square = 0.0  # (n − 1) E‖T(Δ)‖², by inner products, from (n − 1) E ΔCΔ = Σ tr(CΣ) + ΣCᵀΣ
+        for (L, R), (left, right) in product(self.terms, repeat=2):
+            C = R @ right.T
+            self.spread_square += float((L @ (sigma * torch.sum(C * sigma) + sigma @ C.T @ sigma) * left).sum())
 
     def of(self, sums: TokenSums) -> Tensor:
         """Control variates (r, 2) of r samples, from sums over their tokens; 0 where the expected square is 0."""

@@ -6,10 +6,8 @@ independent exponential numbers of rate α (Hill; Levina and Bickel). With S the
     α̂ = (k − 2)/S is unbiased,   α̂/√(k − 3) its standard error,   and α S ~ Gamma(k − 1) gives an exact interval.
 
 The constant C = k/(n r_k^α) follows from r_k, and with it the critical inverse temperature of the head. The standard
-error assumes independent keys: repeated or correlated keys make it too small.
-
-A query outside the keys' support, as the queries of real heads are, has no local exponent: distances then start at some
-r₀ > 0, and α̂ may exceed the dimension. `support` compares the query's r_k with those of keys to their own neighbours.
+error assumes independent keys. A query outside the keys' support, as the queries of real heads are, has no local
+exponent: distances then start at some r₀ > 0, and α̂ may exceed the dimension (see `support`).
 """
 
 import math
@@ -62,8 +60,8 @@ class LocalExponent:
 def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> LocalExponent:
     """Estimate the exponent α of P(|q − k| ≤ r) ~ C r^α from distances (n,) of one query to all other keys.
 
-    `neighbours` is the number k of nearest keys to use, √n by default. A larger k lowers the variance α²/(k − 3) but
-    includes keys too far away for the power law to hold.
+    `neighbours` is the number k of nearest keys to use, √n by default: a larger k gives a lower variance α²/(k − 3),
+    but keys may be too far away for the power law to hold.
     """
     values = as_array("distances", distances, ndim=1)
     n = values.size
@@ -85,9 +83,8 @@ def local_exponent(distances: ArrayLike, neighbours: int | None = None) -> Local
 def support(radii: ArrayLike, keys: Array, neighbours: int | None = None) -> Array:
     """P-value (q,) that queries lie within the keys (n, d): share of keys whose k-th neighbour is as far as a query's.
 
-    `radii` (q,) are the queries' distances to their k-th nearest key. (1 + #{reference keys with a larger radius})/(1 +
-    their number) is a conformal p-value: for a query drawn like one more key it is at most p with probability p. Below
-    `OUTSIDE` the query lies outside the keys' support.
+    `radii` (q,) are the queries' distances to their k-th nearest key. The share is a conformal p-value: for a query
+    drawn like one more key it is at most p with probability p. Below `OUTSIDE` the query lies outside the support.
     """
     n = len(keys)
     count = min(_neighbours(n, neighbours), n - 1)

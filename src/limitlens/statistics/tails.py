@@ -136,23 +136,19 @@ class TailReport(Result):
         figure = Figure("Excess over the Gaussian curve", *axes, series, [Guide("Gaussian", y=0.0)])
         title = "K(s u)/(s²/2) − 1 along whitened directions u: positive where it exceeds the Gaussian curve"
         table = Table(title, ["direction", *(f"s = {s:.2f}" for s in self.tilts)], rows, shown=5)
-        norm = self.pareto_norm
         measured = (
             f"The log-moment curves of the tokens along {len(rows)} whitened directions and their kurtosis were "
             "compared with those of a Gaussian law, and a Pareto tail was fitted to their norms."
         )
         found = (
             f"The verdict is {self.verdict.value}: variance proxy {self.variance_proxy:.3g}, kurtosis "
-            f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape {norm.value:.2f} "
-            f"± {norm.stderr:.2f}; {self.verdict.meaning}."
+            f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape "
+            f"{self.pareto_norm.value:.2f} ± {self.pareto_norm.stderr:.2f}; {self.verdict.meaning}."
         )
         advice = f"{sentence(self.verdict.remedy)} The test detects one heavy direction from {self.needed} tokens on."
         subtitle = f"{len(rows)} directions · lengths s up to {self.tilts[-1]:.2f}"
         sections = [Section("Log-moment curves", "With 95% bars.", [figure, table])]
         return View(f"Tails: {self.verdict.value}", subtitle, (measured, found, advice), sections)
-
-    def __repr__(self) -> str:
-        return f"<TailReport: {self.verdict.value}, variance proxy {self.variance_proxy:.3g}>"
 
 
 def check_tails(tokens: Any, points: int = 8) -> TailReport:
@@ -163,12 +159,10 @@ def check_tails(tokens: Any, points: int = 8) -> TailReport:
     s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess is significant from four standard errors on
     (in one dimension; more with more directions).
 
-    Mardia's kurtosis E|y|⁴ is tested the same way, and needs no direction: strictly sub-Gaussian laws have at most the
-    d(d+2) of the Gaussian one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². It sets the power of the
-    test: one direction with the excess 3 of Laplace is detected nine times in ten from `tokens_needed(d)` on
-    (verified). A power tail needs a k̂ of the norms three standard errors above zero (Gaussian norms have a slightly
-    negative k̂, exponential ones zero), one standard error in the upper quarter of the tail, and mostly distinct values:
-    a law on few points has no power tail.
+    Mardia's kurtosis E|y|⁴ is tested the same way: strictly sub-Gaussian laws have at most the d(d+2) of the Gaussian
+    one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². A power tail needs a Pareto shape k̂ of the norms
+    three standard errors above zero, one standard error in the upper quarter of the tail, and mostly distinct values
+    (Gaussian norms have a slightly negative k̂, exponential ones zero; a law on few points has no power tail).
     """
     x = tokens if hasattr(tokens, "detach") else as_array("tokens", tokens, ndim=2)
     if len(x) < 100 or x.shape[1] < 1:
@@ -215,10 +209,9 @@ def _tail_shape(norms: Array, tail: int) -> Estimate:
 
 
 def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
-    """Whitening matrix (d, rank) from the eigenvalues (d,) and axes (d, d) of a covariance, and coordinate directions.
+    """Whitening matrix (d, rank) from a covariance's eigenvalues and axes, and the coordinates as whitened directions.
 
-    Axes without variance are dropped. The second array (at most d, rank) holds the original coordinates as directions
-    in whitened space.
+    Axes and coordinates without variance are dropped.
     """
     kept = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 0.0)
     if not kept.any():

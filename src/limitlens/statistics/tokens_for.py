@@ -105,9 +105,8 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: floa
 def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Array:
     """Root x (rows,) of level + slope x + log √(1 − e^{x − end}) between `low` and `high`, all (rows,).
 
-    The function is concave, so Newton's method converges monotonically from the right, from any point where it is not
-    positive: the end of the segment, the root of the falling line alone, or the root of the other term plus the line's
-    largest value.
+    The function is concave, so Newton's method converges monotonically from any point where it is not positive: the end
+    of the segment, the root of the falling line alone, or the root of the other term plus the line's largest value.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if math.isinf(end):
