@@ -126,7 +126,7 @@ def test_what_a_curve_and_an_answer_print():
 
 def test_answers_of_a_page_are_those_of_the_curve():
     curves = [power_law(), power_law().scaled(0.0)]
-    found = answers([curve.tokens_for for curve in curves])
+    found = answers([curve.tokens_for for curve in curves], ERRORS, CONTEXTS)
     for i, curve in enumerate(curves):
         for j, error in enumerate(ERRORS):
             for k, context in enumerate(CONTEXTS):

@@ -120,7 +120,6 @@ class Head:
 
 
 def _affine(x: Tensor, matrix: Array, bias: Array | None = None) -> Tensor:
-    """Affine map of tokens x (..., d): matrix (k, d) times each token, plus the bias (k,) if given."""
     result = x @ torch.as_tensor(matrix, dtype=x.dtype, device=x.device).T
     return result if bias is None or not bias.any() else result + torch.as_tensor(bias, dtype=x.dtype, device=x.device)
 

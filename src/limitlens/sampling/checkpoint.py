@@ -220,7 +220,6 @@ def _header(jobs: Sequence[Saved], made: Mapping[str, Any], arrays: Mapping[str,
 
 
 def _write(folder: Path, jobs: Sequence[Saved]) -> None:
-    """Write all jobs to a new checkpoint file and keep the previous one."""
     from safetensors.torch import save_file
 
     arrays = _arrays({f"{k}.{name}": part for k, one in enumerate(jobs) for name, part in one.tensors.items()})
@@ -243,10 +242,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
         header = file.metadata() or {}
         flat = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     made, told = json.loads(header["limitlens"])
-    jobs = [
-        Saved(job, position, {name: flat[f"{k}.{name}"] for name in names})
-        for k, (job, position, names) in enumerate(told)
-    ]
+    jobs = []
+    for k, (job, position, names) in enumerate(told):
+        jobs.append(Saved(job, position, {name: flat[f"{k}.{name}"] for name in names}))
     if _header(jobs, made, _arrays(flat)) != header:
         raise ValueError("its checksum does not match its contents")
     return made, jobs

@@ -48,10 +48,10 @@ class IidStream:
 
 
 class PoolStream:
-    """Stream of tokens drawn without replacement from a pool (N, d): each replicate is a random order of the pool.
+    """Stream of tokens drawn without replacement from N given tokens, the pool (N, d), in random order per replicate.
 
-    Relative to attention over the whole pool, the mean squared error of a sample of n is smaller by the factor 1 − n/N,
-    as for any mean, so errors are divided by `finite_population_correction(n)` to refer to the law of the pool.
+    Against attention over all N tokens, the mean squared error of a sample of n is smaller by the factor 1 − n/N than
+    against the law of the tokens, so errors are divided by `finite_population_correction(n)`.
     """
 
     def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
@@ -77,5 +77,5 @@ class PoolStream:
         return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
     def finite_population_correction(self, n: int) -> float:
-        """Factor √(1 − n/N) by which errors of n tokens against the pool are smaller than against its law."""
+        """Factor √(1 − n/N) by which errors of n tokens against all N tokens are smaller than against their law."""
         return float(np.sqrt(1 - n / len(self.tokens)))

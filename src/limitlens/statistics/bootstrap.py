@@ -81,8 +81,8 @@ class TwoWayBootstrap:
         """Degrees of freedom (...) of the variance over replicates, and over clusters, of log e times weights.
 
         The `weights` are (sizes, ...). The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1)
-        normal numbers: where rare replicates or clusters carry the mean, the degrees of freedom are fewer than their
-        count. With `one`, the mean kurtosis gives one number for all columns of the weights.
+        normal numbers, fewer where rare replicates or clusters carry the mean. With `one`, the mean kurtosis gives one
+        number for all columns of the weights.
         """
         found = []
         for count, rows in zip(self.counts, self._influence, strict=False):

@@ -131,12 +131,12 @@ class ErrorCurve:
     error_moments: Array  # (clusters, replicates, sizes)
     outputs: Array = field(default_factory=lambda: np.ones((1, 1)))  # (clusters, sizes)
     moment: int = 2  # 1 for E|error|, 2 for the root mean square error; their exponents can differ
-    # measured error over true error, (sizes,): √(1 − n/N) where the reference is a pool of N tokens
+    # measured error over true error, (sizes,): √(1 − n/N) where the reference is attention over N tokens
     finite_population_correction: Array = field(default_factory=lambda: np.ones(1))
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical error, (sizes,); 0 for float64
     min_snr: float = 0.0  # an error below this many standard errors counts as noise: not fitted, not used for n(ε)
     seed: int = 0
-    # (k, sizes): changes of log e by other windows of text for the pool, in k independent directions
+    # (k, sizes): changes of log e if other windows of text had been read, in k independent directions
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))
     prediction: PredictedErrors | None = None  # errors outside the sizes measured; without it, a power law
 
@@ -169,7 +169,7 @@ class ErrorCurve:
 
     @cached_property
     def rows(self) -> Array:
-        """Mean |error|^moment of each replicate, corrected for the finite pool of tokens: (replicates, sizes)."""
+        """Mean |error|^moment of each replicate (replicates, sizes), corrected for a reference of finitely many tokens."""
         return np.asarray(self.error_moments.mean(0) / self.finite_population_correction**self.moment)
 
     @property

@@ -152,10 +152,8 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
     single = 2 * G.square().sum(-1) * square + 2 * cross.square() + 4 * cross * square + square.square()
     half = (G.mT @ D + D.mT @ D / 2) / q
     average = (half + half.mT).square().sum((-1, -2))
-    return {
-        "mean": square.mean(-1) / max(q - 1, 1),
-        "covariance": (single.mean(-1) - average).clamp_min(0) / max(q - 1, 1),
-    }
+    variances = {"mean": square.mean(-1), "covariance": (single.mean(-1) - average).clamp_min(0)}
+    return {name: variance / max(q - 1, 1) for name, variance in variances.items()}
 
 
 def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:

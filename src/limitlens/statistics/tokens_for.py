@@ -62,14 +62,12 @@ class TokensFor:
 
 
 def answers(
-    curves: Sequence[Callable[[float, float], TokensFor]],
-    errors: Sequence[float] = ERRORS,
-    contexts: Sequence[float | None] = CONTEXTS,
+    curves: Sequence[Callable[[float, float], TokensFor]], errors: Sequence[float], contexts: Sequence[float | None]
 ) -> dict[str, Any]:
-    """Numbers of tokens n(ε) for each curve (given by its `tokens_for`), error and context (None: infinite).
+    """Tables of the number of tokens n(ε) by curve (given by its `tokens_for`), error and context (None: infinite).
 
-    `n`, `low`, `high` and `mark` are lists by curve, error and context: n(ε), the ends of its 95% interval (None
-    where there is none), and its origin as an index into `MARKS`.
+    `n` is n(ε), `low` and `high` are the ends of its 95% interval (None where there is none), `mark` is its origin as
+    an index into `MARKS`.
     """
     ends = [math.inf if context is None else context for context in contexts]
     found = [tokens_for(error, end) for tokens_for, error, end in product(curves, errors, ends)]

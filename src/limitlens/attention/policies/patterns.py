@@ -72,6 +72,5 @@ class WindowRandom(Recent):
 
 
 def _query(inputs: PolicyInput) -> Tensor:
-    """Indices (m, 1) of the m queries among the keys."""
     assert inputs.position is not None  # `Recent.priority` has checked it
-    return inputs.position[:, None]
+    return inputs.position[:, None]  # (m, 1): indices of the queries among the keys
