@@ -169,7 +169,7 @@ class ErrorCurve:
 
     @cached_property
     def rows(self) -> Array:
-        """Mean |error|^moment of each replicate (replicates, sizes), corrected for a reference of finitely many tokens."""
+        """Mean |error|^moment of each replicate (replicates, sizes), corrected for a finite reference sample."""
         return np.asarray(self.error_moments.mean(0) / self.finite_population_correction**self.moment)
 
     @property
