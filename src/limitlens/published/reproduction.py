@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
-from limitlens.published.catalogue import Number, catalogue, named
+from limitlens.published.catalogue import Claim, Number, catalogue, named
 from limitlens.report.text import cell, plural
 from limitlens.report.view import Axis, Colour, Figure, Guide, Section, Series, Table, Text, View, line, look, points
 from limitlens.results import Result
@@ -92,9 +92,7 @@ class Reproduction(Result):
     def table(self) -> pd.DataFrame:
         """One row per claim: our number, the published one, ours by the published code's definitions, and verdict."""
         rows = []
-        for key, number in self.numbers.items():
-            claim = named(self.name).claims[key]
-            published, verdict = claim.verdict(number)
+        for key, claim, number, published, verdict in self._claims():
             ours, theirs = number.value, number.as_published
             numbers = (ours.value, ours.stderr, published, theirs.value, theirs.stderr)
             rows.append((key, *numbers, verdict, claim.says, claim.where))
@@ -113,11 +111,15 @@ class Reproduction(Result):
     def view(self) -> View:
         """Page of the reproduction: figure, table of our numbers and the published ones, and parameters."""
         about = named(self.name)
-        rows = [self._row(key) for key in self.numbers]
+        rows: list[list[Any]] = []
+        for _, claim, number, published, outcome in self._claims():
+            test = "" if claim.test == "equal" else f"{claim.test} "
+            where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
+            rows.append([claim.says, number.value, where, *[number.as_published] * self.as_published, outcome])
         extra = ["with the published code"] if self.as_published else []
         columns = ["quantity", "ours", "published", *extra, "verdict"]
         table = Table("our numbers and the published ones", columns, rows)
-        agree, differ, other = (sum(str(row[-1]).startswith(verdict) for row in rows) for verdict in VERDICTS)
+        agree, differ, other = (sum(row[-1].startswith(first) for row in rows) for first in VERDICTS)
         verdict = (
             about.shows,
             f"Of {plural(agree + differ, 'claim')} with a published number or bound, {agree} agree and {differ} "
@@ -139,13 +141,10 @@ class Reproduction(Result):
         subtitle = f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s"
         return View(about.title, subtitle, verdict, sections, warnings=self.warnings)
 
-    def _row(self, key: str) -> tuple[Any, ...]:
-        """Row of the page's table of claims for the claim `key`: description, our number, published one, verdict."""
-        claim, number = named(self.name).claims[key], self.numbers[key]
-        published, verdict = claim.verdict(number)
-        test = "" if claim.test == "equal" else f"{claim.test} "
-        where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
-        return (claim.says, number.value, where, *[number.as_published] * self.as_published, verdict)
+    def _claims(self) -> list[tuple[str, Claim, Number, float | None, str]]:
+        """Name, claim, our number, published value and verdict of every claim that the experiment has measured."""
+        claims = named(self.name).claims
+        return [(key, claims[key], number, *claims[key].verdict(number)) for key, number in self.numbers.items()]
 
     def _figure(self, about: Mapping[str, Any]) -> Figure:
         """Figure of the drawn series, with the title, axes, guides and height that the catalogue gives (`about`)."""
@@ -154,9 +153,6 @@ class Reproduction(Result):
         guides = [Guide(**guide) for guide in about.get("guides", ())]
         axes = Axis(**about["x"]), Axis(**about["y"])
         return Figure(about["title"], *axes, series, guides, height=about.get("height", 320))
-
-    def __repr__(self) -> str:
-        return f"<Reproduction of {self.name}: {plural(len(self.numbers), 'number')}>"
 
 
 def _shown(value: Any) -> str:
