@@ -282,13 +282,10 @@ def temper(
     forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count) + readings
     check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
+    course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed}
     for number, options in enumerate(fits):
-
-        def report(step: int, done: int = number) -> None:
-            progress(done + step / steps, total)
-
+        course["progress"] = lambda step, done=number: progress(done + step / steps, total)
         with rope_scaled(reader.stack, rope_scaling, to / window, window):
-            course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed, "progress": report}
             fitted = fit_exponents(reader, ids[:count], ids[count], window, options, **course)
         made = replace(made, fits={**made.fits, options.name: fitted}, interrupted=fitted.interrupted)
         keep(replace(made, interrupted=True))
@@ -296,9 +293,8 @@ def temper(
             return made
     try:
         for row in range(total - len(fits)):
-            rows = {text: planted[row] for text, planted in held_out.items() if row < len(planted)}
-            for name, document in rows.items():
-                made = _measured(made, reader, name, document)
+            for name, planted in held_out.items():
+                made = _measured(made, reader, name, planted[row]) if row < len(planted) else made
             keep(replace(made, interrupted=True))
             progress(len(fits) + row + 1, total)
     except KeyboardInterrupt:
