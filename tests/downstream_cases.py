@@ -1,4 +1,4 @@
-"""Labelled documents of letters, a tiny encoder and a tiny sequence classifier for the tests of `downstream`."""
+"""Labelled documents of letters and a tiny encoder for the tests of `downstream`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
-import transformers
 
 from limitlens.models import LoadedModel
-from tiny_models import SIZES, TINY, tiny_tokenizer
+from tiny_models import TINY, tiny_tokenizer
 
 COUNT = 90
 
@@ -43,12 +41,9 @@ def encoder() -> LoadedModel:
 
 
 @cache
-def classifier() -> str:
-    """The folder of a classifier that knows the labels a and b."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
-    model = transformers.BertForSequenceClassification(config)
-    folder = tempfile.mkdtemp()
-    model.save_pretrained(folder)
-    tiny_tokenizer(special=True).save_pretrained(folder)
-    return folder
+def folder() -> str:
+    """The folder of the encoder and its tokenizer."""
+    path = tempfile.mkdtemp()
+    encoder().model.save_pretrained(path)
+    encoder().tokenizer.save_pretrained(path)
+    return path

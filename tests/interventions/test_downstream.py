@@ -1,4 +1,4 @@
-"""Task accuracy with n keys per query: labelled documents, the logistic head, outcomes, a model with its own head."""
+"""Task accuracy with n keys per query: labelled documents, the logistic classifier, outcomes, bad input."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 import limitlens as ll
 from command_line import run as command
-from downstream_cases import classifier, data, documents, encoder
+from downstream_cases import data, documents, encoder, folder
 from limitlens.errors import InputError
-from limitlens.interventions.downstream import Downstream, LogisticHead, read_labelled
-from limitlens.models import Captured, capture, load
+from limitlens.interventions.downstream import Downstream, read_labelled, train_classifier
+from limitlens.models import Captured, capture
 
 
 @cache
@@ -42,15 +42,17 @@ def test_the_head_is_the_minimum_of_its_loss() -> None:
     noise = generator.gumbel(size=(3000, 3))
     best = x @ truth[:-1] + truth[-1]
     y = (best + noise).argmax(1)
-    head = LogisticHead.train(x, y, 0)
+    weights, penalty = train_classifier(x, y, 0)
     standardised = torch.tensor((x - x.mean(0)) / x.std(0))
-    inner, wanted = torch.tensor(head.weights, requires_grad=True), torch.tensor(y)
+    inner = np.vstack([weights[:-1] * x.std(0)[:, None], weights[-1] + x.mean(0) @ weights[:-1]])  # of standardised x
+    inner, wanted = torch.tensor(inner, requires_grad=True), torch.tensor(y)
     loss = torch.nn.functional.cross_entropy(standardised @ inner[:-1] + inner[-1], wanted)
-    (loss + head.penalty / 2 * inner[:-1].square().sum()).backward()
+    (loss + penalty / 2 * inner[:-1].square().sum()).backward()
     assert inner.grad is not None
     assert inner.grad.abs().max() < 1e-4
+    scores = x[:3] @ weights[:-1] + weights[-1]
+    assert scores == pytest.approx((standardised[:3] @ inner[:-1] + inner[-1]).detach().numpy())
     assert loss.item() == pytest.approx(torch.nn.functional.cross_entropy(torch.tensor(best), wanted).item(), abs=0.02)
-    assert head.scores(x[:3]) == pytest.approx((standardised[:3] @ inner[:-1] + inner[-1]).detach().numpy())
 
 
 def test_all_keys_change_nothing_and_few_keys_something() -> None:
@@ -84,21 +86,8 @@ def test_the_horizon_of_a_document_is_that_of_its_scores() -> None:
     assert asked().horizon[0] == pytest.approx(np.mean(found), rel=1e-4)
 
 
-def test_a_saved_classifier_is_used_as_it_is() -> None:
-    loaded = load(classifier(), labels=True)
-    made = ll.downstream(loaded, data(), [4, 42], test=12, window=42)
-    assert made.trained == 0
-    assert made.labels == ("a", "b")
-    order = np.random.default_rng(0).permutation(len(documents()))[:12]
-    for place, index in enumerate(order):
-        words, label = documents()[index]
-        logits = loaded.model(**loaded.tokenizer(words, return_tensors="pt")).logits[0]
-        margin = (logits[0] - logits[1]) * (1 if label == "a" else -1)
-        assert made.outcomes[place, 0, 5] == pytest.approx(float(margin), abs=1e-5)
-
-
 def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    small = ("downstream", classifier(), "--test", 8, "--window", 42, "--keys", "4,42")
+    small = ("downstream", folder(), "--test", 8, "--window", 42, "--keys", "4,42")
     code, out, _ = command(capsys, *small, "--data", data(), "--json", "--out", tmp_path / "run")
     told = json.loads(out)
     assert (code, told["documents"], len(told["keys"])) == (0, 8, 8)
@@ -107,14 +96,12 @@ def test_the_command_and_its_mistakes(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.txt").write_text("abc")
     (tmp_path / "broken.jsonl").write_text("abc")
-    (tmp_path / "other.csv").write_text("text,label\n" + "abc,x\nabc,y\n" * 20)
     for given, words in (
         ((data(), "--keys", "4,43"), "4, 43 for documents of 42 tokens; expected numbers from 1 to 42"),
         ((tmp_path / "none.jsonl",), "a row without 'label'; expected a text and a label"),
         ((tmp_path / "one",), "fewer than two labels; expected a folder of .txt files for each label"),
         ((tmp_path / "broken.jsonl",), "cannot be read"),
         ((tmp_path / "nowhere",), "No such file"),
-        ((tmp_path / "other.csv", "--keys", "4"), "labelled x, y and"),
         ((data(), "--keys", "4", "--key-sharing", "alone"), "expected one of shared, own"),
     ):
         code, out, err = command(capsys, *small, "--data", *given)

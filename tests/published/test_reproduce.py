@@ -14,6 +14,7 @@ from scipy.integrate import quad
 import limitlens as ll
 from downstream_cases import data as documents
 from limitlens.cli import main
+from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.experiments.reference import LawReference, sampled_moments
 from limitlens.measures.sphere import limit_covariance
 from limitlens.models import LoadedModel
@@ -81,22 +82,22 @@ def test_every_experiment_has_a_module_and_its_quick_sizes_are_parameters() -> N
 @pytest.mark.parametrize(
     ("claim", "number", "verdict"),
     [
-        (Claim("", "", 1.0), Number(1.2, 0.1), "agrees within errors"),
-        (Claim("", "", 1.0, why="small"), Number(1.4, 0.1), "differs: small"),
-        (Claim("", "", 1.0, within=0.5), Number(1.4), "agrees within 50%"),
-        (Claim("", "", 1.0, "at least"), Number(2.0, 0.1), "agrees"),
-        (Claim("", "", 1.0, "at most"), Number(2.0, 0.1), "differs"),
-        (Claim("", "", 1.0), Number(2.0, 0.1, published=2.1), "agrees within errors"),
-        (Claim("", "", 1.0, "at least"), Number(0.9, 0.1), "agrees within errors"),
-        (Claim("", "", 0.0, "below"), Number(-0.4, 0.1), "agrees within errors"),
-        (Claim("", "", 0.0, "below", why="none"), Number(-0.2, 0.1), "differs: none"),
-        (Claim("", ""), Number(2.0, 0.1), "no number to compare"),
+        (Claim("", "", 1.0), Number(Estimate(1.2, 0.1)), "agrees within errors"),
+        (Claim("", "", 1.0, why="small"), Number(Estimate(1.4, 0.1)), "differs: small"),
+        (Claim("", "", 1.0, within=0.5), Number(Estimate(1.4)), "agrees within 50%"),
+        (Claim("", "", 1.0, "at least"), Number(Estimate(2.0, 0.1)), "agrees"),
+        (Claim("", "", 1.0, "at most"), Number(Estimate(2.0, 0.1)), "differs"),
+        (Claim("", "", 1.0), Number(Estimate(2.0, 0.1), published=2.1), "agrees within errors"),
+        (Claim("", "", 1.0, "at least"), Number(Estimate(0.9, 0.1)), "agrees within errors"),
+        (Claim("", "", 0.0, "below"), Number(Estimate(-0.4, 0.1)), "agrees within errors"),
+        (Claim("", "", 0.0, "below", why="none"), Number(Estimate(-0.2, 0.1)), "differs: none"),
+        (Claim("", ""), Number(Estimate(2.0, 0.1)), "no number to compare"),
         (
             Claim("", "", 1.0, why="small", setting="BERT"),
-            Number(1.4, 0.1),
+            Number(Estimate(1.4, 0.1)),
             "not comparable: the claim is about BERT; here it differs: small",
         ),
-        (Claim("", "", 1.0), Number(math.nan), "not known at these sizes"),
+        (Claim("", "", 1.0), Number(UNKNOWN), "not known at these sizes"),
     ],
 )
 def test_verdicts(claim: Claim, number: Number, verdict: str) -> None:
@@ -165,12 +166,12 @@ def test_the_transition_of_correlated_tokens_agrees_with_the_theorem() -> None:
     found = ll.reproduce("critical-log-n", quick=True, dim=4000, sizes=[64, 400], queries=8).numbers
     # With all correlations exactly ρ half of the mass is a token's own at log(n − 1)/log n.
     for rho in (0.1, 0.5, 0.9):
-        assert found[f"transition_{rho:g}"].value == pytest.approx(math.log(399) / math.log(400), abs=0.003)
+        assert found[f"transition_{rho:g}"].value.value == pytest.approx(math.log(399) / math.log(400), abs=0.003)
 
 
 def test_the_horizon_as_published_lacks_the_root_of_the_dimension() -> None:
     number = run("gaussian-horizon", as_published=True).numbers["horizon_high"]
-    assert number.as_published == pytest.approx(number.value * math.sqrt(6))
+    assert number.as_published.value == pytest.approx(number.value.value * math.sqrt(6))
 
 
 def test_the_protocol_by_hand() -> None:
@@ -201,9 +202,9 @@ def test_both_standard_errors_of_a_rate_are_the_scatter_of_the_rate() -> None:
         own.append(right)
         released.append(theirs)
     for found in (own, released):
-        scatter = float(np.std([slope for slope, _ in found]))
-        assert np.mean([stderr for _, stderr in found]) == pytest.approx(scatter, rel=0.2)
-    assert np.mean([slope for slope, _ in own]) == pytest.approx(0.5, abs=0.02)
+        scatter = float(np.std([rate.value for rate in found]))
+        assert np.mean([rate.stderr for rate in found]) == pytest.approx(scatter, rel=0.2)
+    assert np.mean([rate.value for rate in own]) == pytest.approx(0.5, abs=0.02)
 
 
 def test_errors_against_a_limit_fall_with_n() -> None:

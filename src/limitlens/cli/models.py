@@ -128,7 +128,7 @@ def depth(
 
 @command("reading documents", "documents", runs="interventions.downstream", shares="seed device", kept=True)
 def downstream(
-    model: Annotated[str, Argument(help="An encoder, or the folder of your own sequence classifier.")],
+    model: Model,
     data: Annotated[str, Option(help="Labelled documents: a folder of .txt files for each label, .jsonl or .csv.")],
     keys: Keys = "16:256:5",
     key_sharing: KeySharing = "shared",

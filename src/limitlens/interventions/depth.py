@@ -18,28 +18,20 @@ from torch import Tensor
 
 from limitlens.arrays import pd
 from limitlens.cost import check_cost, forward_cost
-from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.interventions.harness import (
-    WINDOW,
-    DocumentResult,
-    compare_variants,
-    curves,
-    estimate_table,
-    open_model,
-    shown_table,
-)  # fmt: skip
+from limitlens.errors import Array, InputError, Progress, check_number
+from limitlens.interventions import harness
+from limitlens.interventions.harness import plus_minus
 from limitlens.interventions.reader import Reader
-from limitlens.interventions.sampled_keys import SampledKeys, check_key_sharing, check_keys
+from limitlens.interventions.sampled_keys import SampledKeys, check_keys, check_sampling
 from limitlens.models import LoadedModel, Windows, intervene, open_corpus
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, View, line
-from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
-from limitlens.statistics.documents import Statistic
 
 RUNS = ("resampled", "fixed")  # runs that sample in all layers: keys drawn anew in each layer, or the same in all
 INCLUDE = ("fixed", "single")  # runs that may be added to "resampled"
 ERRORS = ("error", "mean_error", "covariance_error")  # of hidden states; of their mean, covariance in a document
+SINGLE = ("sum_of_single", "over_sum", "amplification")  # comparison with runs that sample in single layers
 PREDICTIONS = ("logits", "divergence", "agreement", "log_perplexity")
 HEADINGS = {
     "run": "keys of layers", "mean_error": "error of the mean", "covariance_error": "error of the covariance",
@@ -47,12 +39,9 @@ HEADINGS = {
     "divergence": "KL, nats", "agreement": "same top token", "log_perplexity": "ln perplexity",
 }  # fmt: skip
 
-State = tuple[Tensor, Tensor, Tensor]  # hidden states (n, d), their mean (d,) and covariance (d, d)
-Prediction = tuple[Tensor, Tensor, Tensor]  # centred logits and log-probabilities (n, vocabulary), mean nats a token
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DepthRun(DocumentResult):
+class DepthRun(harness.DocumentResult):
     """Result of `limitlens.depth`: errors of a model with n sampled keys per query against the unchanged model.
 
     Squared errors are relative: |ĥ − h|²/|h|² averaged over tokens, and |difference|²/|original|² for the mean and
@@ -90,32 +79,29 @@ class DepthRun(DocumentResult):
         the amplification of a layer, (e behind the layer) / √((e before the layer)² + (e of that layer alone)²).
         """
         layers = self.squares.shape[3]
-        numbers: dict[str, tuple[Statistic, Array]] = {
-            name: (np.sqrt, self.squares[..., at]) for at, name in enumerate(ERRORS)
-        }
-        if "single" in self.include:
+        single = "single" in self.include
 
-            def summed(mean: Array) -> Array:
-                return np.asarray(np.sqrt(mean[-layers:].sum(0) + 0 * mean))
+        def statistic(mean: Array) -> Array:
+            if single:
+                square = mean[..., 0]
+                total = square[-layers:].sum(0) + 0 * square
+                before = np.pad(square[..., :-1], [(0, 0), (0, 0), (1, 0)])
+                added = np.einsum("lsl->sl", square[-layers:])
+                more = np.stack([total, square / total, square / (before + added)], -1)
+                mean = np.concatenate([mean, more], -1)
+            return np.sqrt(mean)
 
-            def amplified(mean: Array) -> Array:
-                added = np.einsum("lsl->sl", mean[-layers:])
-                return np.asarray(np.sqrt(mean / (np.pad(mean[..., :-1], [(0, 0), (0, 0), (1, 0)]) + added)))
-
-            squares = self.squares[..., 0]
-            numbers["sum_of_single"] = summed, squares
-            numbers["over_sum"] = lambda mean: np.sqrt(mean) / summed(mean), squares
-            numbers["amplification"] = amplified, squares
-        return estimate_table(numbers, run=self.passes, keys=self.sizes, layer=range(layers))
+        names, axes = (*ERRORS, *SINGLE * single), {"run": self.passes, "keys": self.sizes, "layer": range(layers)}
+        return harness.estimate_table(self.squares, names, statistic, **axes)
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
-        """Table of a decoder's changed predictions, one row per run and number of keys; no rows for an encoder."""
-        numbers: dict[str, tuple[Statistic, Array]] = {
-            name: (np.asarray if at else np.sqrt, self.logits[..., at])
-            for at, name in enumerate(PREDICTIONS[: self.logits.shape[-1]])
-        }
-        return estimate_table(numbers, run=self.passes, keys=self.sizes)
+        """Table of a decoder's changed predictions, one row per run and number of keys."""
+
+        def statistic(mean: Array) -> Array:
+            return np.concatenate([np.sqrt(mean[..., :1]), mean[..., 1:]], -1)  # the first is a squared error
+
+        return harness.estimate_table(self.logits, PREDICTIONS, statistic, run=self.passes, keys=self.sizes)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables that a run folder stores, by name: errors by layer and, for a decoder, changes of predictions."""
@@ -127,65 +113,52 @@ class DepthRun(DocumentResult):
         every = self.table[self.table["run"].isin(RUNS)]
         ends = every[every["layer"] == every["layer"].max()]
         end = ends[ends["keys"] == keys].iloc[0]
-        finding = (
-            f"With {keys} keys the relative error behind the last layer is {end['error']:.3f} ± "
-            f"{end['error_stderr']:.3f}."
-        )
+        resampled = every[every["run"] == RUNS[0]]
+        errors = harness.curves(resampled, "layer", "error", "keys", unit=" keys")
+        axes = Axis("layer", whole=True), Axis("relative error of hidden states", log=True)
+        figures = [Figure("Error by layer (resampled)", *axes, errors, height=380)]
+        finding = f"With {keys} keys the relative error behind the last layer is {plus_minus(end, 'error')}."
         if "single" in self.include:
             finding += (
-                f" The errors of single layers sum to {end['sum_of_single']:.3f} ± {end['sum_of_single_stderr']:.3f} "
-                f"in squares, and the error is {end['over_sum']:.3f} ± {end['over_sum_stderr']:.3f} times that sum."
+                f" The errors of single layers sum to {plus_minus(end, 'sum_of_single')} in squares, and the error is "
+                f"{plus_minus(end, 'over_sum')} times that sum."
             )
-        lead = (
-            "Root mean square of |ĥ − h| / |h| over tokens, documents and draws ± standard errors (jackknife over "
-            "documents). Resampled: keys drawn anew in every layer; fixed: the same keys in all layers. Sum of single "
-            "layers: root of the summed squared errors when one layer at a time samples. Amplification: error behind a "
-            "layer over the root of the squared error that enters it plus the squared error that it adds."
-        )
-        blocks: list[Block] = [Row(self._figures(every, keys))]
-        blocks.append(shown_table("Behind the last layer", HEADINGS, ends.drop(columns="layer")))
-        if self.causal:
-            rows = self.predictions[self.predictions["run"].isin(RUNS)]
-            blocks.append(shown_table("Predictions", HEADINGS, rows))
+            for place, (_, rows) in enumerate(resampled.groupby("keys")):
+                sums = rows["layer"], rows["sum_of_single"], errors[place].colour
+                errors.append(line("sum of single layers", *sums, "dashed", listed=place == 0))
+            later = every[(every["keys"] == keys) & (every["layer"] > 0)]
+            amplified = harness.curves(later, "layer", "amplification", "run")
+            axes = axes[0], Axis("error behind / (before and added)")
+            guides = [Guide("no amplification", y=1)]
+            figures.append(Figure(f"Amplification, {keys} keys", *axes, amplified, guides, height=380))
         verdict = (
             f"Every document was read unchanged and with {self.sizes[0]} to {self.sizes[-1]} random keys for each "
             "query; errors are relative errors of the hidden states behind each layer.",
             finding,
-            "Add squared errors of single layers where the ratio of the error to their sum is 1 within its standard "
-            "error.",
+            "Add squared errors of single layers where the error over their sum is 1 within its standard error.",
         )
-        subtitle = (
-            f"{self.corpus} · {self.documents} documents of {self.window} tokens · {self.replicates} draws each · keys "
-            f"of queries: {self.key_sharing}"
+        lead = (
+            "Root mean square of |ĥ − h| / |h| over tokens, documents and draws ± standard errors. Resampled: keys are "
+            "drawn anew in every layer; fixed: the same keys in all layers. Sum of single layers: root of the summed "
+            "squared errors when one layer at a time samples. Amplification: error behind a layer over the root of the "
+            "squared error that enters it plus the squared error that it adds."
         )
+        blocks: list[Block] = [Row(figures)]
+        blocks.append(harness.shown_table("Behind the last layer", HEADINGS, ends.drop(columns="layer")))
+        if self.causal:
+            rows = self.predictions[self.predictions["run"].isin(RUNS)]
+            blocks.append(harness.shown_table("Predictions", HEADINGS, rows))
         trust = (
-            "a causal query always keeps itself and the first token, and all keys where it sees no more than n; the "
-            "first token of a document counts in no error",
+            "a causal query always keeps itself and the first token, which counts in no error, and all keys where it "
+            "sees no more than n",
             "log(c/m) is added to the scores of m keys sampled from c, so that keys that are always kept keep their "
             "share of the weight",
         )
-        title = f"{self.model} with n sampled keys per query"
+        size = f"{self.documents} documents of {self.window} tokens · {self.replicates} draws each"
+        subtitle = f"{self.corpus} · {size} · keys of queries: {self.key_sharing}"
         sections = [Section("Error by layer", lead, blocks)]
+        title = f"{self.model} with n sampled keys per query"
         return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=trust)
-
-    def _figures(self, every: pd.DataFrame, keys: int) -> list[Figure]:
-        """Figures of the error by layer and, if single layers were sampled, of the amplification at `keys` keys."""
-        resampled = every[every["run"] == RUNS[0]]
-        errors = curves(resampled, "layer", "error", "keys", unit=" keys")
-        layer = Axis("layer", whole=True)
-        amplification = []
-        if "single" in self.include:
-            for place, (_, rows) in enumerate(resampled.groupby("keys")):
-                sums = rows["layer"], rows["sum_of_single"], errors[place].colour
-                errors.append(line("sum of single layers", *sums, "dashed", listed=place == 0))
-            drawn = curves(every[(every["keys"] == keys) & (every["layer"] > 0)], "layer", "amplification", "run")
-            ratio, guides = Axis("error behind / (before and added)"), [Guide("no amplification", y=1)]
-            amplification.append(Figure(f"Amplification, {keys} keys", layer, ratio, drawn, guides, height=380))
-        error = Axis("relative error of hidden states", log=True)
-        return [Figure("Error by layer (resampled)", layer, error, errors, height=380), *amplification]
-
-    def __repr__(self) -> str:
-        return f"<DepthRun of {self.model}: {self.documents} documents, {self.sizes[0]} to {self.sizes[-1]} keys>"
 
 
 def depth(
@@ -215,14 +188,12 @@ def depth(
     if not set(given) <= set(INCLUDE):
         raise InputError(f"include is {', '.join(given)}; expected none or some of {', '.join(INCLUDE)}")
     included = tuple(name for name in INCLUDE if name in given)
-    check_key_sharing(key_sharing)
-    parse_sizes(keys)
-    check_seed(seed)
+    check_sampling(keys, key_sharing, seed)
     check_number("documents", documents, "at least 2, for the standard errors", low=2)
     check_number("replicates", replicates, "at least 1 draw per document", low=1)
     text = open_corpus(corpus)
-    loaded = open_model(model, device, head=True)
-    length = window or loaded.window(WINDOW)
+    loaded = harness.open_model(model, device, head=True)
+    length = window or loaded.window(harness.WINDOW)
     sizes = check_keys(keys, length, loaded.causal)
     reader = Reader(loaded) if loaded.causal else None
     windows = Windows(loaded, text, length=length, tokens=documents * length, special=special)
@@ -237,6 +208,7 @@ def depth(
 
     def document(index: int) -> dict[str, Array]:
         (ids,) = windows.batches(1, [index])
+        ids = ids.to(stack.device)
         generator = generator_for(seed, index)
         variants = (
             intervene(stack, keys=SampledKeys(size, generator, key_sharing=key_sharing, **options))
@@ -245,7 +217,9 @@ def depth(
             for _ in range(replicates)
         )
         with torch.inference_mode():
-            rows = compare_variants(lambda: _read(stack, reader, ids.to(stack.device)), variants, _compare)
+            whole = _read(stack, reader, ids)
+            read = harness.read_under(variants, lambda: _read(stack, reader, ids))
+            rows = [_compare(whole, cut, ids[0, 2:, None]) for cut in read]
         means = np.reshape(rows, (len(passes), len(sizes), replicates, -1)).mean(2)
         squares = means[..., : layers * len(ERRORS)].reshape(*means.shape[:2], layers, len(ERRORS))
         return {"squares": squares, "logits": means[..., layers * len(ERRORS) :]}
@@ -260,35 +234,36 @@ def depth(
     return DepthRun(*about, **rows, interrupted=done < windows.count, warnings=tuple(windows.warnings))
 
 
-def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[State], Prediction | None]:
-    """Hidden states of a document (1, n) behind each layer with mean and covariance, and predictions of a decoder."""
-    first = int(reader is not None)  # the first token of a decoder sees only itself
+def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[Tensor], Tensor | None]:
+    """Vectors (rows, ·) of a document (1, n) whose relative errors count, and a decoder's log-probabilities.
+
+    The vectors are the hidden states behind each layer, their mean and covariance, and a decoder's centred logits.
+    """
     options = {} if reader is None else {"use_cache": False}
     hidden = stack(input_ids=ids, output_hidden_states=True, **options).hidden_states
-    states = []
+    first = int(reader is not None)  # the first token of a decoder sees only itself
+    vectors = []
     for layer in hidden[1:]:
-        rows = layer[0, first:]
-        mean = rows.mean(0)
-        states.append((rows, mean, (rows - mean).mT @ (rows - mean) / len(rows)))
+        states = layer[0, first:]
+        mean = states.mean(0, keepdim=True)
+        covariance = (states - mean).mT @ (states - mean) / len(states)
+        vectors += [states, mean, covariance.view(1, -1)]
     if reader is None:
-        return states, None
-    logits = reader.logits(states[-1][0])
-    logs = logits.log_softmax(-1)
-    nats = -logs[:-1].gather(-1, ids[0, 2:, None]).mean()
-    return states, (logits - logits.mean(-1, keepdim=True), logs, nats)
+        return vectors, None
+    logits = reader.logits(states)
+    return [*vectors, logits - logits.mean(-1, keepdim=True)], logits.log_softmax(-1)
 
 
-def _compare(whole: tuple[list[State], Prediction | None], cut: tuple[list[State], Prediction | None]) -> Array:
-    """Squared relative `ERRORS` of each layer, then changes of `PREDICTIONS`: sampled keys against the whole model."""
-    numbers = []
-    for (states, *moments), (others, *other_moments) in zip(whole[0], cut[0], strict=True):
-        numbers.append(((others - states).square().sum(-1) / states.square().sum(-1)).mean())
-        pairs = zip(moments, other_moments, strict=True)
-        numbers += [(other - own).square().sum() / own.square().sum() for own, other in pairs]
-    if whole[1] is not None and cut[1] is not None:
-        (logits, logs, nats), (other_logits, other_logs, other_nats) = whole[1], cut[1]
-        numbers.append(((other_logits - logits).square().sum(-1) / logits.square().sum(-1)).mean())
+def _compare(whole: Any, cut: Any, targets: Tensor) -> Array:
+    """Squared relative `ERRORS` of each layer, then changes of `PREDICTIONS`, between two results of `_read`.
+
+    `targets` (n − 2, 1) are the tokens that a decoder is to predict after the second, third, … token.
+    """
+    pairs = zip(whole[0], cut[0], strict=True)
+    numbers = [((other - own).square().sum(-1) / own.square().sum(-1)).mean() for own, other in pairs]
+    if whole[1] is not None:
+        logs, other_logs = whole[1], cut[1]
         numbers.append((logs.exp() * (logs - other_logs)).sum(-1).mean())
         numbers.append((logs.argmax(-1) == other_logs.argmax(-1)).to(logs.dtype).mean())
-        numbers.append(other_nats - nats)
+        numbers.append(logs[:-1].gather(-1, targets).mean() - other_logs[:-1].gather(-1, targets).mean())
     return np.asarray(torch.stack(numbers).double().cpu())

@@ -6,15 +6,13 @@ and |·| a root mean square over queries, relative to the root mean square of th
 
 error        |out_S(q, own) − out(q, own)|: the error in the query's own document.
 floor        |Γ_S(q) − Γ(q)|, the bias of the design: Γ_S(q) is attention over the keys that the design keeps in *all*
-             documents, their states merged, and Γ(q) attention over all keys of all documents. Γ_S and Γ estimate the
-             limits of the design at this k, and of full attention, as the number of tokens grows. Random keys have no
-             bias; a window has one, since tokens near a query follow another law than tokens anywhere. The jackknife
-             over documents removes the bias of the squared distance, whose estimate may therefore be negative.
-fluctuation  |out_S(q, D) − Γ_S(q)| over documents D other than the query's own: the distance of k keys of one document
-             from the design's own limit. It falls with k at the design's `rate`, but not to 0, since the tokens of one
-             document are not independent: full attention over one document differs from its limit too. The error of a
-             limit estimated from a few documents is removed to first order (heuristic; tested against probes of 40
-             small documents).
+             documents, their states merged, and Γ(q) attention over all keys of all documents. They estimate the limits
+             of the design at this k, and of full attention, as the number of tokens grows. Random keys have no bias; a
+             window has one, since tokens near a query follow another law than tokens anywhere. The jackknife over
+             documents removes the bias of the squared distance, whose estimate may therefore be negative.
+fluctuation  |out_S(q, D) − Γ_S(q)| over documents D other than the query's own. It falls with k at the design's `rate`,
+             but not to 0, since the tokens of one document are not independent. The error of a limit estimated from a
+             few documents is removed to first order (heuristic; tested against probes of 40 small documents).
 
 Queries stand at the same positions in every document: the last ones of a causal model, random ones of an encoder.
 Standard errors are those of the jackknife over documents, which provide both the queries and the keys.
@@ -51,8 +49,7 @@ POLICIES = ("random", "recent", "streaming", "bigbird", "strided", "dilated", "b
 DESIGNS = {name: get_policy(name).label for name in POLICIES} | {name: label for name, (label, _) in MIXINGS.items()}
 MAX_DRAWN_ERROR = 2.0  # a design whose error is above this at every number of keys is left out of the figure
 NEGLIGIBLE = 1e-6  # relative error below which a design equals full attention
-
-Pair = tuple[Tensor, Tensor]
+DRAWN = ("error", "error_stderr", "floor", "floor_stderr")  # columns of the figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,8 +87,8 @@ class Designs(Result):
             return np.concatenate((total, total - rows), -1)
 
         own, law = left_out(self.outputs)[:, None, None], self.limits[:, None, None]
-        found = {"error": left_out(self.squares) / own, "floor": self.floors / law}
-        return found | {"fluctuation": left_out(self.apart) / left_out(np.ones(self.documents)) / law}
+        fluctuation = left_out(self.apart) / left_out(np.ones(self.documents)) / law
+        return {"error": left_out(self.squares) / own, "floor": self.floors / law, "fluctuation": fluctuation}
 
     def numbers(self, squares: dict[str, Array]) -> dict[str, Array]:
         """Error, floor, fluctuation and rate of the fluctuation, each with its jackknife standard error, (..., S, K).
@@ -99,18 +96,16 @@ class Designs(Result):
         `squares` are arrays (..., S, K, 1 + N) as in `relative`: of all documents, then without each document.
         """
         found: dict[str, Array] = {}
-        for name in ("error", "fluctuation"):
-            roots = np.sqrt(squares[name].clip(0))
-            found |= {name: roots[..., 0], f"{name}_stderr": _stderr(roots)}
-        whole = squares["floor"][..., 0]
-        square = whole + (self.documents - 1) * (whole - squares["floor"][..., 1:].mean(-1))  # bias removed
-        spread = _stderr(squares["floor"])
-        found |= {"floor": _root(square), "floor_stderr": (_root(square + spread) - _root(square - spread)) / 2}
         across = np.log(self.keys) - np.mean(np.log(self.keys))
         weights = across / (across @ across) if len(across) > 2 else across * np.nan
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # a design without fluctuation has no rate
             slopes = -np.einsum("...kn,k->...n", np.log(squares["fluctuation"]) / 2, weights)[..., None, :]
-        found |= {"rate": slopes[..., 0], "rate_stderr": _stderr(slopes)}
+            roots = {name: np.sqrt(squares[name].clip(0)) for name in ("error", "fluctuation")}
+            for name, rows in (roots | {"floor": squares["floor"], "rate": slopes}).items():
+                found |= {name: rows[..., 0], f"{name}_stderr": jackknife(rows[..., 1:], -1)}
+        floor, spread = found["floor"], found["floor_stderr"]
+        square = floor + (self.documents - 1) * (floor - squares["floor"][..., 1:].mean(-1))  # bias removed
+        found |= {"floor": _root(square), "floor_stderr": (_root(square + spread) - _root(square - spread)) / 2}
         return {name: np.broadcast_to(value, square.shape) for name, value in found.items()}
 
     @cached_property
@@ -168,28 +163,17 @@ class Designs(Result):
 
     def _series(self) -> list[Series]:
         """Curves of the figure: error of every design over the number of keys, and the design's significant floors."""
-        overall = self.overall
         keys = np.asarray(self.keys)
         series = []
         for s, name in enumerate(self.designs):
-            error, stderr, floor = (overall[column][s] for column in ("error", "error_stderr", "floor"))
-            if error.min() > MAX_DRAWN_ERROR:
-                continue
-            colour, dash = look(s)
+            error, stderr, floor, floor_stderr = (self.overall[column][s] for column in DRAWN)
             at = error > NEGLIGIBLE
-            above = (floor > 1.96 * overall["floor_stderr"][s]) & (floor > NEGLIGIBLE)
-            series.append(points(DESIGNS[name], keys[at], error[at], colour, stderr[at], joined=True, dash=dash))
-            series.append(line(f"{name}: floor", keys[above], floor[above], colour, "dotted", listed=False))
+            above = (floor > 1.96 * floor_stderr) & (floor > NEGLIGIBLE)
+            colour, dash = look(s)
+            if error.min() <= MAX_DRAWN_ERROR:
+                series.append(points(DESIGNS[name], keys[at], error[at], colour, stderr[at], joined=True, dash=dash))
+                series.append(line(f"{name}: floor", keys[above], floor[above], colour, "dotted", listed=False))
         return series
-
-    def __repr__(self) -> str:
-        return f"<Designs in {self.model}: {len(self.designs)} designs, {len(self.places)} heads>"
-
-
-def _stderr(rows: Array) -> Array:
-    """Jackknife standard error of `rows[..., 0]` (all documents) from `rows[..., 1:]` (each leaves out a document)."""
-    with np.errstate(invalid="ignore"):
-        return jackknife(rows[..., 1:], -1)
 
 
 def _root(squares: Array) -> Array:
@@ -258,6 +242,7 @@ def _layer(
     documents, heads, length, _ = captured.query.shape
     places = np.random.default_rng(seed).permutation(length)[:queries]
     places = np.arange(length - queries, length) if captured.causal else places
+    near = captured.sliding_window or length
     squares, apart = np.zeros((2, heads, len(names), len(counts), documents))
     floors = np.zeros((heads, len(names), len(counts), 1 + documents))
     outputs = np.zeros((heads, documents))
@@ -265,13 +250,15 @@ def _layer(
     for place in places.tolist():
         entropy = np.random.SeedSequence([seed, captured.layer, place]).generate_state(1)[0]
         generator = torch.Generator().manual_seed(int(entropy))
-        query, key, value, position = _seen(captured, place)
-        full, limit, _ = _limits(*_attend(query, key, value, None, captured))
+        begin = max(0, place - near + 1)
+        end = place + 1 if captured.causal else min(place + near, length)  # the query sees keys begin .. end - 1
+        key, value = (part[:, :, begin:end].float().contiguous() for part in (captured.key, captured.value))
+        full, limit, _ = _outputs(captured, place, key, value)
         outputs += _norms(full) / queries
         limits += _without(_norms(limit)) / queries
         for s, name in enumerate(names):
-            for k, kept in enumerate(_kept(name, counts, key, value, position, generator)):
-                sparse, sparse_limit, away = _limits(*_attend(query, *kept, captured))
+            for k, kept in enumerate(_kept(name, counts, key, value, place - begin, generator)):
+                sparse, sparse_limit, away = _outputs(captured, place, *kept)
                 squares[:, s, k] += _norms(sparse - full) / queries
                 apart[:, s, k] += away / queries
                 floors[:, s, k] += _without(_norms(sparse_limit - limit)) / queries
@@ -279,58 +266,44 @@ def _layer(
 
 
 def _kept(
-    name: str, counts: Sequence[int], key: Tensor, value: Tensor, position: Tensor, generator: torch.Generator
+    name: str, counts: Sequence[int], key: Tensor, value: Tensor, place: int, generator: torch.Generator
 ) -> Iterator[Mixed]:
-    """Keys, values and numbers to add to the scores under the design `name`, for each number of keys in `counts`."""
+    """Keys, values and numbers to add to the scores under the design `name`, for each number of keys in `counts`.
+
+    The design chooses among keys and values (N, Hkv, n, ·) of N documents for a query at the place of one of the keys.
+    """
     counts = [min(count, key.shape[-2]) for count in counts]
     if name in MIXINGS:
         yield from MIXINGS[name][1](key, value, counts, generator)
         return
+    seen = PolicyInput(key, value, position=torch.tensor([place], device=key.device))
     for count in counts:
-        chosen = get_policy(name).select(PolicyInput(key, value, position=position), count, 1, generator)
+        chosen = get_policy(name).select(seen, count, 1, generator)
         kept = chosen.mask[0, ..., 0, :].expand(key.shape[:-1]).flatten().nonzero()[:, 0]
         keys, values = (part.flatten(0, 2)[kept].view(*key.shape[:2], count, -1) for part in (key, value))
         weights = chosen.log_weights  # so that kept keys stand for all keys against a learned sink
         yield keys, values, None if weights is None else weights[0, ..., 0, :].flatten()[kept].view(keys.shape[:-1])
 
 
-def _seen(captured: Captured, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries (Hkv, G · N, k) at position `place` of N documents, with the keys and values (N, Hkv, n, ·) they see.
-
-    The last result (1,) is the index of the query's own token among the n keys.
-    """
-    keys = captured.key.shape[2]
-    near = captured.sliding_window or keys
-    begin = max(0, place - near + 1)
-    end = place + 1 if captured.causal else min(place + near, keys)
-    key, value = (part[:, :, begin:end].float().contiguous() for part in (captured.key, captured.value))
-    query = captured.query[:, :, place].float() * captured.scale  # (N, Hq, k)
-    grouped = query.transpose(0, 1).reshape(key.shape[1], -1, query.shape[-1])
-    return grouped, key, value, torch.tensor([place - begin], device=key.device)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, captured: Captured) -> Pair:
-    """Log-sum-exps (Hq, N queries, N documents) and outputs (Hq, N, N, v) of every query over every document's keys."""
-    scores = scores_of(query, key, captured.softcap)
-    documents = key.shape[0]
-    sinks = captured.sinks  # logits of learned sinks, of value 0, counted once in every document
-    if sinks is not None:
-        sinks = sinks.view(len(query), -1, 1).expand(-1, -1, documents).reshape(len(query), -1)
-    weights = None if added is None else added[..., None, :]
-    lse, output = attend_subset(scores, value, log_weights=weights, sinks=sinks)
-    lse = lse.permute(1, 2, 0).reshape(-1, documents, documents).double()
-    output = output.permute(1, 2, 0, 3).reshape(*lse.shape, -1).double()
-    return lse, output
-
-
-def _limits(lse: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Array]:
-    """Outputs, limits and squared fluctuations from log-sum-exps (Hq, N, N) and outputs (Hq, N, N, v) of `_attend`.
+def _outputs(
+    captured: Captured, place: int, key: Tensor, value: Tensor, added: Tensor | None = None
+) -> tuple[Tensor, Tensor, Array]:
+    """Attention of the queries at one place of N documents over keys (N, Hkv, n, k): outputs, limits, fluctuations.
 
     Outputs (Hq, N, v) are those in the query's own document. Limits (Hq, N, 1 + N, v) merge all other documents, then
     all but one of them. Fluctuations (Hq, N) are mean squared distances between the output over document i and the
-    limit without document i.
+    limit without document i. `added` (N, Hkv, n) is added to the scores.
     """
-    documents = lse.shape[-1]
+    documents, groups = key.shape[:2]
+    query = captured.query[:, :, place].float() * captured.scale  # (N, Hq, k)
+    query = query.transpose(0, 1).reshape(groups, -1, query.shape[-1])  # every document is read by all queries
+    sinks = captured.sinks  # logits of learned sinks, of value 0, counted once in every document
+    if sinks is not None:
+        sinks = sinks.view(groups, -1, 1).expand(-1, -1, documents).reshape(groups, -1)
+    scores = scores_of(query, key, captured.softcap)
+    lse, output = attend_subset(scores, value, log_weights=None if added is None else added[..., None, :], sinks=sinks)
+    lse = lse.permute(1, 2, 0).reshape(-1, documents, documents).double()  # (Hq, documents of queries, of keys)
+    output = output.permute(1, 2, 0, 3).reshape(*lse.shape, -1).double()
     own = torch.eye(documents, dtype=torch.bool, device=lse.device)
     lse = lse.masked_fill(own, -torch.inf)
     weight = torch.exp(lse - lse.amax(-1, keepdim=True))
@@ -345,7 +318,6 @@ def _limits(lse: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Array]:
 
 
 def _norms(vectors: Tensor) -> Array:
-    """Squared Euclidean norms (...) of vectors (..., v), as a NumPy array."""
     return np.asarray(vectors.square().sum(-1).cpu().numpy())
 
 

@@ -1,8 +1,7 @@
 """Task accuracy against the number of keys (`limitlens.downstream`): a document classifier with n sampled keys a query.
 
-The classifier is a logistic head on the mean of a model's last hidden states, trained on unchanged documents, or the
-model's own head where it was saved as a sequence classifier. The same held-out documents are classified with all keys
-and with n (`interventions.sampled_keys`).
+The classifier is a logistic head on the mean of a model's last hidden states, trained on unchanged documents. The same
+held-out documents are classified with all keys and with n (`interventions.sampled_keys`).
 """
 
 from __future__ import annotations
@@ -19,33 +18,24 @@ import numpy as np
 import torch
 
 from limitlens.arrays import pd
-from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.interventions.harness import (
-    WINDOW,
-    DocumentResult,
-    compare_variants,
-    curves,
-    estimate_table,
-    open_model,
-    shown_table,
-)  # fmt: skip
-from limitlens.interventions.sampled_keys import SampledKeys, check_key_sharing, check_keys
+from limitlens.errors import Array, InputError, Progress, check_number
+from limitlens.interventions import harness
+from limitlens.interventions.harness import plus_minus
+from limitlens.interventions.sampled_keys import SampledKeys, check_keys, check_sampling
 from limitlens.models import Captured, LoadedModel, capture, intervene
 from limitlens.report.view import Axis, Figure, Row, Section, View
-from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.sampling.streams import generator_for
-from limitlens.statistics.documents import Statistic
 
+COLUMNS = ("accuracy", "accuracy_change", "agreement", "margin", "margin_error")
 GROUPS = ("all", "low horizon", "middle horizon", "high horizon")
 LONGEST = 1 << 20  # characters of a document that are read
 PENALTIES = np.geomspace(1e-4, 10, 6)  # L2 penalties, of which a held-out fifth chooses one
 EXPECTED = "a folder of .txt files for each label, or a .jsonl or .csv file with text and label in each row"
-Answer = tuple[float, int]  # margin of the true label over the best other one, and the predicted label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Downstream(DocumentResult):
+class Downstream(harness.DocumentResult):
     """Result of `limitlens.downstream`: a classifier with n sampled keys per query, compared with all keys."""
 
     kind, file, held = "downstream", "keys", ("outcomes", "horizon")
@@ -53,7 +43,7 @@ class Downstream(DocumentResult):
     data: str
     labels: tuple[str, ...]
     window: int  # tokens of a document that are read, at most
-    trained: int  # documents that the classifier head was trained on; 0 where the model has its own head
+    trained: int  # documents that the classifier head was trained on
     penalty: float  # L2 penalty in the training of the classifier head
     documents: int  # held-out documents that were classified
     sizes: tuple[int, ...]  # numbers of keys
@@ -68,18 +58,19 @@ class Downstream(DocumentResult):
     @cached_property
     def table(self) -> pd.DataFrame:
         """Accuracy, agreement and margins by number of keys and group of documents (all, then thirds by horizon)."""
-        statistics: dict[str, Statistic] = {
-            "accuracy": lambda mean: mean[..., 0], "accuracy_change": lambda mean: mean[..., 0] - mean[..., 4],
-            "agreement": lambda mean: mean[..., 1], "margin": lambda mean: mean[..., 2] / mean[..., 5],
-            "margin_error": lambda mean: np.sqrt(mean[..., 3] / mean[..., 6]),
-        }  # fmt: skip
+
+        def statistic(mean: Array) -> Array:
+            correct, same, margin, change, full_correct, full_margin, full_square = np.moveaxis(mean, -1, 0)
+            margins = margin / full_margin, np.sqrt(change / full_square)
+            return np.stack([correct, correct - full_correct, same, *margins], -1)
+
         third = 3 * self.horizon.argsort(kind="stable").argsort() // len(self.horizon)  # ranks split ties too
-        members = [np.ones(len(third), bool), *(third == place for place in range(3))]
-        rows = []
-        for label, group in zip(GROUPS, members, strict=True):
-            numbers = {name: (one, self.outcomes[group]) for name, one in statistics.items()}
-            rows.append(estimate_table(numbers, documents=[label], keys=self.sizes))
-        return pd.concat(rows, ignore_index=True)
+        members = [third >= 0, *(third == place for place in range(3))]
+        groups = [
+            harness.estimate_table(self.outcomes[group], COLUMNS, statistic, documents=[label], keys=self.sizes)
+            for label, group in zip(GROUPS, members, strict=True)
+        ]
+        return pd.concat(groups, ignore_index=True)
 
     def view(self) -> View:
         """View of the result: accuracy, agreement and margins of the classifier against the number of keys."""
@@ -90,10 +81,10 @@ class Downstream(DocumentResult):
         verdict = (
             f"A classifier (trained on {self.trained} documents) labelled {self.documents} held-out documents with all "
             f"keys (accuracy {self.outcomes[:, 0, 4].mean():.3f}) and with n random keys per query.",
-            f"With {keys} keys its accuracy is {every['accuracy']:.3f} ± {every['accuracy_stderr']:.3f} (paired change "
-            f"{every['accuracy_change']:+.3f} ± {every['accuracy_change_stderr']:.3f}), and it gives the same label in "
-            f"{every['agreement']:.3f} ± {every['agreement_stderr']:.3f} of the documents; agreement in the third of "
-            f"the documents with the largest horizons minus the smallest: {gap:+.3f} ± {gap_stderr:.3f}.",
+            f"With {keys} keys its accuracy is {plus_minus(every, 'accuracy')} (paired change "
+            f"{plus_minus(every, 'accuracy_change')}), and it gives the same label in {plus_minus(every, 'agreement')} "
+            "of the documents; agreement in the third of the documents with the largest horizons minus the smallest: "
+            f"{gap:+.3f} ± {gap_stderr:.3f}.",
             "Judge by agreement and margins, not by accuracy: wrong labels that become right hide right ones that "
             "become wrong.",
         )
@@ -107,12 +98,12 @@ class Downstream(DocumentResult):
             "agreement": Axis("share with the same label as with all keys"),
             "margin_error": Axis("relative error of the margin", log=True),
         }
-        figures = [
-            Figure(axis.label, Axis("keys", log=True), axis, curves(self.table, "keys", name, "documents"), height=340)
-            for name, axis in axes.items()
-        ]
+        figures = []
+        for name, axis in axes.items():
+            drawn = harness.curves(self.table, "keys", name, "documents")
+            figures.append(Figure(axis.label, Axis("keys", log=True), axis, drawn, height=340))
         headings = {"accuracy_change": "change (paired)", "agreement": "same label", "margin": "margin / full margin"}
-        table = shown_table("Accuracy, agreement and margins", headings, self.table)
+        table = harness.shown_table("Accuracy, agreement and margins", headings, self.table)
         trust = (
             "the horizon of a document is the mean over all heads of scale · √λ_max(Cov(q) Cov(k)) over its tokens, a "
             "working definition that also depends on the length and the topic of the document",
@@ -122,9 +113,6 @@ class Downstream(DocumentResult):
         title = f"{self.model} as a classifier with n sampled keys per query"
         section = Section("Accuracy and agreement by number of keys", lead, [Row(figures), table])
         return View(title, f"{self.model} on {self.data}: {size}", verdict, [section], trust=trust)
-
-    def __repr__(self) -> str:
-        return f"<Downstream of {self.model}: {self.documents} documents, {self.sizes[0]} to {self.sizes[-1]} keys>"
 
 
 def downstream(
@@ -137,7 +125,7 @@ def downstream(
     Parameters
     ----------
     data : labelled documents (`read_labelled`): `test` of them are held out, and `train` of the rest (all by default)
-        train a logistic head. A model that was saved as a classifier needs no training.
+        train the classifier.
     keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full.
     window : tokens of a document that are read, by default the model's positions, at most 512.
 
@@ -145,57 +133,54 @@ def downstream(
     >>> len(made.table)
     8
     """
-    parse_sizes(keys)
-    check_key_sharing(key_sharing)
-    check_seed(seed)
+    check_sampling(keys, key_sharing, seed)
     check_number("test", test, "at least 6 documents to hold out", low=6)
     rows = read_labelled(data)
-    loaded = open_model(model, device, labels=True)
-    length = window or loaded.window(WINDOW)
+    loaded = harness.open_model(model, device)
+    length = window or loaded.window(harness.WINDOW)
     sizes = check_keys(keys, length, loaded.causal)
-    has_head = type(loaded.model).__name__.endswith("ForSequenceClassification")
-    names = _label_names(loaded, {label for _, label in rows}, has_head)
+    names = sorted({label for _, label in rows})
     shuffled = np.random.default_rng(seed).permutation(len(rows))
     held_out = shuffled[:test]
-    training = shuffled[test:][: 0 if has_head else train]
-    if not has_head and len({rows[i][1] for i in training}) < len(names):
+    training = shuffled[test:][:train]
+    if len({rows[i][1] for i in training}) < len(names):
         given = f"{test} of {len(rows)} documents are held out and {len(training)} train the head"
         raise InputError(f"{given}; expected every label among the training documents")
 
     def features_of(index: int) -> Array:
-        """Scores of the labels for a document by the model's own head, or its mean last hidden state without one."""
+        """Mean (d,) of the last hidden states of a document."""
         ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
         with torch.inference_mode():
-            output: Any = loaded.model(input_ids=torch.tensor([ids], device=loaded.model.device))
-        return np.asarray((output.logits[0] if has_head else output.last_hidden_state[0].mean(0)).double().cpu())
+            output: Any = loaded.model.base_model(input_ids=torch.tensor([ids], device=loaded.model.device))
+        return np.asarray(output.last_hidden_state[0].mean(0).double().cpu())
 
     features = []
     for done, index in enumerate(training):
         features.append(features_of(index))
         progress(done + 1, len(training) + len(held_out))
     labels = [names.index(rows[index][1]) for index in training]
-    head = None if has_head else LogisticHead.train(np.array(features), np.array(labels), seed)
+    weights, penalty = train_classifier(np.array(features), np.array(labels), seed)
 
     def document(place: int) -> dict[str, Any]:
-        index = held_out[place]
-        label = names.index(rows[index][1])
+        label = names.index(rows[held_out[place]][1])
         horizons: list[float] = []
 
-        def read() -> Answer:
-            scores = features_of(index) if head is None else head.scores(features_of(index))
-            return float(scores[label] - np.delete(scores, label).max()), int(scores.argmax())
-
-        def outcome(whole: Answer, cut: Answer) -> Array:
-            (margin, predicted), (full_margin, full_predicted) = cut, whole
-            changed = [predicted == label, predicted == full_predicted, margin, (margin - full_margin) ** 2]
-            return np.array([*changed, full_predicted == label, full_margin, full_margin**2], float)
+        def read() -> tuple[float, int]:
+            """Margin of the true label over the best other one, and the predicted label."""
+            scores = features_of(held_out[place]) @ weights[:-1] + weights[-1]
+            return scores[label] - np.delete(scores, label).max(), int(scores.argmax())
 
         with capture(loaded.model, lambda call: horizons.extend(_horizons(call))):
-            whole = read()
+            full_margin, full_predicted = read()
+        whole = [full_predicted == label, full_margin, full_margin**2]
         generator = generator_for(seed, place)
         samplers = (SampledKeys(size, generator, key_sharing=key_sharing) for size in sizes)
         variants = (intervene(loaded.model, keys=sampler) for sampler in samplers)
-        return {"outcomes": np.array(compare_variants(read, variants, outcome, whole)), "horizon": np.mean(horizons)}
+        outcomes = [
+            [predicted == label, predicted == full_predicted, margin, (margin - full_margin) ** 2, *whole]
+            for margin, predicted in harness.read_under(variants, read)
+        ]
+        return {"outcomes": np.array(outcomes, float), "horizon": np.mean(horizons)}
 
     content = digest(*(f"{label} {text}" for text, label in rows))
     asked = repr((sizes, key_sharing, length, seed, test, train))
@@ -203,7 +188,6 @@ def downstream(
     report = lambda done, total: progress(len(training) + done, len(training) + total)  # noqa: E731
     found = (checkpoint or Checkpoint()).each(job, len(held_out), document, tokens=length, fewest=6, progress=report)
     done = len(found["horizon"])
-    penalty = float("nan") if head is None else head.penalty
     about = loaded.name, data, tuple(names), length, len(training), penalty, done, sizes, key_sharing, seed
     return Downstream(*about, **found, interrupted=done < len(held_out))
 
@@ -224,9 +208,7 @@ def read_labelled(name: str) -> list[tuple[str, str]]:
             objects: Any = map(json.loads, lines) if path.suffix == ".jsonl" else csv.DictReader(lines)
             rows = [(str(row["text"]), str(row["label"])) for row in objects]
     except KeyError as missing:
-        raise InputError(
-            f"the data {name!r} has a row without {missing}; expected a text and a label in each"
-        ) from None
+        raise InputError(f"the data {name!r} has a row without {missing}; expected a text and a label") from None
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise InputError(f"the data {name!r} cannot be read ({error}); expected {EXPECTED}") from None
     if len({label for _, label in rows}) < 2:
@@ -234,50 +216,40 @@ def read_labelled(name: str) -> list[tuple[str, str]]:
     return [(text[:LONGEST], label) for text, label in rows]
 
 
-@dataclass(frozen=True, eq=False)
-class LogisticHead:
-    """Logistic classifier of documents: the scores of the labels are linear in the standardised features."""
+def train_classifier(features: Array, labels: Array, seed: int) -> tuple[Array, float]:
+    """Train a logistic classifier on features (n, d) and labels (n,): its weights, and the L2 penalty of the training.
 
-    centre: Array  # (d,): mean of the training features
-    spread: Array  # (d,): standard deviation of the training features
-    weights: Array  # (d + 1, labels), intercepts in the last row
-    penalty: float  # L2 penalty of the training
+    Scores of the labels are features @ weights[:-1] + weights[-1]. The weights W of standardised features minimise the
+    mean cross-entropy + penalty/2 · |W|², without the intercepts, with the penalty that is best on a held-out fifth.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax
 
-    @classmethod
-    def train(cls, features: Array, labels: Array, seed: int) -> LogisticHead:
-        """Train a classifier on features (n, d) and labels (n,), with the L2 penalty that is best on a held-out fifth.
+    centre, spread = features.mean(0), features.std(0) + 1e-12
+    x = np.hstack([(features - centre) / spread, np.ones((len(features), 1))])
+    one_hot = np.eye(int(labels.max()) + 1)[labels]
+    held_out = np.random.default_rng(seed).permutation(len(x)) < len(x) / 5
+    shape = x.shape[1], one_hot.shape[1]
 
-        Weights minimise the mean cross-entropy + penalty/2 · |weights|²; the intercepts are not penalised.
-        """
-        from scipy.optimize import minimize
-        from scipy.special import log_softmax
+    def minimised(rows: Any, penalty: float) -> Array:
+        def loss(flat: Array) -> tuple[float, Array]:
+            weights = flat.reshape(shape)
+            logs = log_softmax(x[rows] @ weights, 1)
+            shrinkage = penalty * weights
+            shrinkage[-1] = 0
+            gradient = x[rows].T @ (np.exp(logs) - one_hot[rows]) / len(logs) + shrinkage
+            return -(one_hot[rows] * logs).sum() / len(logs) + (shrinkage * weights).sum() / 2, gradient.ravel()
 
-        centre, spread = features.mean(0), features.std(0) + 1e-12
-        x = np.hstack([(features - centre) / spread, np.ones((len(features), 1))])
-        one_hot = np.eye(int(labels.max()) + 1)[labels]
-        held_out = np.random.default_rng(seed).permutation(len(x)) < len(x) / 5
-        shape = x.shape[1], one_hot.shape[1]
+        return np.asarray(minimize(loss, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B").x.reshape(shape))
 
-        def minimised(rows: Any, penalty: float) -> Array:
-            def loss(flat: Array) -> tuple[float, Array]:
-                weights = flat.reshape(shape)
-                logs = log_softmax(x[rows] @ weights, 1)
-                shrinkage = penalty * weights
-                shrinkage[-1] = 0
-                gradient = x[rows].T @ (np.exp(logs) - one_hot[rows]) / len(logs) + shrinkage
-                return -(one_hot[rows] * logs).sum() / len(logs) + (shrinkage * weights).sum() / 2, gradient.ravel()
+    def held_out_cost(penalty: float) -> float:
+        return -float((one_hot * log_softmax(x @ minimised(~held_out, penalty), 1))[held_out].sum())
 
-            return np.asarray(minimize(loss, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B").x.reshape(shape))
-
-        def held_out_cost(penalty: float) -> float:
-            return -float((one_hot * log_softmax(x @ minimised(~held_out, penalty), 1))[held_out].sum())
-
-        best = float(min(PENALTIES, key=held_out_cost))
-        return cls(centre, spread, minimised(slice(None), best), best)
-
-    def scores(self, features: Array) -> Array:
-        """Scores (..., labels) of the labels for documents with features (..., d)."""
-        return np.asarray((features - self.centre) / self.spread @ self.weights[:-1] + self.weights[-1])
+    penalty = float(min(PENALTIES, key=held_out_cost))
+    weights = minimised(slice(None), penalty)
+    weights[:-1] /= spread[:, None]
+    weights[-1] -= centre @ weights[:-1]
+    return weights, penalty
 
 
 def _horizons(call: Captured) -> list[float]:
@@ -286,16 +258,3 @@ def _horizons(call: Captured) -> list[float]:
     key = key.repeat_interleave(len(query) // len(key), 0)
     product = (query.mT @ query / query.shape[1]) @ (key.mT @ key / key.shape[1])
     return [call.scale * float(one) ** 0.5 for one in torch.linalg.eigvals(product).abs().amax(-1)]
-
-
-def _label_names(loaded: LoadedModel, labels: set[str], has_head: bool) -> list[str]:
-    """Names of the data's labels in the order of the classifier's scores; sorted if the model has no classifier."""
-    if not has_head:
-        return sorted(labels)
-    known: Any = loaded.model.config.id2label
-    names = [str(known[place]) for place in range(len(known))]
-    for spelling in (names, [str(place) for place in range(len(known))]):
-        if labels <= set(spelling):
-            return spelling
-    given = f"the data is labelled {', '.join(sorted(labels)[:5])} and {loaded.name} predicts {', '.join(names[:5])}"
-    raise InputError(f"{given}; expected the labels of the classifier, or their numbers")

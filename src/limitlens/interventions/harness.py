@@ -7,10 +7,12 @@ the scatter between documents (`limitlens.statistics.documents`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from limitlens.arrays import Tensor, pd
 from limitlens.attention.kernels import choose_device
@@ -26,11 +28,9 @@ WINDOW = 512  # default number of tokens of a document, where the model has that
 T = TypeVar("T")
 
 
-def open_model(model: str | LoadedModel, device: str, *, head: bool = False, labels: bool = False) -> LoadedModel:
-    """Load a model unless it is loaded already, with its language-model `head` or its classifier (`labels`)."""
-    if isinstance(model, LoadedModel):
-        return model
-    return load(model, device=choose_device(device), head=head, labels=labels)
+def open_model(model: str | LoadedModel, device: str, *, head: bool = False) -> LoadedModel:
+    """Load a model, with its language-model `head` on request, unless it is loaded already."""
+    return model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=head)
 
 
 def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, least: int) -> list[Tensor]:
@@ -42,20 +42,12 @@ def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, lea
     return [ids for batch in windows.batches(1) for ids in batch]
 
 
-def compare_variants(
-    read: Callable[[], T],
-    variants: Iterable[AbstractContextManager[Any]],
-    compare: Callable[[T, T], Array],
-    baseline: T | None = None,
-) -> list[Array]:
-    """Read a document unchanged and in every variant (context that changes the model): `compare(baseline, changed)`."""
-    whole = read() if baseline is None else baseline
-    rows = []
+def read_under(variants: Iterable[AbstractContextManager[Any]], read: Callable[[], T]) -> Iterator[T]:
+    """Yield what `read` returns within each variant, a context manager that changes the model."""
     for variant in variants:
         with variant:
             changed = read()
-        rows.append(compare(whole, changed))
-    return rows
+        yield changed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,20 +60,23 @@ class DocumentResult(Result):
         return super().document() | to_json(rows)  # type: ignore[no-any-return]
 
 
-def estimate_table(numbers: Mapping[str, tuple[Statistic, Array]], **axes: Any) -> pd.DataFrame:
-    """Table of statistics with jackknife standard errors over documents, one row per combination of the keyword `axes`.
+def estimate_table(values: Array, names: Sequence[str], statistic: Statistic = np.asarray, **axes: Any) -> pd.DataFrame:
+    """Table of numbers with jackknife standard errors over documents, one row per combination of the keyword `axes`.
 
-    `numbers` maps the name of each column to a function f and an array (documents, *axes): the column holds f of the
-    array's mean over documents.
+    The function `statistic` turns the mean over documents, (*axes, k), of values (documents, *axes, k) into the columns
+    `names` of the table, (*axes, len(names)); by default the columns are the k means.
     """
-    if not numbers:
-        return pd.DataFrame()
+    value, stderr = over_documents(statistic, values)
     columns: dict[str, Array] = {}
-    for name, (statistic, values) in numbers.items():
-        value, stderr = over_documents(statistic, values)
-        columns |= {name: value.ravel(), f"{name}_stderr": stderr.ravel()}
+    for at, name in enumerate(names):
+        columns |= {name: value[..., at].ravel(), f"{name}_stderr": stderr[..., at].ravel()}
     index: Any = pd.MultiIndex.from_product([list(axis) for axis in axes.values()], names=list(axes))
     return pd.DataFrame(columns, index=index).reset_index()
+
+
+def plus_minus(row: Any, name: str) -> str:
+    """Text of the column `name` of a table's row with its standard error, such as "0.123 ± 0.004"."""
+    return f"{row[name]:.3f} ± {row[f'{name}_stderr']:.3f}"
 
 
 def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list[Series]:

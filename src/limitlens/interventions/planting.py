@@ -6,9 +6,10 @@ the passage is a repetition. Two axes judge a model: nats (negative log-likeliho
 context, and nats of passages that are repeated from further away than the trained window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -51,6 +52,11 @@ class Axes:
         far = self.distance > trained
         return np.asarray((self.again * far).sum(1) / far.sum(1))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate the nats of several sets of documents, one row per document."""
+        return cls(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)))
+
 
 def edges(trained: int, to: int) -> list[int]:
     """Boundaries of the parts of a document of `to` tokens: the trained window, then `PARTS` equal parts after it."""
@@ -60,24 +66,13 @@ def edges(trained: int, to: int) -> list[int]:
 def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: bool = False) -> Axes:
     """Nats of a document's plain text and of its repeated passages; `truncated` reads windows of `trained` tokens."""
 
-    def nats(ids: Tensor) -> Tensor:
-        return reader.truncated(ids, trained) if truncated else reader.nll(ids)
-
-    def means(nats: Tensor, spans: Sequence[Span]) -> Array:
+    def means(ids: Tensor, spans: Iterable[Span]) -> Array:
+        nats = reader.truncated(ids, trained) if truncated else reader.nll(ids)
         return np.array([[float(nats[start - 1 : stop - 1].mean()) for start, stop in spans]])
 
     distance = [again[0] - first[0] for first, again in zip(document.first, document.again, strict=True)]
-    return Axes(
-        plain=means(nats(document.plain), list(pairwise(edges(trained, len(document.ids))))),
-        again=means(nats(document.ids), document.again),
-        distance=np.array([distance], float),
-    )
-
-
-def join_axes(before: Axes | None, more: Axes) -> Axes:
-    """Concatenate the `Axes` of two sets of documents, one row per document; `before` is None for the first set."""
-    parts = [more] if before is None else [before, more]
-    return Axes(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Axes)))
+    plain = means(document.plain, pairwise(edges(trained, len(document.ids))))
+    return Axes(plain, means(document.ids, document.again), np.array([distance], float))
 
 
 def passage_length(n: int) -> int:
@@ -102,16 +97,15 @@ def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
         given = f"documents of {n} tokens are too short to hold passages at four depths"
         raise InputError(f"{given}; expected a longer context")
     planted = ids.clone()
-    skip = max(2, length // 10)
     source = len(other) // 4 + length * np.arange(len(depths))  # disjoint passages of the other document
-    ends = tail + length * generator.permutation(len(depths))
-    first: list[Span] = []
-    again: list[Span] = []
-    for begin, depth, end in zip(source.tolist(), depths, ends.tolist(), strict=True):
-        for at, spans in ((depth, first), (end, again)):
-            planted[at : at + length] = other[begin : begin + length]
-            spans.append((at + skip, at + length))
-    return Planted(ids, planted, tuple(first), tuple(again))
+    ends = (tail + length * generator.permutation(len(depths))).tolist()
+    for begin, depth, end in zip(source.tolist(), depths, ends, strict=True):
+        passage = other[begin : begin + length]
+        planted[depth : depth + length] = passage
+        planted[end : end + length] = passage
+    skip = max(2, length // 10)
+    first, again = (tuple((at + skip, at + length) for at in places) for places in (depths, ends))
+    return Planted(ids, planted, first, again)
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -21,21 +21,27 @@ class Reader:
         model: Any = loaded.model
         if not loaded.causal or model.get_output_embeddings() is None:
             raise InputError(f"{loaded.name} is no decoder with its language-model head; expected a causal model")
-        self.loaded = loaded
-        self.half = half
+        config = model.config.get_text_config()
+        self.name = loaded.name
         self.stack: Any = model.base_model
         self.project: Any = model.get_output_embeddings()
-        config = model.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.device = model.device
-        self._check()
+        self.half = False
+        ids = torch.arange(8, device=self.device) % config.vocab_size
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+        expected = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+        if not torch.allclose(self.nll(ids), expected, rtol=1e-3, atol=1e-3):  # for example, it scales its logits
+            raise InputError(f"{self.name} changes its logits in a way that is not known; choose another model")
+        self.half = half
 
     def nll(self, ids: Tensor) -> Tensor:
         """Nats (n − 1,) of tokens 1 .. n − 1 of a text (n,), each token given all tokens before it."""
-        with torch.no_grad(), self.precision():
-            return self.cost(self.hidden(ids), ids)
+        with torch.no_grad():
+            return self.losses(ids)
 
     def truncated(self, ids: Tensor, window: int) -> Tensor:
         """Nats of tokens 1 .. n − 1 of a text (n,) read in a moving window: a token sees 7/8 to all of `window`."""
@@ -46,46 +52,45 @@ class Reader:
             nats.append(self.nll(ids[stop - window : stop])[start - stop :])
         return torch.cat(nats)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Hidden states (n, d) of a text (n,) behind the last layer."""
-        states: Tensor = self.stack(input_ids=ids.to(self.device)[None], use_cache=False).last_hidden_state[0]
-        return states
-
     def logits(self, states: Tensor) -> Tensor:
-        """Logits (n, vocabulary) in float32 of hidden states (n, d)."""
+        """Logits (n, vocabulary) in float32 of hidden states (n, d) behind the last layer."""
         return capped(self.project(states).float(), self.softcap)
 
-    def cost(self, hidden: Tensor, ids: Tensor, start: int = 1) -> Tensor:
-        """Nats of tokens start .. n − 1 of a text (n,) from hidden states (n, d); gradients recompute the logits."""
+    def losses(self, ids: Tensor, start: int = 1) -> Tensor:
+        """Nats of tokens start .. n − 1 of a text (n,), with gradients, for which logits are computed again."""
         from torch.utils.checkpoint import checkpoint
-
-        targets = ids.to(self.device)
 
         def part(states: Tensor, wanted: Tensor) -> Tensor:
             return torch.nn.functional.cross_entropy(self.logits(states), wanted, reduction="none")
 
+        ids = ids.to(self.device)
         found = []
-        for begin in range(start, len(ids), ROWS):
-            end = min(begin + ROWS, len(ids))
-            rows = hidden[begin - 1 : end - 1], targets[begin:end]
-            found.append(checkpoint(part, *rows, use_reentrant=False) if hidden.requires_grad else part(*rows))
+        with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
+            hidden = self.stack(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            for begin in range(start, len(ids), ROWS):
+                end = min(begin + ROWS, len(ids))
+                rows = hidden[begin - 1 : end - 1], ids[begin:end]
+                found.append(checkpoint(part, *rows, use_reentrant=False) if hidden.requires_grad else part(*rows))
         return torch.cat(found)
-
-    def precision(self) -> Any:
-        """Context in which matrix products are computed in bfloat16 if the reader is `half`, else unchanged."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     @contextmanager
     def acting(self, factor: Factor | None) -> Iterator[None]:
         """Multiply the attention scores by a factor within the block (None: by 1), without n × n matrices in memory."""
-        with _ungrouped(), nullcontext() if factor is None else intervene(self.stack, score_scale=factor):
-            yield
+        import transformers.integrations.sdpa_attention as home
+
+        before = home.use_gqa_in_sdpa
+        home.use_gqa_in_sdpa = lambda *args, **kwargs: False  # torch's grouped kernel holds n × n matrices in float32
+        try:
+            with nullcontext() if factor is None else intervene(self.stack, score_scale=factor):
+                yield
+        finally:
+            home.use_gqa_in_sdpa = before
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """Within the block, gradients recompute one layer at a time, so that only inputs of layers are in memory."""
         if not self.stack.supports_gradient_checkpointing:
-            raise InputError(f"{self.loaded.name} cannot compute its layers again for gradients; expected one that can")
+            raise InputError(f"{self.name} cannot compute its layers again for gradients; expected one that can")
         self.stack.gradient_checkpointing_enable({"use_reentrant": False})
         layers = [module for module in self.stack.modules() if getattr(module, "gradient_checkpointing", False)]
         before = [layer.training for layer in layers]
@@ -97,26 +102,3 @@ class Reader:
             for layer, was in zip(layers, before, strict=True):
                 layer.training = was
             self.stack.gradient_checkpointing_disable()
-
-    def _check(self) -> None:
-        """Refuse a model whose losses differ from those of `cost`, for example because it scales its logits."""
-        ids = torch.arange(8, device=self.device) % self.loaded.model.config.get_text_config().vocab_size
-        with torch.no_grad():
-            logits = self.loaded.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
-            expected = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
-            found = self.cost(self.hidden(ids), ids)
-        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
-            raise InputError(f"{self.loaded.name} changes its logits in a way that is not known; choose another model")
-
-
-@contextmanager
-def _ungrouped() -> Iterator[None]:
-    """Make transformers repeat the keys that query heads share: torch's float32 grouped kernel holds n × n matrices."""
-    import transformers.integrations.sdpa_attention as home
-
-    before = home.use_gqa_in_sdpa
-    home.use_gqa_in_sdpa = lambda *args, **kwargs: False
-    try:
-        yield
-    finally:
-        home.use_gqa_in_sdpa = before

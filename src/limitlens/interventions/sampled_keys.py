@@ -6,13 +6,13 @@ of most decoders); both count among the n. The m other keys represent the c keys
 is added to the scores of the m keys, as in `limitlens.attention.policies.random`.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_seed
 from limitlens.models import Captured
 from limitlens.sampling.cells import parse_sizes
 
@@ -20,6 +20,7 @@ KEY_SHARING = ("shared", "own")  # all queries of a document attend to the same 
 MIN_CAUSAL_KEYS = 3  # for a causal query: its own token, the first token and a random one
 
 
+@dataclass(eq=False)
 class SampledKeys:
     """Hook for `limitlens.models.intervene` that lets each query attend to only `count` random keys in a forward pass.
 
@@ -28,16 +29,12 @@ class SampledKeys:
     draws new keys unless `fixed`. Only `layers` sample their keys; all layers do by default.
     """
 
-    def __init__(
-        self, count: int, generator: torch.Generator, *, key_sharing: str = "shared", fixed: bool = False,
-        layers: Iterable[int] | None = None,
-    ) -> None:  # fmt: skip
-        self.count = count
-        self.generator = generator
-        self.per_query = key_sharing == "own"
-        self.fixed = fixed
-        self.layers = None if layers is None else frozenset(layers)
-        self.random_numbers: Tensor | None = None
+    count: int
+    generator: torch.Generator
+    key_sharing: str = "shared"
+    fixed: bool = False
+    layers: Collection[int] | None = None
+    random_numbers: Tensor | None = None  # those of the last layer that sampled its keys
 
     def __call__(self, call: Captured) -> Captured:
         """Restrict the attention call of a layer to sampled keys, by removing the other keys or by a mask."""
@@ -45,12 +42,13 @@ class SampledKeys:
             return call
         batch, _, length, _ = call.query.shape
         keys = call.key.shape[2]
+        shared = self.key_sharing == "shared"
         if self.random_numbers is None or not self.fixed:
-            shape = batch, 1, length if self.per_query else 1, keys
+            shape = batch, 1, 1 if shared else length, keys
             self.random_numbers = torch.rand(shape, generator=self.generator).to(call.key.device)
         seen = call.seen()
         count = min(self.count, keys)
-        if seen is None and call.bias is None and not self.per_query:  # fewer keys: cheaper than the whole layer
+        if seen is None and call.bias is None and shared:  # fewer keys: cheaper than the whole layer
             kept = self.random_numbers[:, :, 0].topk(count, -1, largest=False, sorted=False).indices[..., None]
             key, value = (
                 part.gather(2, kept.expand(-1, part.shape[1], -1, part.shape[3])) for part in (call.key, call.value)
@@ -72,8 +70,10 @@ class SampledKeys:
         return replace(call, mask=mask, bias=weight if call.bias is None else call.bias + weight)
 
 
-def check_key_sharing(key_sharing: str) -> None:
-    """Raise an `InputError` if the option `key_sharing` is neither "shared" nor "own"."""
+def check_sampling(keys: str | Sequence[int], key_sharing: str, seed: int) -> None:
+    """Raise an `InputError` if one of these options of an experiment with sampled keys is not valid for any model."""
+    parse_sizes(keys)
+    check_seed(seed)
     if key_sharing not in KEY_SHARING:
         raise InputError(f"key_sharing is {key_sharing!r}; expected one of {', '.join(KEY_SHARING)}")
 

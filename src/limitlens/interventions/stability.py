@@ -26,14 +26,13 @@ from torch import Tensor
 
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.interventions.harness import estimate_table, shown_table
+from limitlens.interventions import harness
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.intervene import attend
 from limitlens.models.windows import open_some
 from limitlens.report.view import Section, View, head_map
 from limitlens.results import Result
-from limitlens.sampling.checkpoint import Checkpoint
 
 MEASURES = ("overlap", "stays", "ranks", "variation")
 
@@ -56,9 +55,8 @@ class Stability(Result):
     @cached_property
     def table(self) -> pd.DataFrame:
         """Table with one row per head: means of `MEASURES` over documents, standard errors, whether it is trusted."""
-        numbers = {name: (np.asarray, self.found[..., at]) for at, name in enumerate(MEASURES)}
-        rows = pd.DataFrame(self.places, columns=["layer", "head"])
-        rows = rows.join(estimate_table(numbers, place=range(len(self.places))).drop(columns="place"))
+        numbers = harness.estimate_table(self.found, MEASURES, place=range(len(self.places))).drop(columns="place")
+        rows = pd.DataFrame(self.places, columns=["layer", "head"]).join(numbers)
         width = float(special.stdtrit(len(self.found) - 1, 0.975))
         low = rows["overlap"] - width * rows["overlap_stderr"]
         return rows.assign(trusted=low >= self.trust)
@@ -67,14 +65,14 @@ class Stability(Result):
         """View of the result: a map of the overlap of top keys over layers and heads, and the least stable heads."""
         rows = self.table.sort_values("overlap", kind="stable")
         rows["head"] = [f"{layer}.{head}" for layer, head in zip(rows.pop("layer"), rows["head"], strict=True)]
-        median = {name: float(self.table[name].median()) for name in MEASURES}
+        overlap, stays, _, variation = (float(self.table[name].median()) for name in MEASURES)
         verdict = (
             f"The last {self.tail} tokens of every document were read behind {self.contexts} other texts, and the "
             "attention weights of every head on them were compared.",
             f"{self.table['trusted'].sum()} of {len(rows)} heads keep at least {self.trust:.0%} of their top "
-            f"{self.top} keys with 95% confidence at n = {self.keys:,}. In the median head {median['overlap']:.0%} of "
-            f"the top keys stay, the first of them in {median['stays']:.0%} of the pairs of contexts, and its weight "
-            f"varies by {median['variation']:.0%}.",
+            f"{self.top} keys with 95% confidence at n = {self.keys:,}. In the median head {overlap:.0%} of the top "
+            f"keys stay, the first of them in {stays:.0%} of the pairs of contexts, and its weight varies by "
+            f"{variation:.0%}.",
             "Do not read the importance of single tokens off heads that are not trusted: behind another text they "
             "attend to other keys.",
         )
@@ -82,16 +80,15 @@ class Stability(Result):
             "Means over documents ± standard errors, over pairs of contexts: share of the top keys that are the same, "
             "how often the first key is, rank correlation of the weights, relative variation of the largest weight."
         )
-        picture = head_map("Share of the top keys that stay", "overlap", self.places, self.table["overlap"].tolist())
         trust = (
-            "a head is trusted where the lower end of the 95% interval of its overlap over documents is at least the "
-            "threshold",
+            "a head is trusted where the lower end of the 95% interval of its overlap reaches the threshold",
             "a key of the replaced text may have more weight than all candidates; the overlap does not count it",
         )
-        documents = f"{len(self.found)} documents, {self.contexts} contexts of {self.keys:,} tokens before each"
-        section = Section("Every head", lead, [picture, shown_table("Least stable first", {}, rows, 12)])
+        picture = head_map("Share of the top keys that stay", "overlap", self.places, self.table["overlap"].tolist())
+        section = Section("Every head", lead, [picture, harness.shown_table("Least stable first", {}, rows, 12)])
+        size = f"{len(self.found)} documents, {self.contexts} contexts of {self.keys:,} tokens before each"
         title = f"Stability of top keys in {self.model}"
-        return View(title, f"{self.corpus} · {documents}", verdict, [section], trust=trust)
+        return View(title, f"{self.corpus} · {size}", verdict, [section], trust=trust)
 
 
 def stability(
@@ -119,22 +116,20 @@ def stability(
     loaded, _, ids = open_some(model, corpus, documents + contexts, length, special=special, seed=seed, device=device)
     texts = ids[documents:, :keys].to(loaded.model.device)
     candidates = slice(keys, length - queries)
-    places: list[tuple[int, int]] = []
+    layers: list[tuple[int, Array]] = []
 
-    def document(which: int) -> dict[str, Array]:
-        layers: list[Array] = []
+    def take(captured: Captured) -> None:
+        layers.append((captured.layer, _stability(_weights(captured, queries)[..., candidates], top)))
 
-        def take(captured: Captured) -> None:
-            layers.append(_stability(_weights(captured, queries)[..., candidates], top))
-            places.extend((captured.layer, head) for head in range(len(layers[-1])) if which == 0)
-
-        end = ids[which, keys:].to(texts).expand(contexts, -1)
+    found = []
+    for done, end in enumerate(ids[:documents, keys:].to(texts)):
+        layers.clear()
         with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
-            run_until_last_attention(input_ids=torch.cat((texts, end), 1))
-        return {"found": np.concatenate(layers)}
-
-    found = Checkpoint().each({}, documents, document, progress=progress)["found"]
-    return Stability(loaded.name, corpus, keys, tail, top, contexts, trust, tuple(places), found)
+            run_until_last_attention(input_ids=torch.cat((texts, end.expand(contexts, -1)), 1))
+        found.append(np.concatenate([measures for _, measures in layers]))
+        progress(done + 1, documents)
+    places = tuple((layer, head) for layer, measures in layers for head in range(len(measures)))
+    return Stability(loaded.name, corpus, keys, tail, top, contexts, trust, places, np.stack(found))
 
 
 def _weights(captured: Captured, queries: int) -> Tensor:

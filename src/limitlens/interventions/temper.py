@@ -14,8 +14,8 @@ from limitlens.arrays import pd, torch
 from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import InputError, Progress
 from limitlens.estimate import Estimate
-from limitlens.interventions.harness import DocumentResult, estimate_table, open_model, read_documents, shown_table
-from limitlens.interventions.planting import Axes, Planted, join_axes, plant_all, read_axes
+from limitlens.interventions import harness
+from limitlens.interventions.planting import Axes, Planted, plant_all, read_axes
 from limitlens.interventions.reader import Reader
 from limitlens.interventions.temper_fit import FitOptions, FittedExponents, fit_exponents
 from limitlens.models import LoadedModel, open_corpus
@@ -23,7 +23,7 @@ from limitlens.models.exponents import Exponents, Factor, identity
 from limitlens.models.rope_scaling import ROPE_SCALINGS, rope_scaled
 from limitlens.report.text import join, sentence
 from limitlens.report.view import Axis, Block, Figure, Guide, Section, View, head_map, look, points
-from limitlens.statistics.documents import Statistic, paired_mean
+from limitlens.statistics.documents import paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
 AXES = ("log_perplexity", "far")  # nats of plain text at the end of the context, and of passages repeated from far away
@@ -44,7 +44,7 @@ MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Temper(DocumentResult):
+class Temper(harness.DocumentResult):
     """Result of `limitlens.temper`: fitted exponents, and all schedules of score factors on held-out documents."""
 
     kind, file = "temper", "schedules"
@@ -79,7 +79,7 @@ class Temper(DocumentResult):
     @property
     def warnings(self) -> list[str]:
         """Warnings for the view: one if the run was interrupted, otherwise none."""
-        return ["the run was interrupted: it holds the finished fits and documents"] if self.interrupted else []
+        return ["the run was interrupted: it holds the finished fits and documents"] * self.interrupted
 
     @cached_property
     def winners(self) -> list[str]:
@@ -103,14 +103,13 @@ class Temper(DocumentResult):
     def table(self) -> pd.DataFrame:
         """Nats of plain text and of far passages, minus YaRN's factor too: one row per text and schedule of factors."""
         tables = []
+        columns = [f"{axis}{end}" for axis in AXES for end in ("", "_against_yarn")]
         for text, found in self.by_document.items():
-            numbers: dict[str, tuple[Statistic, Any]] = {}
-            for axis in AXES:
-                values = {name: axes.values(axis, self.trained) for name, axes in found.items()}
-                own = np.stack(list(values.values()), 1)  # (documents, schedules)
-                numbers[axis] = np.asarray, own
-                numbers[f"{axis}_against_yarn"] = np.asarray, own - values["yarn"][:, None]
-            tables.append(estimate_table(numbers, text=[text], schedule=found))
+            rows = [[axes.values(axis, self.trained) for axis in AXES] for axes in found.values()]
+            nats = np.array(rows).transpose(2, 0, 1)  # (documents, schedules, AXES)
+            pairs = np.stack([nats, nats - nats[:, [[*found].index("yarn")]]], -1)
+            numbers = pairs.reshape(*nats.shape[:2], -1)
+            tables.append(harness.estimate_table(numbers, columns, text=[text], schedule=found))
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     def document(self) -> dict[str, Any]:
@@ -134,7 +133,7 @@ class Temper(DocumentResult):
         for text in self.by_document:
             rows = self.table[self.table["text"] == text].sort_values("far").drop(columns="text")
             rows["schedule"] = rows["schedule"].map(label)
-            blocks.append(shown_table(f"All schedules on both axes: {self._where(text)}", HEADINGS, rows))
+            blocks.append(harness.shown_table(f"All schedules on both axes: {self._where(text)}", HEADINGS, rows))
         axes_lead = (
             "ln perplexity of plain text at the end of the context; nats per token of passages repeated from further "
             "away than the trained window (far); lower is better. Means over documents ± standard errors; differences "
@@ -144,11 +143,13 @@ class Temper(DocumentResult):
             "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by (p/n₀)^γ. "
             "The exponent of a head that does not influence the loss means nothing."
         )
-        verdict = (
+        sections = [
+            Section("Perplexity and retrieval", axes_lead, blocks),
+            Section("Exponents", exponents_lead, self.maps()),
+        ]
+        measured = (
             f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, under every "
-            f"schedule of score factors; documents: {join(documents) or 'none'}.",
-            self._finding(),
-            self._advice(),
+            f"schedule of score factors; documents: {join(documents) or 'none'}."
         )
         trust = (
             "perplexity alone rewards forgetting: a model that ignores distant tokens predicts plain text better, and "
@@ -159,27 +160,19 @@ class Temper(DocumentResult):
             "a schedule counts as a gain where it beats YaRN's factor, in both readings, on both axes and every text, "
             "beyond 95% Student intervals over documents",
         )
-        return View(
-            title=f"Score factors for {self.model} beyond its context",
-            subtitle=f"{self.trained:,} to {self.to:,} tokens, rope scaling: {self.rope_scaling}",
-            verdict=verdict,
-            sections=[
-                Section("Perplexity and retrieval", axes_lead, blocks),
-                Section("Exponents", exponents_lead, self.maps()),
-            ],
-            warnings=self.warnings,
-            trust=trust,
-        )
+        title = f"Score factors for {self.model} beyond its context"
+        subtitle = f"{self.trained:,} to {self.to:,} tokens, rope scaling: {self.rope_scaling}"
+        verdict = measured, self._finding(), self._advice()
+        return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=trust)
 
     def frontier(self, text: str) -> Figure:
         """Figure of retrieval against perplexity on a text, as differences of each schedule to YaRN's factor."""
-        rows = self.table[self.table["text"] == text].to_dict("records")
         series = []
-        for place, row in enumerate(rows):
+        for place, row in enumerate(self.table[self.table["text"] == text].to_dict("records")):
             colour, dash = look(place)
-            name, x, y = label(row["schedule"]), row["log_perplexity_against_yarn"], row["far_against_yarn"]
-            bar = row["far_against_yarn_stderr"]
-            series.append(points(name, [x], [y], colour, [bar], dash=dash, positive=False))
+            x, y = ([row[f"{axis}_against_yarn"]] for axis in AXES)
+            bar = [row["far_against_yarn_stderr"]]
+            series.append(points(label(row["schedule"]), x, y, colour, bar, dash=dash, positive=False))
         axes = Axis("ln perplexity at the end, minus YaRN's"), Axis("nats of far passages, minus YaRN's")
         guides = Guide("left: better prediction", x=0), Guide("below: better retrieval", y=0)
         return Figure(f"Frontier: {self._where(text)}", *axes, series, guides, height=400)
@@ -193,7 +186,6 @@ class Temper(DocumentResult):
         ]
 
     def _finding(self) -> str:
-        """Sentences for the view that say which fit, if any, beats YaRN's factor."""
         if not self.by_document:
             return "No document was read: nothing is known of either axis."
         where = join([self._where(name) for name in self.by_document])
@@ -210,7 +202,6 @@ class Temper(DocumentResult):
         )
 
     def _advice(self) -> str:
-        """Sentences for the view that say which fit to apply and which not to use."""
         advice = "Keep YaRN's factor, or truncate where nothing far away is needed."
         if self.winners:
             file = f"{self.winners[0]}.json"
@@ -222,9 +213,6 @@ class Temper(DocumentResult):
 
     def _where(self, text: str) -> str:
         return Path(self.texts[text]).name
-
-    def __repr__(self) -> str:
-        return f"<Temper of {self.model}: {self.trained:,} to {self.to:,} tokens, {len(self.fits)} fits>"
 
 
 def label(name: str) -> str:
@@ -267,7 +255,7 @@ def temper(
         raise InputError(f"rope_scaling is {rope_scaling!r}; expected one of {', '.join(ROPE_SCALINGS)}")
     for name in (text, other or text):
         open_corpus(name)
-    loaded = open_model(model, device, head=True)
+    loaded = harness.open_model(model, device, head=True)
     window = trained or loaded.positions
     if window is None or to <= window:
         raise InputError(
@@ -278,13 +266,13 @@ def temper(
     with rope_scaled(reader.stack, rope_scaling, to / window, window):
         pass  # refuse a model without rotary positions before anything is read
     most, least = FIT_DOCUMENTS + CHECK_DOCUMENTS + documents, 1 + CHECK_DOCUMENTS + MIN_TEST_DOCUMENTS
-    ids = read_documents(loaded, text, to, most, least)
+    ids = harness.read_documents(loaded, text, to, most, least)
     count = min(FIT_DOCUMENTS, len(ids) - CHECK_DOCUMENTS - MIN_TEST_DOCUMENTS)
     texts = {"fitted": text}
     held_out = {"fitted": plant_all(ids[count + CHECK_DOCUMENTS :][:documents], window, seed)}
     if other is not None:
         texts["other"] = other
-        others = read_documents(loaded, other, to, documents, MIN_TEST_DOCUMENTS)
+        others = harness.read_documents(loaded, other, to, documents, MIN_TEST_DOCUMENTS)
         held_out["other"] = plant_all(others, window, seed + 100)
     where = torch.cuda.get_device_name(reader.device) if reader.half else reader.device.type
     precision = "bfloat16" if reader.half else "float32"
@@ -294,49 +282,38 @@ def temper(
     forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count) + readings
     check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
+    course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed}
     for number, options in enumerate(fits):
-
-        def report(step: int, done: int = number) -> None:
-            progress(done + step / steps, total)
-
+        course["progress"] = lambda step, done=number: progress(done + step / steps, total)
         with rope_scaled(reader.stack, rope_scaling, to / window, window):
-            course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed, "progress": report}
             fitted = fit_exponents(reader, ids[:count], ids[count], window, options, **course)
         made = replace(made, fits={**made.fits, options.name: fitted}, interrupted=fitted.interrupted)
         keep(replace(made, interrupted=True))
         if made.interrupted:
             return made
-    return _measure(made, reader, held_out, progress, keep)
-
-
-def _measure(
-    made: Temper,
-    reader: Reader,
-    held_out: dict[str, list[Planted]],
-    progress: Progress,
-    keep: Callable[[Temper], object],
-) -> Temper:
-    """Add to `made` the nats of held-out documents: each is read under all schedules before the next one (paired)."""
-    factors = _factors(made, reader)
-    rounds = max(map(len, held_out.values()))
     try:
-        for row in range(rounds):
-            for text in [text for text, documents in held_out.items() if row < len(documents)]:
-                document = held_out[text][row]
-                with reader.acting(None):
-                    read = {"truncated": read_axes(reader, document, made.trained, truncated=True)}
-                with rope_scaled(reader.stack, made.rope_scaling, made.to / made.trained, made.trained):
-                    for name, factor in factors.items():
-                        with reader.acting(factor):
-                            read[name] = read_axes(reader, document, made.trained)
-                before = made.by_document.get(text, {})
-                axes = {name: join_axes(before.get(name), more) for name, more in read.items()}
-                made = replace(made, by_document={**made.by_document, text: axes})
+        for row in range(total - len(fits)):
+            for name, planted in held_out.items():
+                made = _measured(made, reader, name, planted[row]) if row < len(planted) else made
             keep(replace(made, interrupted=True))
-            progress(len(made.fits) + row + 1, len(made.fits) + rounds)
+            progress(len(fits) + row + 1, total)
     except KeyboardInterrupt:
         return replace(made, interrupted=True)
     return made
+
+
+def _measured(made: Temper, reader: Reader, text: str, document: Planted) -> Temper:
+    """Add to `made` the nats of one held-out document of a text under all schedules, truncation first."""
+    with reader.acting(None):
+        read = [read_axes(reader, document, made.trained, truncated=True)]
+    factors = _factors(made, reader)
+    variants = map(reader.acting, factors.values())
+    with rope_scaled(reader.stack, made.rope_scaling, made.to / made.trained, made.trained):
+        read += harness.read_under(variants, lambda: read_axes(reader, document, made.trained))
+    before = made.by_document.get(text)
+    more = dict(zip(("truncated", *factors), read, strict=True))
+    axes = more if before is None else {name: Axes.joined([before[name], more[name]]) for name in more}
+    return replace(made, by_document={**made.by_document, text: axes})
 
 
 def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:

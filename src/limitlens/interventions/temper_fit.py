@@ -93,26 +93,22 @@ def fit_exponents(
     check_document = with_roles(check, documents[0], np.random.default_rng(seed))
     taken: list[Step] = []
     checks: list[Step] = []
-    best = float("inf")
-    best_parameters = gamma, offset
-    rounds_without_improvement = 0
+    losses: list[float] = []  # at each check
+    parameters: list[tuple[Tensor, Tensor]] = []  # at each check
     squared_gradient = torch.zeros(shape)
 
     def run_check(number: int) -> None:
-        nonlocal best, best_parameters, rounds_without_improvement
         with torch.no_grad(), reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
             loss, parts = _loss(reader, number, *check_document, trained, weight)
         checks.append(parts)
-        rounds_without_improvement += 1
-        if float(loss) < best:
-            best = float(loss)
-            best_parameters = gamma.detach().clone(), offset.detach().clone()
-            rounds_without_improvement = 0
+        losses.append(float(loss))
+        parameters.append((gamma.detach().clone(), offset.detach().clone()))
 
     with held_interrupt() as interrupt, reader.recomputing():
         run_check(0)
         for number in range(steps):
-            if interrupt.asked or rounds_without_improvement >= PATIENCE:
+            best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+            if interrupt.asked or len(losses) - 1 - best >= PATIENCE:
                 break
             which = number % len(documents)
             other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
@@ -131,11 +127,11 @@ def fit_exponents(
             if (number + 1) % len(documents) == 0 or number + 1 == steps:
                 run_check(number + 1)
         stopped = interrupt.asked
-    fitted = [part.detach().expand(full).cpu().double().numpy().copy() for part in best_parameters]
-    felt = (squared_gradient / max(len(taken), 1)).sqrt().expand(full).double().numpy().copy()
-    constants = fitted[1] if options.constant else None
-    course = tuple(taken), tuple(checks)
-    return FittedExponents(options.level, weight, fitted[0], constants, felt, *course, interrupted=stopped)
+    best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+    tensors = *parameters[best], (squared_gradient / max(len(taken), 1)).sqrt()
+    exponents, constants, felt = (tensor.expand(full).cpu().double().numpy().copy() for tensor in tensors)
+    arrays = exponents, constants if options.constant else None, felt
+    return FittedExponents(options.level, weight, *arrays, tuple(taken), tuple(checks), interrupted=stopped)
 
 
 def yarn_exponent(trained: int, to: int) -> float:
@@ -145,8 +141,7 @@ def yarn_exponent(trained: int, to: int) -> float:
 
 def _loss(reader: Reader, number: int, ids: Tensor, role: Tensor, trained: int, weight: float) -> tuple[Tensor, Step]:
     """Loss of a document (n,) beyond the trained window, and its parts; `role` (n,) marks the repeated tokens."""
-    with reader.precision():
-        cost = reader.cost(reader.hidden(ids), ids, trained)
+    cost = reader.losses(ids, trained)
     role = role[trained:].to(cost.device)
     plain = cost[role == 0].mean()
     again = cost[role == 1]

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from limitlens.errors import InputError
+from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.record import from_json
 
 AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a page compares several pairs
@@ -22,11 +23,9 @@ AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a p
 class Number:
     """A number that a reproduced experiment measured, with the published values of the same quantity."""
 
-    value: float
-    stderr: float | None = None  # None for an exact number
+    value: Estimate  # the standard error of an exact number is NaN
     published: float | None = None  # published formula at the parameters of this run
-    as_published: float | None = None  # computed with the definitions of the published code
-    as_published_stderr: float | None = None
+    as_published: Estimate = UNKNOWN  # computed with the definitions of the published code
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Claim:
     def verdict(self, number: Number) -> tuple[float | None, str]:
         """Published value to compare our `number` with, and the verdict in words: agrees, differs or not comparable."""
         theirs = self.published if number.published is None else number.published
-        if theirs is None or math.isnan(number.value):
+        if theirs is None or not number.value.known:
             return theirs, "no number to compare" if theirs is None else "not known at these sizes"
-        gap = number.value - theirs
-        errors = AGREE_STDERRS * (number.stderr or 0.0)
+        gap = number.value.value - theirs
+        errors = 0.0 if math.isnan(number.value.stderr) else AGREE_STDERRS * number.value.stderr
         beyond = {"equal": abs(gap), "at least": -gap, "at most": gap, "below": gap + 2 * errors}[self.test]
         if beyond <= errors:
             outcome = "agrees within errors" if beyond > 0 else "agrees"
@@ -62,7 +61,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published experiment: title, paper, parameters there and here, figure, and claims by name."""
+    """A published experiment: its paper, parameters in the paper and in this library, figure, and claims by name."""
 
     title: str
     shows: str  # subject of the experiment, in one sentence

@@ -8,19 +8,20 @@ import torch
 from scipy import stats
 
 from limitlens.errors import Array, InputError
+from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.experiments.hardmax import softmax_line
 from limitlens.interventions.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projector
 from limitlens.models.windows import open_windows
 from limitlens.probing.probe import probe
 from limitlens.published.catalogue import Number
-from limitlens.published.protocol import Projected, error_rows, moments, slopes
+from limitlens.published.protocol import MOMENTS, Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.statistics.documents import paired_mean
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.theory.rates import rate_drawn, rate_sharp
 
-MOMENTS = ("mean", "covariance")
 CHANCE = 0.0228  # probability of a normal number beyond two standard errors on one side
 MAX_RATE_STDERR = 0.1  # a rate with a larger standard error is dropped
 
@@ -30,30 +31,30 @@ def bert_layers(
 ) -> None:  # fmt: skip
     """Measure the rates of the mean and covariance of every head's outputs, against the horizon of the head."""
     loaded, windows = _open(model, corpus, tokens, options["window"])
-    options |= {"seed": work.seed, "progress": work.progress}
-    run = work.whole(probe(loaded, corpus, windows.tokens, **options))
+    run = work.whole(probe(loaded, corpus, windows.tokens, seed=work.seed, progress=work.progress, **options))
     horizons = np.array([head.horizon for head in run.records])
     layers = _as_published(work, loaded, windows, **protocol) if work.as_published else None
-    work.numbers["tokens"] = Number(run.tokens)
+    work.numbers["tokens"] = Number(Estimate(run.tokens))
     for place, name in enumerate(MOMENTS, 1):
         found, bars = _rates([head.moment_curves.get(name) for head in run.records])
         known = np.isfinite(found)
         drawn = np.array([rate_drawn(value) for value in horizons])
-        theirs = () if layers is None else _rank(layers[0], layers[place])
-        work.numbers[f"{name}_known"] = Number(int(known.sum()))
-        work.numbers[f"{name}_rank"] = Number(*_rank(horizons[known], found[known]), None, *theirs)
-        slow = (found + 2 * bars < drawn)[known].mean()
-        work.numbers[f"{name}_bound"] = Number(float(slow), float(np.sqrt(CHANCE * (1 - CHANCE) / known.sum())), CHANCE)
+        theirs = UNKNOWN if layers is None else _rank(layers[0], layers[place])
+        slow = Estimate((found + 2 * bars < drawn)[known].mean(), np.sqrt(CHANCE * (1 - CHANCE) / known.sum()))
+        work.numbers[f"{name}_known"] = Number(Estimate(known.sum()))
+        work.numbers[f"{name}_rank"] = Number(_rank(horizons[known], found[known]), None, theirs)
+        work.numbers[f"{name}_bound"] = Number(slow, CHANCE)
         for label, line in (("drawn", drawn), ("sharp", [rate_sharp(value) for value in horizons]), ("half", 0.5)):
-            work.numbers[f"{name}_{label}_miss"] = Number(*_mean(np.abs(found - line)[known]))
+            miss = np.abs(found - line)[known]
+            work.numbers[f"{name}_{label}_miss"] = Number(paired_mean(miss) if len(miss) > 1 else UNKNOWN)
         work.draw(f"{name}, each head", horizons[known], found[known], bars[known])
         if layers is not None:
             work.draw(f"{name}, each layer as published", layers[0], layers[place])
     if layers is not None:
         ours = [max(head.horizon or 0 for head in run.records if head.layer == row) for row in range(len(layers[0]))]
-        work.numbers["horizon"] = Number(float(np.median(ours)), as_published=float(np.median(layers[0])))
-        work.numbers["half_shift"] = Number(0.0, as_published=float(np.abs(layers[3]).mean()))
-        work.numbers["slope_stderr"] = Number(float(layers[4].mean()), as_published=float(layers[5].mean()))
+        work.numbers["horizon"] = Number(Estimate(np.median(ours)), None, Estimate(np.median(layers[0])))
+        work.numbers["half_shift"] = Number(Estimate(0.0), None, Estimate(np.abs(layers[3]).mean()))
+        work.numbers["slope_stderr"] = Number(Estimate(layers[4].mean()), None, Estimate(layers[5].mean()))
     fine = np.geomspace(horizons.min(), horizons.max() if layers is None else layers[0].max(), 60)
     work.draw("1/(2(1+H²)), drawn", fine, map(rate_drawn, fine), line=True)
 
@@ -92,10 +93,10 @@ def window_random(
     for way, legend in enumerate((f"window + {random} random", "random alone")):
         for place, name in enumerate(MOMENTS):
             found = rows[:, way, place]
-            one = -float(np.polyfit(np.log(sizes), np.log(found[0]), 1)[0])
-            work.numbers[f"{('window', 'random')[way]}_{name}"] = Number(*slopes(sizes, found)[0], None, one)
+            first = Estimate(-np.polyfit(np.log(sizes), np.log(found[0]), 1)[0])  # the released code reads one text
+            work.numbers[f"{('window', 'random')[way]}_{name}"] = Number(slopes(sizes, found)[0], None, first)
             work.draw(f"{name}, {legend}", sizes, found.mean(0), found.std(0, ddof=1) / np.sqrt(len(found)))
-    work.numbers["excess"] = Number(*_mean(rows[:, 0, 0, -1] / rows[:, 1, 0, -1]))
+    work.numbers["excess"] = Number(paired_mean(rows[:, 0, 0, -1] / rows[:, 1, 0, -1]))
 
 
 def horizon_ablation(
@@ -111,11 +112,9 @@ def horizon_ablation(
     for factor in work.each(grid.tolist()):
         run = work.whole(probe(loaded, corpus, windows.tokens, score_scale=factor, seed=work.seed, **options))
         predicted.append(np.median([head.predicted_rates["rate_rms_output"] for head in run.records]))
-        ways = (
-            [head.moment_curves.get("mean") for head in run.records],
-            [head.curve_without_sink for head in run.records],
-        )
-        each = [found[np.isfinite(found)] for found in (_rates(way)[0] for way in ways)]
+        means = [head.moment_curves.get("mean") for head in run.records]
+        outputs = [head.curve_without_sink for head in run.records]
+        each = [found[np.isfinite(found)] for found in (_rates(curves)[0] for curves in (means, outputs))]
         medians.append([(np.median(one), 1.2533 * one.std() / np.sqrt(len(one))) for one in each])
     for place, name in enumerate(("mean", "output")):
         _follow(work, f"heads_{name}", f"real heads, {name}", grid, np.array(medians)[:, place])
@@ -131,24 +130,27 @@ def downstream(
     if corpus is None:
         raise InputError("'downstream' was given no labelled documents; expected some, so pass corpus='reviews'")
     options: dict[str, Any] = {"test": test, "train": train, "window": window, "seed": work.seed}
-    found = work.whole(classify(model, corpus, keys, progress=work.progress or (lambda *done: None), **options))
-    groups = [rows for _, rows in found.table.groupby("documents", sort=False)]
+    found = work.whole(classify(model, corpus, keys, progress=work.progress, **options))
+    groups = [rows for _, rows in found.table.groupby("documents", sort=False)]  # all documents, thirds by horizon
     for rows in groups:
         work.draw(rows["documents"].iloc[0], rows["keys"], rows["agreement"], rows["agreement_stderr"])
-    few, many = groups[0].iloc[0], groups[0].iloc[-1]
-    work.numbers["accuracy_whole"] = Number(*_mean(found.outcomes[:, 0, 4]))
-    for key, row, name in (("accuracy_few", few, "accuracy"), ("agreement_few", few, "agreement"),
-                           ("agreement_many", many, "agreement")):  # fmt: skip
-        work.numbers[key] = Number(float(row[name]), float(row[f"{name}_stderr"]))
-    low, high = groups[1].iloc[0], groups[-1].iloc[0]
-    stderr = float(np.hypot(low["agreement_stderr"], high["agreement_stderr"]))
-    work.numbers["agreement_gap"] = Number(float(high["agreement"] - low["agreement"]), stderr)
+    few, many, low, high = (groups[which].iloc[place] for which, place in ((0, 0), (0, -1), (1, 0), (-1, 0)))
+    gap_stderr = np.hypot(low["agreement_stderr"], high["agreement_stderr"])
     fits = []
     for rows in (groups[1], groups[-1]):
         error, bars = (rows[name].to_numpy() for name in ("margin_error", "margin_error_stderr"))
         fit, cov = np.polyfit(np.log(rows["keys"]), np.log(error), 1, w=error / bars, cov="unscaled")
         fits.append((-fit[0], cov[0, 0]))
-    work.numbers["rate_gap"] = Number(float(fits[1][0] - fits[0][0]), float(np.sqrt(fits[0][1] + fits[1][1])))
+    (low_rate, low_variance), (high_rate, high_variance) = fits
+    numbers = {
+        "accuracy_whole": paired_mean(found.outcomes[:, 0, 4]),
+        "accuracy_few": Estimate(few["accuracy"], few["accuracy_stderr"]),
+        "agreement_few": Estimate(few["agreement"], few["agreement_stderr"]),
+        "agreement_many": Estimate(many["agreement"], many["agreement_stderr"]),
+        "agreement_gap": Estimate(high["agreement"] - low["agreement"], gap_stderr),
+        "rate_gap": Estimate(high_rate - low_rate, np.sqrt(low_variance + high_variance)),
+    }
+    work.numbers |= {key: Number(value) for key, value in numbers.items()}
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, published: float | None = None) -> None:
@@ -156,15 +158,16 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, publ
 
     p is 1 if β = 1/(1 + (αH)²), H the horizon. `found` (factors, 2) holds rates and standard errors, by `factors` α.
     """
-    (slope, bars), p = found.T, Number(np.nan)
+    slope, bars = found.T
+    p = UNKNOWN
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
     if use.sum() >= 3:
         weight = slope * (1 - slope) / bars
         x, y = np.log(factors[use] ** 2), np.log(1 / slope[use] - 1)
         fit, covariance = np.polyfit(x, y, 1, w=weight[use], cov=True)  # standard errors from the residuals
-        p = Number(float(fit[0]), float(np.sqrt(covariance[0, 0])))
-    work.numbers |= {f"{key}_exponent": p, f"{key}_last": Number(float(slope[-1]), float(bars[-1]), published)}
+        p = Estimate(fit[0], np.sqrt(covariance[0, 0]))
+    work.numbers |= {f"{key}_exponent": Number(p), f"{key}_last": Number(Estimate(slope[-1], bars[-1]), published)}
 
 
 def _open(
@@ -173,33 +176,22 @@ def _open(
     """Load the model, and cut up to `tokens` tokens of the corpus into windows, of which there must be `least`."""
     loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
     if found.count < least:
-        raise InputError(
-            f"the corpus {corpus!r} holds {found.count} windows of {found.length} tokens; expected at least {least}, "
-            "so give more text"
-        )
+        given = f"the corpus {corpus!r} holds {found.count} windows of {found.length} tokens"
+        raise InputError(f"{given}; expected at least {least}, so give more text")
     return loaded, found
 
 
-def _rates(curves: Sequence[ErrorCurve | None]) -> tuple[Array, Array]:
-    """Fitted rates of error curves and their standard errors; NaN without a fit, or for a large standard error."""
-    known = [curve.rate if curve is not None else None for curve in curves]
-    rates = [
-        (rate.slope, rate.stderr) if rate and rate.stderr < MAX_RATE_STDERR else (np.nan, np.nan) for rate in known
-    ]
-    return np.array(rates)[:, 0], np.array(rates)[:, 1]
+def _rates(curves: Sequence[ErrorCurve | None]) -> Array:
+    """Fitted rates of error curves and their standard errors, (2, curves); NaN without a fit or for a large error."""
+    rates = [curve.rate if curve is not None else None for curve in curves]
+    found = [(rate.slope, rate.stderr) if rate is not None else (np.nan, np.nan) for rate in rates]
+    return np.where(np.array(found)[:, 1] < MAX_RATE_STDERR, np.transpose(found), np.nan)
 
 
-def _rank(a: Array, b: Array) -> tuple[float, float]:
+def _rank(a: Array, b: Array) -> Estimate:
     """Spearman's rank correlation of `a` and `b`, and its standard error (Fisher's transform)."""
     found = float(stats.spearmanr(a, b).statistic)
-    return found, float((1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
-
-
-def _mean(values: Array) -> tuple[float, float]:
-    """Mean of independent values and the standard error of the mean; NaN for fewer than two values."""
-    return (
-        (float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))) if len(values) > 1 else (np.nan,) * 2
-    )
+    return Estimate(found, (1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
 
 
 def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
@@ -240,5 +232,5 @@ def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str,
         sample = draw(counts[-1])
         right, low = (float((moments(sample, half)[0] - moments(parts)[0]).norm()) for half in (False, True))
         (mean, theirs), (_, covariance) = (slopes(counts, part) for part in errors)
-        rows.append((horizon, theirs[0], covariance[0], low / right - 1, mean[1], theirs[1]))
+        rows.append((horizon, theirs.value, covariance.value, low / right - 1, mean.stderr, theirs.stderr))
     return np.array(rows).T

@@ -8,18 +8,17 @@ import torch
 
 from limitlens.attention.head import Head
 from limitlens.errors import Array
+from limitlens.estimate import Estimate
 from limitlens.experiments.hardmax import hardmax
 from limitlens.experiments.study import study
 from limitlens.measures import Gaussian, Sphere
 from limitlens.measures.base import Measure
 from limitlens.published.catalogue import Number
-from limitlens.published.protocol import Projected, error_rows, moments, slopes
+from limitlens.published.protocol import MOMENTS, Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
 from limitlens.theory.rates import rate_drawn, rate_sharp
-
-MOMENTS = ("mean", "covariance")
 
 
 def gaussian_horizon(
@@ -46,12 +45,13 @@ def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
     curve = found.hardmax.errors
     for label, place in (("first", 0), ("last", -1)):
-        n, value = curve.sizes[place], (float(curve.error[place]), float(curve.stderr[place]))
-        work.numbers[f"hardmax_{label}"] = Number(*value, published=hardmax_asymptotic(n))
-        work.numbers[f"finite_{label}"] = Number(*value, published=hardmax_finite(n))
+        error = Estimate(float(curve.error[place]), float(curve.stderr[place]))
+        work.numbers[f"hardmax_{label}"] = Number(error, hardmax_asymptotic(curve.sizes[place]))
+        work.numbers[f"finite_{label}"] = Number(error, hardmax_finite(curve.sizes[place]))
     if (rate := curve.rate) is not None:
-        work.numbers["evidence"] = Number(-rate.evidence)
-        work.numbers["log_exponent"] = Number(rate.log_exponent, rate.stderr / rate.slope * rate.log_exponent)
+        work.numbers["evidence"] = Number(Estimate(-rate.evidence))
+        exponent = Estimate(rate.log_exponent, rate.stderr / rate.slope * rate.log_exponent)
+        work.numbers["log_exponent"] = Number(exponent)
     for one in found.curves:
         work.draw(one.label, one.errors.sizes, one.errors.error, one.errors.stderr)
     work.draw("ln 4/(2√(2 ln n)), proved", curve.sizes, map(hardmax_asymptotic, curve.sizes), line=True)
@@ -68,17 +68,18 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
     curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
     horizons = np.array([curve.theory["horizon"] for curve in curves])
     theirs = horizons * np.sqrt(heads[0].key_dim)  # the released code's horizon lacks the 1/√k of the scores
-    work.numbers["horizon_high"] = Number(float(horizons[-1]), as_published=float(theirs[-1]))
+    work.numbers["horizon_high"] = Number(Estimate(horizons[-1]), None, Estimate(theirs[-1]))
     for name in MOMENTS:
         rates = [curve.rate(name) for curve in curves]
         found, bars = np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
         for label, place in (("low", 0), ("high", -1)):
-            drawn = rate_drawn(horizons[place])
-            work.numbers[f"{name}_{label}"] = Number(float(found[place]), float(bars[place]), published=drawn)
+            rate = Estimate(found[place], bars[place])
+            work.numbers[f"{name}_{label}"] = Number(rate, rate_drawn(horizons[place]))
+        stderr = np.nanmean(bars)  # all scales share their tokens, so their errors do not average out
         for label, line in (("drawn", rate_drawn), ("sharp", rate_sharp)):
             miss, missed = (np.nanmean(np.abs(found - [line(h) for h in at])) for at in (horizons, theirs))
-            stderr = float(np.nanmean(bars))  # all scales share their tokens, so their errors do not average out
-            work.numbers[f"{name}_{label}_miss"] = Number(float(miss), stderr, None, float(missed), stderr)
+            number = Number(Estimate(miss, stderr), None, Estimate(missed, stderr))
+            work.numbers[f"{name}_{label}_miss"] = number
         work.draw(name, horizons, found, bars)
         if work.as_published:
             work.draw(f"{name}, horizon as published", theirs, found, bars)
@@ -101,5 +102,5 @@ def _as_published(work: Work, head: Head, variance: float, sizes: str, replicate
     both = [error_rows(draw, limit, counts, replicates) for limit in (exact, moments(draw(reference)))]
     for place, name in enumerate(MOMENTS):
         (right, _), (own, theirs) = (slopes(counts, rows[place]) for rows in both)
-        work.numbers[f"{name}_sampled"] = Number(*right, None, *own)
-        work.numbers[f"{name}_stderr"] = Number(own[1], as_published=theirs[1])
+        work.numbers[f"{name}_sampled"] = Number(right, None, own)
+        work.numbers[f"{name}_stderr"] = Number(Estimate(own.stderr), None, Estimate(theirs.stderr))

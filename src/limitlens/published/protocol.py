@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from limitlens.errors import Array
+from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.statistics.error_curve import ErrorCurve
 
+MOMENTS = ("mean", "covariance")
 CHUNK = 512  # keys between two roundings of the running sums in the released code
 Moments: TypeAlias = tuple[Tensor, Tensor]
 Projected: TypeAlias = tuple[Tensor, ...]  # scaled queries, keys and values, each (heads, n, k)
@@ -38,8 +40,8 @@ def error_rows(
     return errors
 
 
-def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Rate and standard error fitted by us to errors `rows` (replicates, sizes), then both as the released code fits.
+def slopes(sizes: Sequence[int], rows: Array) -> tuple[Estimate, Estimate]:
+    """Rates of errors `rows` (replicates, sizes), with standard errors: by our fit, and as the released code fits.
 
     The released code fits log error against log n by weighted least squares. The weights are the inverse variances of
     the mean errors; the variance of the slope is rescaled by the residuals, so it does not depend on the scale of the
@@ -48,8 +50,8 @@ def slopes(sizes: Sequence[int], rows: Array) -> tuple[tuple[float, float], tupl
     rate = ErrorCurve.of(tuple(sizes), rows, moment=1).rate
     weight = rows.mean(0) / np.maximum(rows.std(0), 1e-12) * len(rows) ** 0.5
     fit, covariance = np.polyfit(np.log(sizes), np.log(rows.mean(0)), 1, w=weight, cov=True)
-    own = (np.nan, np.nan) if rate is None else (rate.slope, rate.stderr)
-    return own, (-float(fit[0]), float(np.sqrt(covariance[0, 0])))
+    ours = UNKNOWN if rate is None else Estimate(rate.slope, rate.stderr)
+    return ours, Estimate(-float(fit[0]), float(np.sqrt(covariance[0, 0])))
 
 
 def output(parts: Projected, half: bool = False) -> Tensor:

@@ -10,24 +10,9 @@ from typing import Any, TypeVar
 
 from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
-from limitlens.estimate import Estimate
-from limitlens.published.catalogue import Number, catalogue, named
+from limitlens.published.catalogue import Claim, Number, catalogue, named
 from limitlens.report.text import cell, plural
-from limitlens.report.view import (
-    Axis,
-    Cell,
-    Colour,
-    Figure,
-    Guide,
-    Section,
-    Series,
-    Table,
-    Text,
-    View,
-    line,
-    look,
-    points,
-)
+from limitlens.report.view import Axis, Colour, Figure, Guide, Section, Series, Table, Text, View, line, look, points
 from limitlens.results import Result
 
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
@@ -65,7 +50,7 @@ class Work:
 
     seed: int
     as_published: bool
-    progress: Progress | None = None
+    progress: Progress
     numbers: dict[str, Number] = field(default_factory=dict)
     drawn: list[Drawn] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -74,8 +59,7 @@ class Work:
         """Iterate over the steps of the experiment, reporting progress after each step."""
         for done, step in enumerate(steps):
             yield step
-            if self.progress is not None:
-                self.progress(done + 1, len(steps))
+            self.progress(done + 1, len(steps))
 
     def whole(self, result: T) -> T:
         """Return the result of one step and collect its warnings; an interrupted result ends the experiment."""
@@ -107,14 +91,14 @@ class Reproduction(Result):
     @property
     def table(self) -> pd.DataFrame:
         """One row per claim: our number, the published one, ours by the published code's definitions, and verdict."""
-        rows, claims = [], named(self.name).claims
-        for key, found in self.numbers.items():
-            theirs, verdict = claims[key].verdict(found)
-            own = {"claim": key, "ours": found.value, "stderr": found.stderr, "published": theirs}
-            more = {"as_published": found.as_published, "as_published_stderr": found.as_published_stderr}
-            rows.append(own | more | {"verdict": verdict, "says": claims[key].says, "where": claims[key].where})
-        numeric = dict.fromkeys(("ours", "stderr", "published", "as_published", "as_published_stderr"), float)
-        return pd.DataFrame(rows).astype(numeric)
+        rows = []
+        for key, claim, number, published, verdict in self._claims():
+            ours, theirs = number.value, number.as_published
+            numbers = (ours.value, ours.stderr, published, theirs.value, theirs.stderr)
+            rows.append((key, *numbers, verdict, claim.says, claim.where))
+        numeric = ["ours", "stderr", "published", "as_published", "as_published_stderr"]
+        table = pd.DataFrame(rows, columns=["claim", *numeric, "verdict", "says", "where"])
+        return table.astype(dict.fromkeys(numeric, float))
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Table of the claims with their verdicts, and table of the points of the figure, by file name."""
@@ -127,55 +111,48 @@ class Reproduction(Result):
     def view(self) -> View:
         """Page of the reproduction: figure, table of our numbers and the published ones, and parameters."""
         about = named(self.name)
-        rows = [self._row(key) for key in self.numbers]
+        rows: list[list[Any]] = []
+        for _, claim, number, published, outcome in self._claims():
+            test = "" if claim.test == "equal" else f"{claim.test} "
+            where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
+            rows.append([claim.says, number.value, where, *[number.as_published] * self.as_published, outcome])
         extra = ["with the published code"] if self.as_published else []
         columns = ["quantity", "ours", "published", *extra, "verdict"]
-        series = [one.series([other.line for other in self.drawn[:place]].count(one.line))
-                  for place, one in enumerate(self.drawn)]  # fmt: skip
+        table = Table("our numbers and the published ones", columns, rows)
+        agree, differ, other = (sum(row[-1].startswith(first) for row in rows) for first in VERDICTS)
+        verdict = (
+            about.shows,
+            f"Of {plural(agree + differ, 'claim')} with a published number or bound, {agree} agree and {differ} "
+            f"differ by more than three standard errors; {other} further numbers have no comparable published one.",
+            f"What to expect: {about.expect}",
+        )
+        lead = (
+            "Points have 95% intervals. Numbers that are published only in a figure are not read off it; formulas are "
+            "evaluated at the parameters of this run."
+        )
         names = dict.fromkeys([*about.published, *self.parameters])
         given = [(name, *(_shown(of.get(name)) for of in (about.published, self.parameters))) for name in names]
-        agree, differ, other = (sum(str(row[-1]).startswith(verdict) for row in rows) for verdict in VERDICTS)
-        axes = Axis(**about.figure["x"]), Axis(**about.figure["y"])
-        guides = [Guide(**guide) for guide in about.figure.get("guides", ())]
-        height = about.figure.get("height", 320)
-        figure = Figure(about.figure["title"], *axes, series, guides, height=height)
         parameters = Table("parameters", ("parameter", "published", "here"), given)
-        return View(
-            about.title,
-            f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s",
-            (
-                about.shows,
-                f"Of {plural(agree + differ, 'claim')} with a published number or bound, {agree} agree and {differ} "
-                f"differ by more than three standard errors; {other} further numbers have no comparable published one.",
-                f"What to expect: {about.expect}",
-            ),
-            [
-                Section(
-                    "Our numbers and the published ones",
-                    "Points have 95% intervals. Numbers that are published only in a figure are not read off it; "
-                    "formulas are evaluated at the parameters of this run.",
-                    [figure, Table("our numbers and the published ones", columns, rows)],
-                ),
-                Section(
-                    "Parameters",
-                    "Parameters of the publication and of this run, and where they differ on purpose.",
-                    [Text(about.deviations, listed=True), parameters],
-                ),
-            ],
-            warnings=self.warnings,
-        )
+        compared = "Parameters of the publication and of this run, and where they differ on purpose."
+        sections = [
+            Section("Our numbers and the published ones", lead, [self._figure(about.figure), table]),
+            Section("Parameters", compared, [Text(about.deviations, listed=True), parameters]),
+        ]
+        subtitle = f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s"
+        return View(about.title, subtitle, verdict, sections, warnings=self.warnings)
 
-    def _row(self, key: str) -> tuple[Cell, ...]:
-        """Row of the page's table of claims for the claim `key`: description, our number, published one, verdict."""
-        claim, number = named(self.name).claims[key], self.numbers[key]
-        published, verdict = claim.verdict(number)
-        test = "" if claim.test == "equal" else f"{claim.test} "
-        where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
-        own = (Estimate.of(number.as_published, number.as_published_stderr),) if self.as_published else ()
-        return (claim.says, Estimate.of(number.value, number.stderr), where, *own, verdict)
+    def _claims(self) -> list[tuple[str, Claim, Number, float | None, str]]:
+        """Name, claim, our number, published value and verdict of every claim that the experiment has measured."""
+        claims = named(self.name).claims
+        return [(key, claims[key], number, *claims[key].verdict(number)) for key, number in self.numbers.items()]
 
-    def __repr__(self) -> str:
-        return f"<Reproduction of {self.name}: {plural(len(self.numbers), 'number')}>"
+    def _figure(self, about: Mapping[str, Any]) -> Figure:
+        """Figure of the drawn series, with the title, axes, guides and height that the catalogue gives (`about`)."""
+        lines = [one.line for one in self.drawn]
+        series = [one.series(lines[:place].count(one.line)) for place, one in enumerate(self.drawn)]
+        guides = [Guide(**guide) for guide in about.get("guides", ())]
+        axes = Axis(**about["x"]), Axis(**about["y"])
+        return Figure(about["title"], *axes, series, guides, height=about.get("height", 320))
 
 
 def _shown(value: Any) -> str:
@@ -190,21 +167,19 @@ def listing() -> View:
     """View with a table of all published experiments that `limitlens reproduce` can run."""
     rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
     table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
-    return View(
-        "Published experiments",
-        "limitlens reproduce NAME; --quick for a small run, --as-published for the published code's own definitions",
-        (
-            "Each name runs one published experiment with its parameters.",
-            "A table compares our numbers with the published ones, with a verdict on every claim.",
-            "Run one with --quick first; --out DIR writes tables, figure and numbers, and limitlens report a page.",
-        ),
-        [Section("Experiments", "Minutes of processor time at full size.", [table])],
+    usage = "limitlens reproduce NAME; --quick for a small run, --as-published for the published code's own definitions"
+    verdict = (
+        "Each name runs one published experiment with its parameters.",
+        "A table compares our numbers with the published ones, with a verdict on every claim.",
+        "Run one with --quick first; --out DIR writes tables, figure and numbers, and limitlens report a page.",
     )
+    sections = [Section("Experiments", "Minutes of processor time at full size.", [table])]
+    return View("Published experiments", usage, verdict, sections)
 
 
 def reproduce(
-    name: str, quick: bool = False, *, as_published: bool = False, seed: int = 0, progress: Progress | None = None,
-    **changes: Any,
+    name: str, quick: bool = False, *, as_published: bool = False, seed: int = 0,
+    progress: Progress = lambda done, total: None, **changes: Any,
 ) -> Reproduction:  # fmt: skip
     """Reproduce a published experiment: our numbers and the published ones, a figure, and a verdict on each claim.
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from limitlens.estimate import Estimate
 from limitlens.experiments.heat_flow import heat_flow
 from limitlens.experiments.scaling import scaling_limits
 from limitlens.experiments.weight_samples import Quantity, sample_ordered
@@ -45,8 +46,9 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
     leak = rows[-1].collapse.one_minus_top_weight
     work.numbers["effective_keys"] = _number(rows[0].averaging.effective_sample_size)
     work.numbers["critical"] = _number(shared[thetas.index(1)])
-    work.numbers |= {} if leak is None else {"leak": _number(leak)}
-    work.numbers["growth"] = Number(growth, published=2 / (dim - 1))
+    if leak is not None:
+        work.numbers["leak"] = _number(leak)
+    work.numbers["growth"] = Number(Estimate(growth), 2 / (dim - 1))
 
 
 def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: float, n: int) -> None:
@@ -85,10 +87,9 @@ def critical_log_n(
     for (gamma, stderr), n in zip(np.moveaxis(found, 1, 0), sizes, strict=True):
         work.draw(f"n = {n:,}", correlations, gamma / left, stderr / left)
     work.draw("1/(1−ρ)", fine := np.linspace(0, max(correlations), 60), 1 / (1 - fine), line=True)
-    work.numbers |= {f"transition_{r:g}": Number(*found[:, -1, place]) for place, r in enumerate(correlations)}
-    work.numbers["transition_few"] = Number(*found[:, 0, 0])
+    last = {f"transition_{rho:g}": found[:, -1, place] for place, rho in enumerate(correlations)}
+    work.numbers |= {key: Number(Estimate(*one)) for key, one in {**last, "transition_few": found[:, 0, 0]}.items()}
 
 
 def _number(found: Quantity) -> Number:
-    measured = found.measured
-    return Number(measured.value, measured.stderr if measured.stderr > 0 else None, found.predicted)
+    return Number(found.measured if found.measured.stderr > 0 else Estimate(found.measured.value), found.predicted)
