@@ -20,19 +20,9 @@ from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.estimate import Estimate
+from limitlens.experiments import weight_samples
 from limitlens.experiments.real_keys import RealKeys, real_keys
-from limitlens.experiments.weight_samples import (
-    MOST_DRAWN,
-    Quantity,
-    WeightSample,
-    check_count,
-    check_replicates,
-    sample_direct,
-    sample_ordered,
-    sample_weights,
-    sampled,
-    verified,
-)
+from limitlens.experiments.weight_samples import MOST_DRAWN, Quantity, WeightSample, sampled, verified
 from limitlens.record import to_json
 from limitlens.report.text import falling, short
 from limitlens.report.view import Axis, Figure, Section, Table, View, line, points
@@ -40,9 +30,8 @@ from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, weights
 from limitlens.theory.scaling.control import Regime
-from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law
+from limitlens.theory.scaling.laws import GapLaw, named_law
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
-from limitlens.theory.scaling.weights import mean_inverse_top, mean_top
 
 KEY_SECONDS = 1e-6  # to draw one key
 MOST_DIM = 400  # the weights of keys on a sphere of higher dimension overflow float64
@@ -73,7 +62,6 @@ FORMULAS = {
     },
     "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
 }
-_MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond which the result warns
 
@@ -211,24 +199,11 @@ class ScalingLimits(Result):
 
 
 def scaling(
-    *,
-    dim: int = 5,
-    n: float = 10_000,
-    theta: float | None = None,
-    beta: float | None = None,
-    law: str = "uniform",
-    concentration: float = 5.0,
-    cosine: float = 1.0,
-    sub: int = 2,
-    power: float = 1.0,
-    keys: ArrayLike | str | Path | None = None,
-    queries: ArrayLike | str | Path | None = None,
-    neighbours: int | None = None,
-    normalise: bool = False,
-    replicates: int = 2000,
-    seed: int = 0,
-    yes: bool = False,
-) -> ScalingLimits | RealKeys:
+    *, dim: int = 5, n: float = 10_000, theta: float | None = None, beta: float | None = None, law: str = "uniform",
+    concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0,
+    keys: ArrayLike | str | Path | None = None, queries: ArrayLike | str | Path | None = None,
+    neighbours: int | None = None, normalise: bool = False, replicates: int = 2000, seed: int = 0, yes: bool = False,
+) -> ScalingLimits | RealKeys:  # fmt: skip
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
     The `n` keys lie on the sphere S^{dim−1}. `theta` is their effective number (by default 1, the critical scale);
@@ -245,15 +220,15 @@ def scaling(
     ('selective', 38.2)
     """
     check_seed(seed)
-    check_one_scale(theta, beta)
     if keys is not None or queries is not None:
+        check_one_scale(theta, beta)
         target = 1.0 if theta is None else theta
         return real_keys(queries, keys, beta, target, neighbours, normalise=normalise, seed=seed, yes=yes)
     gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
-    theta = 1.0 if theta is None and beta is None else theta
-    drawn = check_replicates(replicates) * min(n, MOST_DRAWN)
+    drawn = weight_samples.check_replicates(replicates) * min(n, MOST_DRAWN)
     check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
-    return scaling_limits(gap_law, check_count(n), theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
+    count = weight_samples.check_count(n)
+    return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
 
 
 def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, sub: int, power: float) -> GapLaw:
@@ -270,31 +245,25 @@ def check_one_scale(theta: float | None, beta: float | None) -> None:
 
 
 def scaling_limits(
-    law: GapLaw,
-    n: int,
-    theta: float | None = None,
-    beta: float | None = None,
-    *,
-    replicates: int = 2000,
-    seed: int = 0,
-    name: str | None = None,
-    dim: int | None = None,
-) -> ScalingLimits:
+    law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, replicates: int = 2000,
+    seed: int = 0, name: str | None = None, dim: int | None = None,
+) -> ScalingLimits:  # fmt: skip
     """Predict and measure the attention of one query over n keys, at inverse temperature `beta` or at `theta`.
 
-    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys. Keys of a subsphere have the
-    law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on the ambient sphere.
+    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys (1 by default). Keys of a
+    subsphere have the law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on
+    the ambient sphere.
     """
-    if (theta is None) == (beta is None):
-        raise InputError("expected exactly one of theta and beta: the other follows from it")
-    beta = control.critical_beta(n, law, theta) if theta is not None else float(beta or 0.0)
+    check_one_scale(theta, beta)
+    beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else float(beta)
     theta = control.theta(n, beta, law)
     rng = np.random.default_rng(seed)
-    sample, method = measure_weights(law, n, beta, replicates, rng)
+    sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
-    limit = sample_weights(poisson, replicates, rng, law.tangent_dim)
+    limit = weight_samples.sample_weights(poisson, replicates, rng, law.tangent_dim)
     ordered, ordered_limit = (
-        sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed)) for keys in (finite, poisson)
+        weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
+        for keys in (finite, poisson)
     )
     dim = int(law.parameters["dim"]) if dim is None else dim
     sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
@@ -321,7 +290,7 @@ def scaling_limits(
         ),
         averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
         collapse=Collapse(
-            mean_top(finite) > _COLLAPSED_TOP,
+            weights.mean_top(finite) > _COLLAPSED_TOP,
             sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law)),
             leak,
         ),
@@ -332,24 +301,14 @@ def scaling_limits(
     )
 
 
-def measure_weights(
-    law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
-) -> tuple[WeightSample, str]:
-    """Simulated softmax weights of a query over n keys, and the method: "direct" (all keys drawn) or "nearest keys"."""
-    check_replicates(replicates)
-    if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
-        return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
-    return sample_weights(KeyPoints(law, n, beta), replicates, rng, law.tangent_dim), "nearest keys"
-
-
 def _quantities(
     law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
 ) -> dict[str, Quantity]:
     """Quantities of weights and output by name: in the scaling limit, exact at n (`finite`), measured (`sample`)."""
     expected = {
         "participation": (weights.participation, sample.participation),
-        "top_weight": (mean_top, sample.top),
-        "inverse_top_weight": (mean_inverse_top, 1 / sample.top),
+        "top_weight": (weights.mean_top, sample.top),
+        "inverse_top_weight": (weights.mean_inverse_top, 1 / sample.top),
         "entropy": (weights.entropy, sample.entropy),
         "output_gap": (weights.gap_mean, sample.gap),
         "output_gap_variance": (weights.gap_variance, _squared(sample.gap)),

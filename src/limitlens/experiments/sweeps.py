@@ -12,10 +12,8 @@ from limitlens.arrays import pd
 from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress
-from limitlens.estimate import Estimate
 from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
-from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.text import join, plural, short
@@ -72,25 +70,28 @@ class HorizonSweep(_Sweep):
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.values, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
+    def slopes(self, name: str) -> tuple[Array, Array]:
+        """Fitted rate of the error `name` and its standard error at each horizon; NaN where no rate could be fitted."""
+        fitted = [curve.rate(name) for curve in self.curves]
+        pairs = [(np.nan, np.nan) if rate is None else (rate.slope, rate.stderr) for rate in fitted]
+        value, stderr = np.transpose(pairs)
+        return value, stderr
+
     def view(self) -> View:
         """Page of the sweep: fitted rates of the errors against the horizon, with the rates of theory."""
         first, count = self.curves[0], plural(len(self.values), "horizon")
-        rows: list[list[Cell]] = []
-        for horizon, curve in zip(self.values, self.curves, strict=True):
-            asymptotic = (curve.asymptotic["mean"], curve.asymptotic["output"], curve.theory["rate_drawn"])
-            slopes = [
-                None if (rate := curve.rate(name)) is None else Estimate(rate.slope, rate.stderr) for name in FITTED
-            ]
-            rows.append([horizon, *slopes, *asymptotic])
+        slopes = [cells(*self.slopes(name)) for name in FITTED]
+        asymptotic = {name: [curve.asymptotic[name] for curve in self.curves] for name in ("mean", "output")}
+        drawn = [curve.theory["rate_drawn"] for curve in self.curves]
+        rows = [*zip(self.values, *slopes, *asymptotic.values(), drawn, strict=True)]
         columns = ["H", *FITTED, "asymptotic, moments", "asymptotic, output (rms)", "1/(2(1+H²))"]
         found = "There are too few sizes to fit a rate."
-        if fitted := self._fitted("mean"):
-            distance = max(abs(slope - curve.asymptotic["mean"]) for _, slope, _, curve in fitted)
-            found = (
-                f"The rate of the mean goes from {short(fitted[0][1])} at H = {short(fitted[0][0])} to "
-                f"{short(fitted[-1][1])} at H = {short(fitted[-1][0])}, within {short(distance)} of its asymptotic "
-                "value."
-            )
+        means = self.slopes("mean")[0]
+        known = np.flatnonzero(np.isfinite(means))
+        if known.size:
+            ends = [f"{short(means[place])} at H = {short(self.values[place])}" for place in known[[0, -1]]]
+            distance = short(np.nanmax(np.abs(means - asymptotic["mean"])))
+            found = f"The rate of the mean goes from {ends[0]} to {ends[1]}, within {distance} of its asymptotic value."
         return View(
             f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}",
             f"{first.replicates} replicates · {span(first)}",
@@ -112,11 +113,6 @@ class HorizonSweep(_Sweep):
             trust=trust(self.curves, self.interrupted),
         )
 
-    def _fitted(self, name: str) -> list[tuple[float, float, float, StudyResult]]:
-        """Horizon, rate of the error `name`, standard error and study, for every study with a fitted rate."""
-        studies = [(horizon, curve.rate(name), curve) for horizon, curve in zip(self.values, self.curves, strict=True)]
-        return [(horizon, rate.slope, rate.stderr, curve) for horizon, rate, curve in studies if rate is not None]
-
     def _rates_figure(self) -> Figure:
         """Figure of the fitted rates against the horizon, with the sharp rates and the published (drawn) line."""
         fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
@@ -130,13 +126,12 @@ class HorizonSweep(_Sweep):
             line("drawn: 1/(2(1+H²))", fine, drawn, "grey", "dotted"),
         ]
         for name in FITTED:
-            if fitted := self._fitted(name):
-                x, y, stderr, _ = zip(*fitted, strict=True)
-                series.append(points(f"{name}, measured", x, y, COLOURS[name], stderr, positive=False))
-        values = [rate for part in series for rate in part.y]
-        up = Axis("rate β: error falls like n to the −β", low=min(0, *values), high=1.05 * max(0.55, *values))
-        across = Axis("horizon H", log=True)
-        guides = [Guide("½: plain averaging", y=0.5)]
+            slope, stderr = self.slopes(name)
+            if np.isfinite(slope).any():
+                series.append(points(f"{name}, measured", self.values, slope, COLOURS[name], stderr, positive=False))
+        shown = [rate for part in series for rate in part.y if rate is not None]
+        up = Axis("rate β: error falls like n to the −β", low=min(0, *shown), high=1.05 * max(0.55, *shown))
+        across, guides = Axis("horizon H", log=True), [Guide("½: plain averaging", y=0.5)]
         return Figure("Fitted rates over the horizon", across, up, series, guides, height=380)
 
 
@@ -198,9 +193,10 @@ class RadiusSweep(_Sweep):
     def view(self) -> View:
         """Page of the sweep: growth with the radius of the constants of the uniform and moment errors."""
         first, last = self.curves[0], f"n = {self.curves[0].sizes[-1]:,}"
+        constants = {name: self.constants(name) for name in GROWING}
         grown = {name: growth for name in GROWING if (growth := self.growth(name)) is not None}
-        rows: list[list[Cell]] = [[name, *cells(*self.constants(name))] for name in GROWING]
-        tables = [Table("constants", ["error", *(f"R = {short(radius)}" for radius in self.values)], rows)]
+        columns = ["error", *(f"R = {short(radius)}" for radius in self.values)]
+        tables = [Table("constants", columns, [[name, *cells(*found)] for name, found in constants.items()])]
         found = "There are too few radii to fit the growth of the constants of C/√n."
         if grown:
             laws: list[list[Cell]] = [
@@ -210,13 +206,11 @@ class RadiusSweep(_Sweep):
             tables.append(Table("growth", ["error", "growth", "exponential", "power", "evidence"], laws))
             growths = join([f"{name} {of.law}ly" for name, of in grown.items()])
             found = f"With the radius the constants of C/√n grow: {growths}."
+        legend = {name: f"{name}: {grown[name].law} growth" if name in grown else name for name in GROWING}
         series = [
-            points(
-                f"{name}: {grown[name].law} growth" if name in grown else name,
-                self.values, value, COLOURS[name], stderr, joined=True,
-            )
-            for name, (value, stderr) in ((name, self.constants(name)) for name in GROWING)
-        ]  # fmt: skip
+            points(legend[name], self.values, value, COLOURS[name], stderr, joined=True)
+            for name, (value, stderr) in constants.items()
+        ]
         across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
         figure = Figure("Constants against the radius", across, up, series, height=360)
         return View(
@@ -272,8 +266,10 @@ def sweep(
     law = as_measure(measure)
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
-    if radii is not None:
-        _check_radii(law, values)
+    if radii is not None and not np.isfinite(law.radius):
+        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
+    if radii is not None and len(values) < FEWEST_RADII:
+        raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     designed = [horizon] if radii is not None else values
     heads = [head] if head else [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in designed]
     seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
@@ -285,14 +281,6 @@ def sweep(
         return HorizonSweep(*_run_each(values, studies, progress, options.get("ray")))
     studies = [partial(one, law.scaled(R / law.radius), heads[0], radius=R) for R in values]
     return RadiusSweep(*_run_each(values, studies, progress, options.get("ray")))
-
-
-def _check_radii(law: Measure, radii: Sequence[float]) -> None:
-    """Raise an `InputError` for radii with tokens of unbounded support, and for too few radii to fit a growth."""
-    if not np.isfinite(law.radius):
-        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
-    if len(radii) < FEWEST_RADII:
-        raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
 
 
 def _run_each(

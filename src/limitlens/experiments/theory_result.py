@@ -12,30 +12,34 @@ from limitlens.record import Run
 from limitlens.report.text import falling, join, short
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
 from limitlens.results import Result
-from limitlens.theory._summary import Summary, summary
+from limitlens.theory._summary import summary
+
+QUERY_COLUMNS = (
+    "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
+    "95% interval",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TheoryReport(Result):
     """Result of `theory_report`: the predictions of `theory.summary`, with tables, figures, a page and a run folder."""
 
-    summary: Summary
+    predicted: Mapping[str, Any]  # all predictions as nested mappings by name (`theory.Summary.predicted`)
     kind = "theory"
 
     @classmethod
     def load(cls, run: Run) -> TheoryReport:
         """Read a report of predictions back from a run folder."""
-        return cls(Summary(dict(run.document)))
+        return cls(run.document)
 
-    @property
-    def predicted(self) -> Mapping[str, Any]:
-        """All predictions for the law and head as nested mappings by name (`theory.Summary.predicted`)."""
-        return self.summary.predicted
+    def document(self) -> dict[str, Any]:
+        """JSON document of all predictions, for saving."""
+        return dict(self.predicted)
 
     @property
     def warnings(self) -> Sequence[str]:
         """Sentences on why the predicted slopes at this n are not yet the asymptotic rates."""
-        return self.summary.warnings
+        return list(self.predicted["warnings"])
 
     @property
     def table(self) -> pd.DataFrame:
@@ -50,36 +54,9 @@ class TheoryReport(Result):
         known = {name: curve for name, curve in parts.items() if curve is not None}
         return {"n": found["n"], **known} if known else {}
 
-    def document(self) -> dict[str, Any]:
-        """JSON document of all predictions, for saving."""
-        return self.summary.document()
-
     def tables(self) -> dict[str, pd.DataFrame]:
         """Table of the predicted rates, and one of the predicted error curves if there are any, by file name."""
         return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
-
-    def figures(self) -> list[Figure]:
-        """Figures of the predicted error curves, if there are any, and of the predicted error at single queries."""
-        curves, queries = self.curves, self.predicted["queries"]
-        figures = []
-        if curves:
-            lines = [
-                points(name, curves["n"], curves[name], colour, joined=True)
-                for name, colour in zip(list(curves)[1:], SHADES, strict=False)
-            ]
-            figures.append(Figure("Predicted errors", Axis("tokens n", log=True), Axis("error", log=True), lines))
-        spreads = [query["deviations"] for query in queries]
-        at_queries = [
-            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
-            for key, name, colour in (
-                ("rms_error", "by the central limit theorem", SHADES[0]),
-                ("rms_error_exact", "exact", SHADES[1]),
-            )
-            if key in queries[0]
-        ]
-        title = f"Error at one query, n = {self.predicted['inputs']['n']:g}"
-        x, y = Axis("standard deviations of the query"), Axis("root mean square error", log=True)
-        return [*figures, Figure(title, x, y, at_queries)]
 
     def view(self) -> View:
         """View of all predictions as tables; the page has the figures too."""
@@ -89,11 +66,31 @@ class TheoryReport(Result):
             f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
         )
         sections = [
-            Section("Errors", "Predicted difference between n tokens and the limit.", self.figures(), only="page"),
+            Section("Errors", "Predicted difference between n tokens and the limit.", self._figures(), only="page"),
             Section("Predictions", f"{reach[0].upper()}{reach[1:]}.", self._prediction_tables()),
         ]
         subtitle = f"{inputs['measure']}, n = {inputs['n']:g}: {reach}"
         return View("Theoretical predictions", subtitle, self._verdict(), sections, warnings=self.warnings)
+
+    def _figures(self) -> list[Figure]:
+        """Figures of the predicted error curves, if there are any, and of the predicted error at single queries."""
+        curves, queries = self.curves, self.predicted["queries"]
+        x, y = Axis("tokens n", log=True), Axis("error", log=True)
+        lines = [
+            points(name, curves["n"], curves[name], colour, joined=True)
+            for name, colour in zip(list(curves)[1:], SHADES, strict=False)
+        ]
+        figures = [Figure("Predicted errors", x, y, lines)] if curves else []
+        spreads = [query["deviations"] for query in queries]
+        kinds = {"rms_error": "by the central limit theorem", "rms_error_exact": "exact"}
+        at_queries = [
+            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
+            for (key, name), colour in zip(kinds.items(), SHADES, strict=False)
+            if key in queries[0]
+        ]
+        title = f"Error at one query, n = {self.predicted['inputs']['n']:g}"
+        x, y = Axis("standard deviations of the query"), Axis("root mean square error", log=True)
+        return [*figures, Figure(title, x, y, at_queries)]
 
     def _verdict(self) -> tuple[str, str, str]:
         inputs, rates = self.predicted["inputs"], self.predicted["rates"]
@@ -102,11 +99,9 @@ class TheoryReport(Result):
         moments, output = (f"{falling(rates[name]['predicted'])} ({rates[name]['status']})" for name in names)
         queries = self.predicted["queries"]
         valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
-        advice = (
-            f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
-            if valid
-            else "No 95% interval is valid;"
-        )
+        advice = "No 95% interval is valid;"
+        if valid:
+            advice = f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
         return (
             f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
             f"The horizon is {short(self.predicted['theory']['horizon'])}: the mean and covariance of the outputs "
@@ -121,48 +116,37 @@ class TheoryReport(Result):
         if curves:
             values.append(("", *(self.predicted["curve"][name]["status"] for name in list(curves)[1:])))
         tables = [
-            Table(
-                "Rates β of n^(−β)", ["rate", "predicted", "status", "formula", "error it describes"],
-                self._rows("rates", "predicted", "status", "formula", "note"),
+            self._table(
+                "rates", "Rates β of n^(−β)", "rate",
+                predicted="predicted", status="status", formula="formula", note="error it describes",
             ),
-            Table(
-                f"Local slopes at {at_n}, with their powers of ln n", ["moment", "slope", "power of ln n", "status"],
-                self._rows("local_rates", "predicted", "log_power", "status"),
+            self._table(
+                "local_rates", f"Local slopes at {at_n}, with their powers of ln n", "moment",
+                predicted="slope", log_power="power of ln n", status="status",
             ),
-            Table(
-                "Constants of the n^(−1/2) law", ["moment", "predicted", "status", "formula"],
-                self._rows("constants", "predicted", "status", "formula"),
+            self._table(
+                "constants", "Constants of the n^(−1/2) law", "moment",
+                predicted="predicted", status="status", formula="formula",
             ),
             Table("Predicted errors", list(curves), values),
-            Table(
-                f"Single queries, {at_n}",
-                [
-                    "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most",
-                    "useful from n =", "95% interval",
-                ],
-                [_query_row(query) for query in self.predicted["queries"]],
+            Table(f"Single queries, {at_n}", QUERY_COLUMNS, [_query_row(query) for query in self.predicted["queries"]]),
+            self._table(
+                "uniform", f"Uniform error on the ball of radius {inputs['radius']:.3g}", "constant",
+                predicted="C(R)", status="status", at_n="C(R)/√n", useful_from="reaches 1 at n =", note="meaning",
             ),
-            Table(
-                f"Uniform error on the ball of radius {inputs['radius']:.3g}",
-                ["constant", "C(R)", "status", "C(R)/√n", "reaches 1 at n =", "meaning"],
-                self._rows("uniform", "predicted", "status", "at_n", "useful_from", "note"),
-            ),
-            Table(
-                f"Hardmax: E|mean output| at {at_n}", ["law", "predicted", "status"],
-                self._rows("hardmax", "predicted", "status"),
+            self._table(
+                "hardmax", f"Hardmax: E|mean output| at {at_n}", "law", predicted="predicted", status="status"
             ),
         ]  # fmt: skip
         return [table for table in tables if table.rows]
 
-    def _rows(self, part: str, *keys: str) -> list[Sequence[Cell]]:
-        """Rows for a table of the predictions under `part` of the document: name, then the values under `keys`."""
-        return [
-            (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in keys))
+    def _table(self, part: str, title: str, first: str, **columns: str) -> Table:
+        """Table of the predictions under `part` of the document: their names, then a column for each key given."""
+        rows = [
+            (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in columns))
             for name, found in (self.predicted.get(part) or {}).items()
         ]
-
-    def __repr__(self) -> str:
-        return f"TheoryReport({self.summary!r})"
+        return Table(title, [first, *columns.values()], rows)
 
 
 def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> TheoryReport:
@@ -173,7 +157,7 @@ def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> The
     >>> ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000).table['rate'].tolist()[:2]
     ['rate_proved', 'rate_drawn_coupling']
     """
-    return TheoryReport(summary(measure, head, n, **options))
+    return TheoryReport(summary(measure, head, n, **options).predicted)
 
 
 def _query_row(query: Mapping[str, Any]) -> Sequence[Cell]:
