@@ -36,7 +36,7 @@ def run() -> dict[str, object]:
 def _case(name: str, law: ll.Measure, head: ll.Head, radius: float, n: int, replicates: int) -> dict[str, object]:
     reference, chunk = reference_for(law, head, n, 0), range(replicates)
     found = uniform.uniform_errors(law, head, reference, Cells((n,)), chunk, radius)
-    ours, missed = found.largest[:, 0], found.missed[:, 0]
+    ours, missed = (part[:, 0] for part in found)
     ascent = uniform._Ascent(law, head, reference, chunk, radius)
     with patch.object(uniform, "CANDIDATES", FEW), patch.object(uniform, "AIMED", 0.0):
         with patch.object(uniform, "STEPS", 24):

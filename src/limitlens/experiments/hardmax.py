@@ -22,7 +22,7 @@ from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
 from limitlens.report.text import plural, short
-from limitlens.report.view import SHADES, Axis, Dash, Figure, Section, Table, View, frame_table, line, points
+from limitlens.report.view import SHADES, Axis, Block, Dash, Figure, Section, Table, View, frame_table, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
@@ -113,18 +113,18 @@ class Hardmax(Result):
         hard, rate, measure = self.hardmax, self.hardmax.rate, self.inputs["measure"]
         first, last = f"{hard.n[0]:,}", f"{hard.n[-1]:,}"
         laws = [
-            (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
+            (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, f"{fit.law} ({fit.evidence:+.1f})")
             for curve in self.curves
             if (fit := curve.rate) is not None
         ]
-        columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (by information criteria)"]
+        columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (evidence for a power)"]
         compared = f"; softmax at {plural(len(self.softmax), 'horizon')} is the comparison" if self.softmax else ""
         follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
         lead = (
             "E|mean output| against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines "
             "are predicted."
         )
-        blocks = [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)]
+        blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)]
         return View(
             f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}",
             f"n from {first} to {last} · {hard.replicates} replicates",
@@ -140,7 +140,6 @@ class Hardmax(Result):
         )
 
     def _figure(self) -> Figure:
-        """Figure of E|mean output| against n, one curve per horizon and one for hardmax; the legend names the law."""
         series = []
         for place, curve in enumerate(self.curves):
             colour = SHADES[place % len(SHADES)]
@@ -152,15 +151,6 @@ class Hardmax(Result):
                 series.append(line(name, curve.n, predicted.value, colour, DASHES[label], listed=listed))
         across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
         return Figure("E|mean output| against n", across, up, series, height=400)
-
-
-def _law_words(rate: Rate) -> str:
-    """Text on which law a fitted rate prefers, power or logarithm, with the difference of information criteria."""
-    size = abs(rate.evidence)
-    if rate.law == "undecided":
-        better = "power law" if rate.evidence > 0 else "logarithm"
-        return f"undecided ({size:.1f} for the {better})"
-    return f"{rate.law} law preferred by {size:.1f}"
 
 
 def hardmax(

@@ -16,7 +16,7 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.measures.discrete import Sample
 from limitlens.report.text import plural, short
-from limitlens.report.view import SHADES, Axis, Figure, Row, Section, Table, View, frame_table, line, points
+from limitlens.report.view import SHADES, Axis, Block, Figure, Row, Section, Table, View, frame_table, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.statistics.tails import TailReport, check_tails
@@ -79,7 +79,7 @@ class HeavyTails(Result):
         ]
         if predicted:
             tables.append(Table("predicted", ["tilt", "quantity", *columns], predicted))
-        blocks = [self._figures(), *tables, frame_table("values", self.table)]
+        blocks: list[Block] = [self._figures(), *tables, frame_table("values", self.table)]
         return View(
             f"Attention over {one.law} tokens",
             f"{tilts} · n from {first} to {last} · {one.replicates} replicates",
@@ -95,7 +95,6 @@ class HeavyTails(Result):
         )
 
     def _figures(self) -> Row:
-        """Two figures side by side: largest softmax weight and median output against n, one curve per tilt."""
         tops, outputs = [], []
         for i, curve in enumerate(self.tilts):
             label, colour, found = f"t = {short(curve.tilt)}", SHADES[i % len(SHADES)], curve.measured
@@ -127,9 +126,8 @@ def tails(
     grid = parse_grid(tilts, "tilts")
     check_seed(seed)
     check_number("replicates", replicates, "at least 2, for the error bars", low=2)
-    seconds = TOKEN_SECONDS * replicates * sum(counts) * len(grid)
-    memory = 64.0 * max(counts[-1], replicates)
-    check_cost("tails", seconds=seconds, memory=memory, remedy="ask for smaller sizes, or fewer replicates or tilts")
+    cost = (TOKEN_SECONDS * replicates * sum(counts) * len(grid), 64.0 * max(counts[-1], replicates))
+    check_cost("tails", *cost, remedy="ask for smaller sizes, or fewer replicates or tilts")
     attend = partial(heavy_curve, law, sizes=counts, degrees=degrees, replicates=replicates, seed=seed)
     return HeavyTails({"law": law, "seed": seed}, tuple(attend(tilt) for tilt in grid))
 
@@ -149,17 +147,10 @@ def heavy_curve(
     elif law == "laplace":
         theory = laplace_law(tilt, 1.0)
         limit = None if theory.existence is Existence.NONE else float(laplace_limit([tilt], 1.0)[0])
-    return HeavyCurve(
-        law=f"student({degrees:g})" if law == "student" else law,
-        tilt=float(tilt),
-        existence=theory.existence,
-        meaning=theory.existence.meaning,
-        limit=limit,
-        n=tuple(sizes),
-        measured=measured,
-        replicates=replicates,
-        predicted={prediction.name: prediction.as_dict() for prediction in theory.predictions},
-    )
+    label = f"student({degrees:g})" if law == "student" else law
+    predicted = {prediction.name: prediction.as_dict() for prediction in theory.predictions}
+    existence = (theory.existence, theory.existence.meaning)
+    return HeavyCurve(label, float(tilt), *existence, limit, tuple(sizes), measured, replicates, predicted)
 
 
 def heavy_samples(

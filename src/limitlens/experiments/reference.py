@@ -29,8 +29,8 @@ class Reference:
 
     mean: Tensor  # (v,) E Γ(X)
     covariance: Tensor  # (v, v) Cov Γ(X)
+    stream: IidStream | PoolStream  # tokens of the replicates
     warnings: tuple[str, ...] = ()
-    _stream: IidStream | PoolStream
     _linear: tuple[Tensor, Tensor] | None = None  # slope and offset of a limit that is affine in the tokens
     _controls: GaussianControls | None = None
 
@@ -44,15 +44,6 @@ class Reference:
     def factor(self, n: int) -> float:
         """Ratio of measured to true error at size n, which the finite pool or the sampled reference causes."""
         raise NotImplementedError
-
-    @property
-    def page(self) -> int:
-        """Number of consecutive tokens of a replicate that are drawn together."""
-        return self._stream.page
-
-    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens `start` to `stop` of the replicates, (replicates, stop − start, d)."""
-        return self._stream.draw(replicates, start, stop)
 
     def limits(self, vectors: Tensor) -> Tensor:
         """Limit outputs Γ (..., v) at tokens as queries, from the vectors (..., f) that `draw` returned for them."""
@@ -72,7 +63,7 @@ class LawReference(Reference):
 
     def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
         self.measure, self.head = measure, head
-        self._stream = IidStream(measure, seed, device, largest)
+        self.stream = IidStream(measure, seed, device, largest)
         self._samples = float("inf")
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine in x, so its moments follow from those of the tokens.
@@ -93,7 +84,7 @@ class LawReference(Reference):
         self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
-        tokens = self.tokens(replicates, start, stop)
+        tokens = self.stream.draw(replicates, start, stop)
         if self._linear:
             return tokens, tokens
         return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
@@ -129,7 +120,7 @@ class PoolReference(Reference):
                 f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
                 "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
             )
-        self._pool = self._stream = PoolStream(tokens.to(device), largest, seed)
+        self.stream: PoolStream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
         # Where queries attend to few effective tokens, the pool itself is far from its limit.
@@ -146,11 +137,11 @@ class PoolReference(Reference):
         self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
-        chosen = self._pool.indices(replicates, start, stop)
-        return self._pool.tokens[chosen].double(), self._limits[chosen]
+        chosen = self.stream.indices(replicates, start, stop)
+        return self.stream.tokens[chosen].double(), self._limits[chosen]
 
     def factor(self, n: int) -> float:  # noqa: D102
-        return self._pool.finite_population_correction(n)
+        return self.stream.finite_population_correction(n)
 
 
 def reference_for(

@@ -42,7 +42,7 @@ FATE = {
     "frozen": "one key holds nearly all of the mass",
 }
 CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
-QUANTITIES = {
+LABELS = {
     "participation": "Σw², the inverse number of effective keys",
     "top_weight": "largest weight w₁",
     "inverse_top_weight": "1/w₁",
@@ -51,16 +51,13 @@ QUANTITIES = {
     "output_gap": "output gap β(1 − <q, Γ>)",
     "output_gap_variance": "variance of the output gap",
     "output_tangential_variance": "variance orthogonal to the query, × β",
-}
-FORMULAS = {
-    "averaging": {
-        "mean": "output along the query",
-        "bias": "bias of the output along the query, at order 1/n",
-        "radial_variance": "variance of the output along the query",
-        "tangential_variance": "variance orthogonal to the query",
-        "effective_sample_size": "effective sample size",
-    },
-    "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
+    "mean": "output along the query",
+    "bias": "bias of the output along the query, at order 1/n",
+    "radial_variance": "variance of the output along the query",
+    "tangential_variance": "variance orthogonal to the query",
+    "effective_sample_size": "effective sample size",
+    "one_minus_top_weight": "1 − w₁",
+    "nearest_distance": "distance of the nearest key",
 }
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond which the result warns
@@ -115,14 +112,20 @@ class ScalingLimits(Result):
     replaced_mass: float  # largest share of softmax weight that a Gaussian approximates
 
     @property
+    def parts(self) -> dict[str, dict[str, Quantity]]:
+        """Quantities by name: `quantities`, and the formulas of the `averaging` and `collapse` regimes."""
+        parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
+        return {
+            part: {name: row for name, row in rows.items() if isinstance(row, Quantity)} for part, rows in parts.items()
+        }
+
+    @property
     def table(self) -> pd.DataFrame:
         """Table with one row per quantity, predicted and measured; `part` is quantities, averaging or collapse."""
-        parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
-            {"part": part, "quantity": name, **to_json(quantity)}
-            for part, quantities in parts.items()
-            for name, quantity in quantities.items()
-            if isinstance(quantity, Quantity)
+            {"part": part, "quantity": name, **to_json(row)}
+            for part, rows in self.parts.items()
+            for name, row in rows.items()
         ]
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
@@ -131,8 +134,11 @@ class ScalingLimits(Result):
         inputs, known = self.inputs, self.control
         n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
         shared = self.quantities["participation"].measured.value
-        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
+        scales = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
+        control = Table("control parameters", ["", "exact", "asymptotic"], scales)
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
+        ordered = "Mean weights by rank. Points are measured, with 95% bars; the line is the scaling limit."
+        compared = "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ."
         return View(
             f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
             f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)} · local exponent "
@@ -146,23 +152,12 @@ class ScalingLimits(Result):
                 f"grow like {falling(-2 / self.local['exponent'])} to stay there.",
             ),
             [
-                Section(
-                    "Regime of this head",
-                    "Mean of the largest weights by rank. Points are measured, with 95% bars; the line is the scaling "
-                    "limit.",
-                    [self._ordered_figure(), Table("control parameters", ["", "exact", "asymptotic"], control)],
-                ),
+                Section("Regime of this head", ordered, [self._ordered_figure(), control]),
                 Section("Predicted and measured", "Every expectation with its status.", self._tables()),
-                Section(
-                    "Distributions",
-                    "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ.",
-                    [Table("laws", ["law of", "against", "distance", "p"], laws)],
-                ),
+                Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
             ],
             warnings=self.warnings,
-            trust=[
-                "Statuses: proved (in the literature), verified (derived here, confirmed by simulation), heuristic."
-            ],
+            trust=["Statuses: proved (in the literature), verified (by simulations of this project), heuristic."],
         )
 
     def _ordered_figure(self) -> Figure:
@@ -177,25 +172,18 @@ class ScalingLimits(Result):
         return Figure("Ordered weights", Axis("rank of the key", log=True), up, series)
 
     def _tables(self) -> list[Table]:
-        """Tables of the expected weights and outputs, and of the formulas for the regimes that apply."""
-        rows = [
-            (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
-            for name, label in QUANTITIES.items()
-            if (row := self.quantities.get(name)) is not None
-        ]
-        columns = ["expectation of", "scaling limit", "exact at n", "measured", "status"]
-        tables = [Table("expectations", columns, rows)]
-        for side, labels in FORMULAS.items():
-            formulas = getattr(self, side)
-            if formulas.applies:
-                found = [
-                    (label, row.predicted, row.measured, row.status.value)
-                    for name, label in labels.items()
-                    if (row := getattr(formulas, name)) is not None
-                ]
-                columns = ["formula", "predicted", "measured", "status"]
-                tables.append(Table(f"formulas of the {side} side", columns, found))
-        return tables
+        columns = ["expectation of", "predicted", "exact at n", "measured", "status"]
+        titles = {"quantities": "expectations, predicted by the scaling limit"}
+        for side in ("averaging", "collapse"):
+            titles |= {side: f"formulas of the {side} side"} if getattr(self, side).applies else {}
+        rows = {
+            part: [
+                (LABELS[name], row.predicted, row.exact, row.measured, row.status and row.status.value)
+                for name, row in found.items()
+            ]
+            for part, found in self.parts.items()
+        }
+        return [Table(title, columns, rows[part]) for part, title in titles.items()]
 
 
 def scaling(
@@ -317,7 +305,7 @@ def _quantities(
         across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
-    keys90 = Quantity.sampled(limit.keys90).measured
+    keys90 = sampled(limit.keys90).measured
     known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": weights.keys_holding(finite)}
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -92,6 +92,7 @@ class HorizonSweep(_Sweep):
             ends = [f"{short(means[place])} at H = {short(self.values[place])}" for place in known[[0, -1]]]
             distance = short(np.nanmax(np.abs(means - asymptotic["mean"])))
             found = f"The rate of the mean goes from {ends[0]} to {ends[1]}, within {distance} of its asymptotic value."
+        lead = "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens."
         return View(
             f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}",
             f"{first.replicates} replicates · {span(first)}",
@@ -102,19 +103,12 @@ class HorizonSweep(_Sweep):
                 "Plan with the curve of your head's horizon, not with n⁻⁰·⁵⁰: beyond H = 1 each further digit costs "
                 "many more tokens.",
             ),
-            [
-                Section(
-                    "Rates over the horizon",
-                    "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens.",
-                    [self._rates_figure(), Table("rates", columns, rows)],
-                )
-            ],
+            [Section("Rates over the horizon", lead, [self._rates_figure(), Table("rates", columns, rows)])],
             warnings=self.warnings,
             trust=trust(self.curves, self.interrupted),
         )
 
     def _rates_figure(self) -> Figure:
-        """Figure of the fitted rates against the horizon, with the sharp rates and the published (drawn) line."""
         fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
         sharp, squared, drawn = (
             [*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn)
@@ -139,14 +133,10 @@ class HorizonSweep(_Sweep):
 class Growth:
     """Growth of the constant C of C/√n with the radius R of the tokens: ln C = a + b R against ln C = a + p ln R."""
 
+    law: str  # the growth that fits better: exponential or polynomial
     exponential_rate: float
     polynomial_degree: float
     evidence: float  # AIC(polynomial) − AIC(exponential), with as many parameters: positive favours exponential
-
-    @property
-    def law(self) -> str:
-        """Name of the growth that fits better: exponential or polynomial."""
-        return "exponential" if self.evidence > 0 else "polynomial"
 
 
 class RadiusSweep(_Sweep):
@@ -171,7 +161,9 @@ class RadiusSweep(_Sweep):
         for axis in (np.asarray(self.values), np.log(self.values)):
             slope, offset = np.polyfit(axis, y, 1, w=precision)
             fits.append((float(slope), float((precision**2 * (y - slope * axis - offset) ** 2).sum())))
-        return Growth(fits[0][0], fits[1][0], fits[1][1] - fits[0][1])
+        (rate, exponential), (degree, polynomial) = fits
+        better = "exponential" if polynomial > exponential else "polynomial"
+        return Growth(better, rate, degree, polynomial - exponential)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -182,12 +174,11 @@ class RadiusSweep(_Sweep):
 
     def document(self) -> dict[str, Any]:
         """JSON document of the sweep: radii, studies, and the constants √n · error with their growth in the radius."""
-        grown = {name: self.growth(name) for name in GROWING}
         return {
             **super().document(),
             "n": self.curves[0].sizes[-1],
             "constants": {name: dict(zip(("value", "stderr"), self.constants(name), strict=True)) for name in GROWING},
-            "growth": {name: growth and {"law": growth.law, **asdict(growth)} for name, growth in grown.items()},
+            "growth": {name: self.growth(name) for name in GROWING},
         }
 
     def view(self) -> View:
@@ -213,6 +204,7 @@ class RadiusSweep(_Sweep):
         ]
         across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
         figure = Figure("Constants against the radius", across, up, series, height=360)
+        lead = f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars."
         return View(
             f"{first.measure}: radius {short(self.values[0])} to {short(self.values[-1])}",
             f"{len(self.values)} radii · {last} · {first.replicates} replicates",
@@ -223,13 +215,7 @@ class RadiusSweep(_Sweep):
                 "Do not read a uniform bound as the error of a typical query: the ball holds queries that no token "
                 "resembles.",
             ),
-            [
-                Section(
-                    "Growth of the constants",
-                    f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars.",
-                    [figure, *tables],
-                )
-            ],
+            [Section("Growth of the constants", lead, [figure, *tables])],
             warnings=self.warnings,
             trust=trust(self.curves, self.interrupted),
         )

@@ -14,6 +14,18 @@ from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, Vi
 from limitlens.results import Result
 from limitlens.theory._summary import summary
 
+# Parts of the document that are shown as tables: title, then the columns by their keys.
+_VALUE = {"predicted": "predicted", "status": "status"}
+PARTS = {
+    "rates": ("Rates β of n^(−β)", _VALUE | {"formula": "formula", "note": "error it describes"}),
+    "local_rates": ("Local slopes at n = {n:g}, with their powers of ln n", _VALUE | {"log_power": "power of ln n"}),
+    "constants": ("Constants of the n^(−1/2) law", _VALUE | {"formula": "formula"}),
+    "uniform": (
+        "Uniform error on the ball of radius {radius:.3g}: constants C(R) of C(R)/√n",
+        _VALUE | {"at_n": "C(R)/√n", "useful_from": "reaches 1 at n =", "note": "meaning"},
+    ),
+    "hardmax": ("Hardmax: E|mean output| at n = {n:g}", _VALUE),
+}
 QUERY_COLUMNS = (
     "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
     "95% interval",
@@ -73,7 +85,6 @@ class TheoryReport(Result):
         return View("Theoretical predictions", subtitle, self._verdict(), sections, warnings=self.warnings)
 
     def _figures(self) -> list[Figure]:
-        """Figures of the predicted error curves, if there are any, and of the predicted error at single queries."""
         curves, queries = self.curves, self.predicted["queries"]
         x, y = Axis("tokens n", log=True), Axis("error", log=True)
         lines = [
@@ -111,42 +122,20 @@ class TheoryReport(Result):
 
     def _prediction_tables(self) -> list[Table]:
         inputs, curves = self.predicted["inputs"], self.curves
-        at_n = f"n = {inputs['n']:g}"
+        tables = []
+        for part, (title, columns) in PARTS.items():
+            rows = [
+                (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in columns))
+                for name, found in (self.predicted.get(part) or {}).items()
+            ]
+            tables.append(Table(title.format(**inputs), ["", *columns.values()], rows))
         values: list[Sequence[Cell]] = [*zip(*(map(float, column) for column in curves.values()), strict=True)]
         if curves:
             values.append(("", *(self.predicted["curve"][name]["status"] for name in list(curves)[1:])))
-        tables = [
-            self._table(
-                "rates", "Rates β of n^(−β)", "rate",
-                predicted="predicted", status="status", formula="formula", note="error it describes",
-            ),
-            self._table(
-                "local_rates", f"Local slopes at {at_n}, with their powers of ln n", "moment",
-                predicted="slope", log_power="power of ln n", status="status",
-            ),
-            self._table(
-                "constants", "Constants of the n^(−1/2) law", "moment",
-                predicted="predicted", status="status", formula="formula",
-            ),
-            Table("Predicted errors", list(curves), values),
-            Table(f"Single queries, {at_n}", QUERY_COLUMNS, [_query_row(query) for query in self.predicted["queries"]]),
-            self._table(
-                "uniform", f"Uniform error on the ball of radius {inputs['radius']:.3g}", "constant",
-                predicted="C(R)", status="status", at_n="C(R)/√n", useful_from="reaches 1 at n =", note="meaning",
-            ),
-            self._table(
-                "hardmax", f"Hardmax: E|mean output| at {at_n}", "law", predicted="predicted", status="status"
-            ),
-        ]  # fmt: skip
+        queries = [_query_row(query) for query in self.predicted["queries"]]
+        tables.append(Table("Predicted errors", list(curves), values))
+        tables.append(Table(f"Single queries, n = {inputs['n']:g}", QUERY_COLUMNS, queries))
         return [table for table in tables if table.rows]
-
-    def _table(self, part: str, title: str, first: str, **columns: str) -> Table:
-        """Table of the predictions under `part` of the document: their names, then a column for each key given."""
-        rows = [
-            (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in columns))
-            for name, found in (self.predicted.get(part) or {}).items()
-        ]
-        return Table(title, [first, *columns.values()], rows)
 
 
 def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> TheoryReport:

@@ -11,8 +11,6 @@ The candidates form two halves, and the shortfall of one half against both is me
 concave in the number of candidates, twice as many would add at most twice this shortfall.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,13 +28,6 @@ CANDIDATES, STARTS, STEPS = 192, 8, 32  # candidates in each half, how many star
 AIMED = 1 / 3  # share of the candidates that aim at the farthest tokens
 
 
-class UniformErrors(NamedTuple):
-    """Largest error over a ball of queries, and relative shortfall with half the starts; each (replicates, sizes)."""
-
-    largest: Array
-    missed: Array  # 1 − (mean over the two halves of the largest error in the half)/largest
-
-
 def missed_note(missed: Array) -> str:
     """Sentence on how far the search for the largest error may fall short, from `missed` (replicates, sizes)."""
     last = 100 * missed[:, -1]
@@ -46,8 +37,11 @@ def missed_note(missed: Array) -> str:
 
 def uniform_errors(
     measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
-) -> UniformErrors:
-    """Largest error over queries in the ball of this radius, for each replicate and size, in float64."""
+) -> tuple[Array, Array]:
+    """Largest error over queries in the ball of this radius, in float64, and share missed: (replicates, sizes) each.
+
+    The share missed with half of the starts is 1 − (mean over the two halves of the largest error in a half)/largest.
+    """
     ascent = _Ascent(measure, head, reference, replicates, radius)
     previous, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
     for size in cells.sizes:
@@ -57,7 +51,7 @@ def uniform_errors(
         largest.append(best)
         missed.append(1 - np.divide(one_half, best, out=np.ones_like(best), where=best > 0))
         previous = x[np.arange(len(x)), error.argmax(1)][:, None]  # a start for the next size, whose maximum is near
-    return UniformErrors(np.stack(largest, 1), np.stack(missed, 1))
+    return np.stack(largest, 1), np.stack(missed, 1)
 
 
 class _Ascent:
@@ -92,7 +86,7 @@ class _Ascent:
         """Candidate queries aimed at the `count` tokens with the longest keys among `size`: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
+            tokens = self.reference.stream.draw(self.replicates, start, stop).cpu().numpy() - self.measure.mean
             keys = tokens if self.head.key_map is None else tokens @ self.head.key_map.T
             queries = np.concatenate((queries, keys @ self.head.query_map), 1)
             lengths = np.linalg.norm(queries, axis=-1)
@@ -144,6 +138,6 @@ class _Ascent:
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens: Tensor = self.reference.tokens(self.replicates, start, stop).cpu()
+            tokens: Tensor = self.reference.stream.draw(self.replicates, start, stop).cpu()
             state = state.merge(state_of(query, tokens, tokens))
         return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))

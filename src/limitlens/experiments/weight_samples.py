@@ -10,7 +10,7 @@ plus a Gaussian fluctuation with the exact covariance, whose size is `WeightSamp
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -41,17 +41,15 @@ class Quantity:
     measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
     quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
-    @classmethod
-    def sampled(cls, values: Array, **known: Any) -> Self:
-        """Quantity measured as the mean of independent `values`, with its standard error; unknown if a value is NaN."""
-        if np.isnan(values).any():
-            return cls(**known)
-        stderr = float(values.std(ddof=1) / np.sqrt(values.size))
-        return cls(measured=Estimate(float(values.mean()), stderr), **known)
-
 
 verified = partial(Quantity, status=Status.VERIFIED)
-sampled = partial(Quantity.sampled, status=Status.VERIFIED)
+
+
+def sampled(values: Array, **known: Any) -> Quantity:
+    """Verified quantity, measured as the mean of independent `values` with a standard error; unknown if one is NaN."""
+    if np.isnan(values).any():
+        return verified(**known)
+    return verified(measured=Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(values.size))), **known)
 
 
 def check_count(n: float) -> int:

@@ -52,7 +52,7 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
 def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: float, n: int) -> None:
     """Compare a density after many attention layers, and n tokens after one, with the backward heat equation."""
     flow = heat_flow(dim, beta, layers, amplitude, n=n, seed=work.seed)
-    layer, first = np.array(flow.path.layer), flow.path.modes[:, 0]
+    layer, first = np.arange(len(flow.modes)), flow.modes[:, 0]
     every = slice(None, None, max(1, layers // 25))
     work.draw("attention, first mode", layer[every], first[every])
     work.draw("backward heat", layer, amplitude * np.exp(heat_growth(1, dim) * layer / beta), line=True)
