@@ -72,27 +72,6 @@ class LawTest:
     p: float
 
 
-@dataclass(frozen=True)
-class Averaging:
-    """Formulas for many keys sharing the weight: output <q, Γ> along the query q, and a coordinate orthogonal to q."""
-
-    applies: bool
-    mean: Quantity
-    bias: Quantity
-    radial_variance: Quantity
-    effective_sample_size: Quantity
-    tangential_variance: Quantity | None
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """Formulas for one key holding most weight: distance of the nearest key, weight 1 − w₁ of the others if known."""
-
-    applies: bool
-    nearest_distance: Quantity
-    one_minus_top_weight: Quantity | None
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ScalingLimits(Result):
     """Result of `scaling`: softmax weights and output of one query over n keys of a law, predicted and measured."""
@@ -104,28 +83,21 @@ class ScalingLimits(Result):
     regime: Regime  # by the exact E Σw²
     quantities: Mapping[str, Quantity]  # expectations: of the limit, exact at n, measured
     ordered_weights: tuple[Quantity, ...]  # means of w₁ ≥ w₂ ≥ …; `predicted` is a simulation of the scaling limit
-    averaging: Averaging  # formulas below the critical scale
-    collapse: Collapse  # formulas above the critical scale
+    averaging: Mapping[str, Quantity]  # formulas for many keys that share the weight: output along the query, across it
+    collapse: Mapping[str, Quantity]  # formulas for one key with most weight: distance of the nearest key, 1 − w₁
+    applies: Mapping[str, bool]  # whether the formulas of `averaging` and `collapse` are accurate here
     laws: Mapping[str, LawTest]
     warnings: tuple[str, ...]  # says that n is too small for the limit, which high exponents approach slowly
     method: str  # how keys were drawn: "direct" or "nearest keys"
     replaced_mass: float  # largest share of softmax weight that a Gaussian approximates
 
     @property
-    def parts(self) -> dict[str, dict[str, Quantity]]:
-        """Quantities by name: `quantities`, and the formulas of the `averaging` and `collapse` regimes."""
-        parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
-        return {
-            part: {name: row for name, row in rows.items() if isinstance(row, Quantity)} for part, rows in parts.items()
-        }
-
-    @property
     def table(self) -> pd.DataFrame:
         """Table with one row per quantity, predicted and measured; `part` is quantities, averaging or collapse."""
         rows = [
             {"part": part, "quantity": name, **to_json(row)}
-            for part, rows in self.parts.items()
-            for name, row in rows.items()
+            for part in ("quantities", "averaging", "collapse")
+            for name, row in getattr(self, part).items()
         ]
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
@@ -174,16 +146,15 @@ class ScalingLimits(Result):
     def _tables(self) -> list[Table]:
         columns = ["expectation of", "predicted", "exact at n", "measured", "status"]
         titles = {"quantities": "expectations, predicted by the scaling limit"}
-        for side in ("averaging", "collapse"):
-            titles |= {side: f"formulas of the {side} side"} if getattr(self, side).applies else {}
-        rows = {
-            part: [
+        titles |= {side: f"formulas of the {side} side" for side, applies in self.applies.items() if applies}
+        tables = []
+        for part, title in titles.items():
+            rows = [
                 (LABELS[name], row.predicted, row.exact, row.measured, row.status and row.status.value)
-                for name, row in found.items()
+                for name, row in getattr(self, part).items()
             ]
-            for part, found in self.parts.items()
-        }
-        return [Table(title, columns, rows[part]) for part, title in titles.items()]
+            tables.append(Table(title, columns, rows))
+        return tables
 
 
 def scaling(
@@ -256,7 +227,11 @@ def scaling_limits(
     dim = int(law.parameters["dim"]) if dim is None else dim
     sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
-    leak = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    collapse = {
+        "nearest_distance": sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law))
+    }
+    if law.a > 0.5:
+        collapse["one_minus_top_weight"] = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law))
     exact, expected = weights.participation(finite), weights.participation(poisson)
     far = (
         f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
@@ -276,12 +251,12 @@ def scaling_limits(
             sampled(values, predicted=float(mean))
             for values, mean in zip(ordered.T, ordered_limit.mean(axis=0), strict=True)
         ),
-        averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
-        collapse=Collapse(
-            weights.mean_top(finite) > _COLLAPSED_TOP,
-            sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law)),
-            leak,
-        ),
+        averaging=_averaging(law, n, beta, sample),
+        collapse=collapse,
+        applies={
+            "averaging": control.regime(exact) == "averaging",
+            "collapse": weights.mean_top(finite) > _COLLAPSED_TOP,
+        },
         laws=_laws(law, n, beta, sample, limit),
         warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
         method=method,
@@ -310,24 +285,22 @@ def _quantities(
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
-def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
+def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[str, Quantity]:
     """Formulas for the output while many keys share the softmax weight, each with the value measured in `sample`."""
     limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()
-    across = limit.tangential_variance
-    return Averaging(
-        applies,
-        mean=sampled(radial, predicted=limit.mean + limit.bias),
-        bias=sampled(radial - limit.mean, predicted=limit.bias),
-        radial_variance=sampled(_squared(radial), predicted=limit.radial_variance),
-        effective_sample_size=Quantity(
-            limit.effective_sample_size,
-            Status.PROVED,
-            measured=Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size))),
-        ),
-        tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
-    )
+    keys = Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size)))
+    rows = {
+        "mean": sampled(radial, predicted=limit.mean + limit.bias),
+        "bias": sampled(radial - limit.mean, predicted=limit.bias),
+        "radial_variance": sampled(_squared(radial), predicted=limit.radial_variance),
+        "effective_sample_size": Quantity(limit.effective_sample_size, Status.PROVED, measured=keys),
+    }
+    if limit.tangential_variance is not None:
+        across = np.square(sample.tangential) / beta
+        rows["tangential_variance"] = sampled(across, predicted=limit.tangential_variance)
+    return rows
 
 
 def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:

@@ -42,8 +42,8 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
     work.draw("scaling limit", fine, [participation(PoissonPoints(theta, law.a)) for theta in fine], line=True)
     work.draw("many keys share: 1/(2^a θ)", fine[fine > 1], 1 / (2**law.a * fine[fine > 1]), line=True)
     growth = math.log(critical_beta(1e12, law) / critical_beta(1e9, law)) / math.log(1e3)
-    leak = rows[-1].collapse.one_minus_top_weight
-    work.numbers["effective_keys"] = _number(rows[0].averaging.effective_sample_size)
+    leak = rows[-1].collapse.get("one_minus_top_weight")
+    work.numbers["effective_keys"] = _number(rows[0].averaging["effective_sample_size"])
     work.numbers["critical"] = _number(shared[thetas.index(1)])
     work.numbers |= {} if leak is None else {"leak": _number(leak)}
     work.numbers["growth"] = Number(growth, published=2 / (dim - 1))
