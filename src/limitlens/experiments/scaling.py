@@ -129,7 +129,7 @@ class ScalingLimits(Result):
                 Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
             ],
             warnings=self.warnings,
-            trust=["Statuses: proved (in the literature), verified (by simulations of this project), heuristic."],
+            trust=["Statuses: proved (in the literature), verified (by simulation in this project), heuristic."],
         )
 
     def _ordered_figure(self) -> Figure:
@@ -144,16 +144,18 @@ class ScalingLimits(Result):
         return Figure("Ordered weights", Axis("rank of the key", log=True), up, series)
 
     def _tables(self) -> list[Table]:
-        columns = ["expectation of", "predicted", "exact at n", "measured", "status"]
-        titles = {"quantities": "expectations, predicted by the scaling limit"}
+        titles = {"quantities": "expectations"}
         titles |= {side: f"formulas of the {side} side" for side, applies in self.applies.items() if applies}
         tables = []
         for part, title in titles.items():
+            found: Mapping[str, Quantity] = getattr(self, part)
             rows = [
-                (LABELS[name], row.predicted, row.exact, row.measured, row.status and row.status.value)
-                for name, row in getattr(self, part).items()
+                (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
+                for name, label in LABELS.items()
+                if (row := found.get(name)) is not None
             ]
-            tables.append(Table(title, columns, rows))
+            predicted = "scaling limit" if part == "quantities" else "predicted"
+            tables.append(Table(title, ["expectation of", predicted, "exact at n", "measured", "status"], rows))
         return tables
 
 

@@ -17,7 +17,7 @@ from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.text import join, plural, short
-from limitlens.report.view import Axis, Cell, Figure, Guide, Section, Table, View, cells, line, points
+from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, cells, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
@@ -190,16 +190,13 @@ class RadiusSweep(_Sweep):
         tables = [Table("constants", columns, [[name, *cells(*found)] for name, found in constants.items()])]
         found = "There are too few radii to fit the growth of the constants of C/√n."
         if grown:
-            laws: list[list[Cell]] = [
-                [name, of.law, f"e^({of.exponential_rate:.2f} R)", f"R^{of.polynomial_degree:.2f}", abs(of.evidence)]
-                for name, of in grown.items()
-            ]
-            tables.append(Table("growth", ["error", "growth", "exponential", "power", "evidence"], laws))
+            laws = [(name, *vars(growth).values()) for name, growth in grown.items()]
+            columns = ["error", "growth", "b of e^(bR)", "p of R^p", "evidence for an exponential"]
+            tables.append(Table("growth", columns, laws))
             growths = join([f"{name} {of.law}ly" for name, of in grown.items()])
             found = f"With the radius the constants of C/√n grow: {growths}."
-        legend = {name: f"{name}: {grown[name].law} growth" if name in grown else name for name in GROWING}
         series = [
-            points(legend[name], self.values, value, COLOURS[name], stderr, joined=True)
+            points(name, self.values, value, COLOURS[name], stderr, joined=True)
             for name, (value, stderr) in constants.items()
         ]
         across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
