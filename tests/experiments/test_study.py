@@ -11,7 +11,7 @@ import limitlens as ll
 from limitlens.attention.kernels import choose_device
 from limitlens.errors import InputError
 from limitlens.experiments import study_pass
-from limitlens.experiments.reference import reference_for
+from limitlens.experiments.reference import Reference
 from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep, sweep
 from limitlens.experiments.uniform import uniform_errors
 from limitlens.measures.named import NAMES, named_measure
@@ -46,7 +46,7 @@ def test_all_queries_reproduce_the_definition(mask_self):
     head = ll.Head(rng.normal(size=(3, 3)) / 3, rng.normal(size=(2, 3)))
     sizes = [20, 90, 300]
     curve = ll.study(mu, head, sizes, replicates=3, queries=300, mask_self=mask_self)
-    reference = reference_for(mu, head, 300, 0)
+    reference = Reference(mu, head, 300, 0)
     for r in range(3):
         tokens, vectors = reference.draw(range(r, r + 1), 0, 300)
         tokens, limits = tokens[0].numpy(), reference.limits(vectors)[0].numpy()
@@ -188,7 +188,7 @@ def test_every_law_has_a_curve_that_falls(name):
 def test_sampled_reference_moments_agree_with_closed_forms():
     """The Monte Carlo branch, on a law whose moments are known by symmetry: Γ is odd, so E Γ = 0."""
     mu = ll.Cube(2)
-    reference = reference_for(mu, ll.Head(np.eye(2)), 100, 0)
+    reference = Reference(mu, ll.Head(np.eye(2)), 100, 0)
     assert np.abs(reference.mean.numpy()).max() < 4 / np.sqrt(1 << 20)
     fine = np.linspace(-1, 1, 2001)[1::2]
     line = np.mean(mu.grad_K(np.stack((fine, fine), 1))[:, 0] ** 2)
@@ -248,8 +248,8 @@ def test_the_numerical_floor_is_known_and_never_fitted():
 
 def test_uniform_error_finds_what_a_grid_finds():
     head, cells = ll.Head(1.0), Cells((100, 1000))
-    reference = reference_for(LINE, head, 1000, 0)
-    found = uniform_errors(LINE, head, reference, cells, range(3), 2.0)[0]
+    reference = Reference(LINE, head, 1000, 0)
+    found = uniform_errors(reference, cells, range(3), 2.0)[0]
     grid = np.linspace(-2, 2, 4001)[:, None]
     for r in range(3):
         tokens = reference.stream.draw(range(r, r + 1), 0, 1000)[0]
@@ -262,8 +262,8 @@ def test_uniform_error_finds_what_a_grid_finds():
 def test_uniform_error_in_two_dimensions_with_a_value_matrix():
     rng = np.random.default_rng(0)
     mu, head = ll.Cube(2), ll.Head(2 * rng.normal(size=(2, 2)), rng.normal(size=(3, 2)))
-    reference = reference_for(mu, head, 300, 0)
-    found = uniform_errors(mu, head, reference, Cells((300,)), range(2), 1.5)[0]
+    reference = Reference(mu, head, 300, 0)
+    found = uniform_errors(reference, Cells((300,)), range(2), 1.5)[0]
     angle, distance = np.meshgrid(np.linspace(0, 2 * np.pi, 400), np.linspace(0, 1.5, 100))
     grid = np.stack((distance * np.cos(angle), distance * np.sin(angle)), -1).reshape(-1, 2)
     for r in range(2):
@@ -280,11 +280,11 @@ def test_the_ascent_finds_what_many_random_starts_find(monkeypatch):
     cube, radius, cells = ll.Cube(8), 3.5, Cells((1000,))
     head = designed_head(cube.covariance, 0.33, spectrum="flat", seed=0)
     law = cube.scaled(radius / cube.radius)
-    reference = reference_for(law, head, 1000, 0)
-    found, missed = uniform_errors(law, head, reference, cells, range(6), radius)
+    reference = Reference(law, head, 1000, 0)
+    found, missed = uniform_errors(reference, cells, range(6), radius)
     monkeypatch.setattr(uniform, "CANDIDATES", 240)
     monkeypatch.setattr(uniform, "AIMED", 0.0)
-    ascent = uniform._Ascent(law, head, reference, range(6), radius)
+    ascent = uniform._Ascent(reference, range(6), radius)
     many = ascent.climb(ascent._spread(), 1000)[1].max(1)
     assert (found[:, 0] > 0.99 * many).all()
     assert (missed >= -1e-12).all()

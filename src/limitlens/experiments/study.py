@@ -17,7 +17,7 @@ from limitlens.attention.kernels import as_precision, choose_device, kernel_word
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments import study_pass
-from limitlens.experiments.reference import reference_for
+from limitlens.experiments.reference import Reference
 from limitlens.experiments.study_pass import ReplicatePass, Rows, StudySetup
 from limitlens.experiments.study_result import MOMENT, REACH, StudyResult
 from limitlens.experiments.uniform import missed_note
@@ -80,10 +80,8 @@ def study(
     check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
     if isinstance(measure, CustomMeasure):
         measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
-    reference = reference_for(measure, head, cells.sizes[-1], seed, where)
-    setup = StudySetup(
-        measure, reference, head, cells, replicates, mask_self, radius, where, memory, as_precision(precision)
-    )
+    reference = Reference(measure, head, cells.sizes[-1], seed, where)
+    setup = StudySetup(reference, cells, replicates, mask_self, radius, where, memory, as_precision(precision))
     options: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
     options |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory, "precision": precision}
     job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **options})
@@ -173,10 +171,11 @@ class _StudyRun:
     def _spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
         """Measure all remaining chunks of replicates on the Ray cluster at address `ray`; yields after each chunk."""
         setup, queries = self.setup, self.queries
+        law, head = setup.reference.measure, setup.reference.head
 
         def prepare() -> Callable[[range], Rows]:
             where = choose_device(device)
-            reference = reference_for(setup.measure, setup.head, setup.cells.sizes[-1], seed, where)
+            reference = Reference(law, head, setup.cells.sizes[-1], seed, where)
             remote = replace(setup, reference=reference, device=where)
             return lambda chunk: ReplicatePass(remote, chunk, queries).rows()
 
@@ -202,7 +201,8 @@ class _StudyRun:
     def result(self, seed: int, started: float, interrupted: bool, warnings: list[str]) -> StudyResult:
         """Result of the study over the replicates that are finished."""
         setup, rows = self.setup, self.rows
-        measure, head, reference, sizes = setup.measure, setup.head, setup.reference, setup.cells.sizes
+        reference, sizes = setup.reference, setup.cells.sizes
+        measure, head = reference.measure, reference.head
         head_reach = reach(measure.covariance, head.A)
         warnings += head_reach.warnings(sizes[-1], mask_self=setup.mask_self)
         variance, square = float(reference.covariance.trace().clamp_min(0)), float(reference.mean.square().sum())

@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.head import Head
 from limitlens.attention.kernels import Kernel, Precision, attend_plain, state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.experiments.reference import Reference
 from limitlens.experiments.uniform import uniform_errors
-from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.checkpoint import under
 from limitlens.sampling.memory import room
@@ -55,9 +53,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 class StudySetup:
     """Settings that all chunks of replicates of a study share: law, head, sizes, reference, device, precision."""
 
-    measure: Measure
-    reference: Reference
-    head: Head
+    reference: Reference  # has the law and the head
     cells: Cells
     replicates: int
     mask_self: bool
@@ -68,7 +64,7 @@ class StudySetup:
 
     def chunk_size(self, queries: int) -> int:
         """Number of replicates in a chunk, so that the chunk's tokens and queries fit the memory bound."""
-        head = self.head
+        head = self.reference.head
         width = head.dim + head.key_dim + 2 * head.value_dim
         floats = (self.reference.stream.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
         bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else GPU_CHUNK_FACTOR)
@@ -77,7 +73,7 @@ class StudySetup:
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         """Attention state (mergeable log-sum-exp and mean value) of the queries over a block of tokens."""
-        keys, values = self.head.keys(tokens), self.head.values(tokens)
+        keys, values = self.reference.head.keys(tokens), self.reference.head.values(tokens)
         return state_of(query, keys, values, bias=bias, kernel=kernel or self.precision)
 
     def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
@@ -94,7 +90,7 @@ class ReplicatePass:
     def __init__(self, setup: StudySetup, replicates: range, queries: int) -> None:
         self.setup, self.replicates, self.queries = setup, replicates, queries
         self.floor = replicates.start == 0  # whether to measure the numerical floor, on the first replicate
-        head, device = setup.head, setup.device
+        head, device = setup.reference.head, setup.device
         tokens, vectors = setup.reference.draw(replicates, 0, queries)
         self.at_queries = setup.reference.limits(vectors)
         self.limits = QuerySums.of(self.at_queries)
@@ -124,8 +120,8 @@ class ReplicatePass:
         rows["floor"] = self.floors
         setup = self.setup
         if setup.radius is not None:  # the largest error over a ball of queries
-            law = (setup.measure, setup.head, setup.reference, setup.cells)
-            rows["errors.uniform"], rows["missed"] = uniform_errors(*law, self.replicates, setup.radius)
+            found = uniform_errors(setup.reference, setup.cells, self.replicates, setup.radius)
+            rows["errors.uniform"], rows["missed"] = found
         return rows
 
     def tensors(self) -> dict[str, Tensor]:
@@ -187,7 +183,7 @@ def choose_queries(setup: StudySetup) -> int:
     chunks = [pilot_replicates[start : start + size] for start in range(0, replicates, size)]
     moments = replace(setup, radius=None)  # without the error over a ball, in which queries play no part
     pilot = join_rows([ReplicatePass(moments, chunk, first).rows() for chunk in chunks])
-    wanted = float(np.clip(QUERIES_PER_DIMENSION * setup.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
+    wanted = float(np.clip(QUERIES_PER_DIMENSION * setup.reference.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
     tiny = np.finfo(float).tiny
     for name, excess in under("noise.", pilot).items():
         errors = pilot[f"errors.{name}"]

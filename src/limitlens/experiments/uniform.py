@@ -15,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.experiments.reference import Reference
-from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.streams import PAGE
 
@@ -35,15 +33,13 @@ def missed_note(missed: Array) -> str:
     return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
 
 
-def uniform_errors(
-    measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
-) -> tuple[Array, Array]:
+def uniform_errors(reference: Reference, cells: Cells, replicates: range, radius: float) -> tuple[Array, Array]:
     """Largest error over queries in the ball of this radius, in float64, and share missed: (replicates, sizes) each.
 
     The share missed with half of the starts is 1 − (mean over the two halves of the largest error in a half)/largest.
     """
-    ascent = _Ascent(measure, head, reference, replicates, radius)
-    previous, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
+    ascent = _Ascent(reference, replicates, radius)
+    previous, largest, missed = np.empty((len(replicates), 0, reference.head.dim)), [], []
     for size in cells.sizes:
         x, error = ascent.climb(np.concatenate((*ascent.halves(size), previous), 1), size)
         best = error.max(1)
@@ -57,8 +53,8 @@ def uniform_errors(
 class _Ascent:
     """Projected gradient ascent of the error in the query, for r replicates and s starts at once: queries (r, s, d)."""
 
-    def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
-        self.measure, self.head, self.reference = measure, head, reference
+    def __init__(self, reference: Reference, replicates: range, radius: float) -> None:
+        self.measure, self.head, self.stream = reference.measure, reference.head, reference.stream
         self.replicates, self.radius = replicates, radius
         # One generator for each replicate, so that its starts do not depend on the other replicates of the group.
         self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
@@ -86,7 +82,7 @@ class _Ascent:
         """Candidate queries aimed at the `count` tokens with the longest keys among `size`: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens = self.reference.stream.draw(self.replicates, start, stop).cpu().numpy() - self.measure.mean
+            tokens = self.stream.draw(self.replicates, start, stop).cpu().numpy() - self.measure.mean
             keys = tokens if self.head.key_map is None else tokens @ self.head.key_map.T
             queries = np.concatenate((queries, keys @ self.head.query_map), 1)
             lengths = np.linalg.norm(queries, axis=-1)
@@ -138,6 +134,6 @@ class _Ascent:
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens: Tensor = self.reference.stream.draw(self.replicates, start, stop).cpu()
+            tokens: Tensor = self.stream.draw(self.replicates, start, stop).cpu()
             state = state.merge(state_of(query, tokens, tokens))
         return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))
