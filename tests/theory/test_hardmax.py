@@ -120,7 +120,7 @@ def test_other_laws_are_measured_without_a_formula():
     document = to_json(curve)
     assert document["predicted"] == {}
     assert document["n"] == [100, 1000]
-    assert list(curve.table["n"]) == [100, 1000]
+    assert list(Hardmax({"measure": "sphere", "dim": 3}, curve, ()).table["n"]) == [100, 1000]
 
 
 def test_no_law_is_named_where_the_evidence_does_not_decide():

@@ -75,12 +75,6 @@ class HardmaxCurve:
         """Curve with this label, from measured errors and predictions by name."""
         return cls(label, errors.sizes, errors.error, errors.stderr, predicted, errors.rate, errors.replicates)
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """Table of the curve with one row per size: label, n, measured error, standard error, predictions."""
-        measured = {"label": self.label, "n": self.n, "measured": self.measured, "stderr": self.stderr}
-        return pd.DataFrame(measured | {name: line.value for name, line in self.predicted.items()})
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hardmax(Result):
@@ -105,8 +99,12 @@ class Hardmax(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of all curves, one row per curve and size n."""
-        return pd.concat([curve.table for curve in self.curves], ignore_index=True)
+        """Table of all curves, one row per curve and size n: measured error, standard error and predictions."""
+        parts = []
+        for curve in self.curves:
+            measured = {"label": curve.label, "n": curve.n, "measured": curve.measured, "stderr": curve.stderr}
+            parts.append(pd.DataFrame(measured | {name: line.value for name, line in curve.predicted.items()}))
+        return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
         """Page of the result: errors of softmax and hardmax against n, and whether each is a power law or a log."""

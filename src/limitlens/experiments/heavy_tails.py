@@ -45,11 +45,6 @@ class HeavyCurve:
     replicates: int
     predicted: Mapping[str, Mapping[str, Any]]  # by name; empty for Gaussian tokens, which `limitlens theory` predicts
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """Table with one row per size n: median output, largest softmax weight and Σw²."""
-        return pd.DataFrame({"law": self.law, "tilt": self.tilt, "n": self.n, **self.measured})
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeavyTails(Result):
@@ -62,7 +57,8 @@ class HeavyTails(Result):
     @property
     def table(self) -> pd.DataFrame:
         """Table with one row per tilt and size n: median output, largest softmax weight and Σw²."""
-        return pd.concat([curve.table for curve in self.tilts], ignore_index=True)
+        columns = ({"law": curve.law, "tilt": curve.tilt, "n": curve.n, **curve.measured} for curve in self.tilts)
+        return pd.concat([pd.DataFrame(part) for part in columns], ignore_index=True)
 
     def view(self) -> View:
         """Page of the result: largest softmax weight and output against n at every tilt, and whether a limit exists."""

@@ -1,4 +1,4 @@
-"""Reference of a study: tokens of each replicate, the infinite-token output Γ at any query, moments of Γ(X).
+"""What a study compares attention with: the infinite-token output Γ at any query X, and mean and covariance of Γ(X).
 
 Γ is also the control variate of every moment (docs/estimators.md): a study attends from few queries, and adds the
 exact average of Γ over all n tokens as queries.
@@ -19,7 +19,7 @@ from limitlens.statistics.estimators import GaussianControls, TokenSums
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ / largest size: a token costs O(1), not O(queries)
-QUERIES = 4096  # tokens of a pool that attend to the whole pool in one call
+QUERIES = 4096  # tokens of a sample (the pool) that attend to the whole sample in one call
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
 CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which the pool has not converged
 
@@ -112,7 +112,7 @@ class Reference:
         return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
     def factor(self, n: int) -> float:
-        """Ratio of measured to true error at size n, which the finite pool or the sampled reference causes."""
+        """Ratio of measured to true error at size n: below 1 for a finite sample, above 1 for sampled moments."""
         if isinstance(self.stream, PoolStream):
             return self.stream.finite_population_correction(n)
         return float(np.sqrt(1 + n / self._samples))

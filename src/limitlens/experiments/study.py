@@ -48,10 +48,11 @@ def study(
 ) -> StudyResult:  # fmt: skip
     """Measure the error of attention over n tokens against the infinite-token limit, for nested n, and fit its rate.
 
-    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. A pilot run
-    chooses the number of `queries` per replicate so that query noise biases an error by 3% where the error scatters as
-    much as its size, by up to 16% where it hardly scatters; the bias is measured and removed. `mask_self` leaves each
-    query's own token out of its softmax. A `radius` adds the largest error over the ball of queries of this radius.
+    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. By default a
+    short first run (pilot) chooses the number of `queries` per replicate. The noise of few queries raises an error by
+    3%, or by up to 16% where errors hardly vary between replicates; this bias is measured and removed. `mask_self`
+    leaves each query's own token out of its softmax. A `radius` adds the largest error over the queries in the ball of
+    this radius.
 
     `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
     leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
@@ -107,7 +108,7 @@ def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -
 
 
 class _StudyRun:
-    """Progress of a study through chunks of replicates: rows (measurements) of finished replicates, chunk under way."""
+    """State of a running study: measurements (`rows`) of finished replicates, and the chunk of replicates under way."""
 
     def __init__(self, setup: StudySetup, queries: int, saved: Saved | None) -> None:
         self.setup, self.queries = setup, queries
@@ -225,7 +226,7 @@ class _StudyRun:
 
 
 def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens, by name; NaN if none."""
+    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens; NaN if none is known."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     return {
         **{name: getattr(head_reach, name) for name in REACH},

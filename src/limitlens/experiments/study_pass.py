@@ -45,7 +45,7 @@ Rows: TypeAlias = dict[str, Array]
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Concatenate the rows (measurements by name) of several chunks of replicates along the axis of replicates."""
+    """Join the measurements (arrays by name) of several chunks of replicates along the axis of replicates."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -114,7 +114,7 @@ class ReplicatePass:
             yield len(self.replicates) * (stop - start)
 
     def rows(self) -> Rows:
-        """Rows (measurements by name) of the replicates at every size, after finishing all remaining blocks."""
+        """Attend to all remaining blocks of tokens, and return the measurements at every size by name."""
         deque(self.blocks(), maxlen=0)
         rows = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
         rows["floor"] = self.floors
@@ -173,9 +173,9 @@ class ReplicatePass:
 
 
 def choose_queries(setup: StudySetup) -> int:
-    """Choose by a pilot the number of queries per replicate, so that query noise is a small share of squared errors.
+    """Choose the number of queries per replicate, so that the noise of few queries is a small share of squared errors.
 
-    The pilot measures few queries in a few extra replicates, numbered from 2³⁰; noise falls like 1/queries.
+    A short first run (pilot) measures the noise in a few extra replicates, numbered from 2³⁰; it falls like 1/queries.
     """
     largest, replicates = setup.cells.sizes[-1], min(PILOT_REPLICATES, setup.replicates)
     first = min(PILOT_QUERIES, largest)

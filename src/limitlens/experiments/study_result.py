@@ -54,7 +54,7 @@ class StudyResult(Result):
     # queries; fewer.NAME (replicates, sizes, 2 or 4), errors from halves and quarters of the queries; controls
     # (replicates, sizes, F), control variates of expectation zero. NAME is mean, covariance, output or uniform.
     rows: Mapping[str, Array]
-    reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
+    reference_factor: Array  # (sizes,): measured over true error, if tokens or the limit's moments are sampled
     floor: Array  # (sizes,): root mean square difference of the outputs from float64
     scale: Mapping[str, float]  # root mean squares `output` of |Γ(X)| and `output_centred` of |Γ(X) − EΓ|
     measure: str  # repr of the law
