@@ -10,7 +10,7 @@ import limitlens as ll
 from limitlens.attention.head import designed_head
 from limitlens.errors import Array
 from limitlens.experiments import uniform
-from limitlens.experiments.reference import reference_for
+from limitlens.experiments.reference import Reference
 from limitlens.sampling.cells import Cells
 
 FEW, MANY = 12, 240  # random starts: those of version 0.1, and as many as make the comparison
@@ -34,10 +34,10 @@ def run() -> dict[str, object]:
 
 
 def _case(name: str, law: ll.Measure, head: ll.Head, radius: float, n: int, replicates: int) -> dict[str, object]:
-    reference, chunk = reference_for(law, head, n, 0), range(replicates)
-    found = uniform.uniform_errors(law, head, reference, Cells((n,)), chunk, radius)
-    ours, missed = found.largest[:, 0], found.missed[:, 0]
-    ascent = uniform._Ascent(law, head, reference, chunk, radius)
+    reference, chunk = Reference(law, head, n, 0), range(replicates)
+    found = uniform.uniform_errors(reference, Cells((n,)), chunk, radius)
+    ours, missed = (part[:, 0] for part in found)
+    ascent = uniform._Ascent(reference, chunk, radius)
     with patch.object(uniform, "CANDIDATES", FEW), patch.object(uniform, "AIMED", 0.0):
         with patch.object(uniform, "STEPS", 24):
             few = ascent.climb(ascent._spread(), n)[1].max(1)

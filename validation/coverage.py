@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 
 import limitlens as ll
-from limitlens.errors import Array
 from limitlens.experiments.study_result import MOMENT, StudyResult
 from limitlens.measures.base import Measure
 from limitlens.statistics.error_curve import ErrorCurve
@@ -66,7 +65,7 @@ def run() -> Iterator[tuple[str, float, float, float]]:
 def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
     """The true curve of an error, as an error curve of two identical replicates."""
     power = np.asarray(long.errors[name].error ** MOMENT.get(name, 1))
-    if name in long.fewer_queries:
+    if f"fewer.{name}" in long.rows:
         few = _cut(long, 0, every.replicates)
         power = power + every.errors[name].error - few.errors[name].error
     return ErrorCurve.of(long.sizes, np.tile(power, (2, 1)), moment=MOMENT.get(name, 1))
@@ -75,7 +74,7 @@ def _truth(long: StudyResult, every: StudyResult, name: str) -> ErrorCurve:
 def _holds(curve: StudyResult, truth: dict[str, ErrorCurve]) -> list[bool]:
     """Whether the intervals of the rates and of n(ε) contain the true values."""
     held = [_between(curve.rate(name).interval, -_slope(truth[name])) for name in NAMES]  # type: ignore[union-attr]
-    true = truth["output"].scaled(curve.scale[0])
+    true = truth["output"].scaled(curve.scale["output"])
     error = float(np.sqrt(true.error[1] * true.error[2]))
     return [*held, _between(curve.tokens_for(error).interval, true.tokens_for(error).n)]
 
@@ -92,12 +91,4 @@ def _slope(curve: ErrorCurve) -> float:
 
 def _cut(curve: StudyResult, first: int, count: int) -> StudyResult:
     """The study restricted to some of its replicates."""
-
-    def part(rows: dict[str, Array]) -> dict[str, Array]:
-        return {name: row[first : first + count] for name, row in rows.items()}
-
-    errors, noise, fewer = (
-        part(dict(rows)) for rows in (curve.replicate_errors, curve.query_noise, curve.fewer_queries)
-    )
-    controls = curve.controls[first : first + count]
-    return replace(curve, replicate_errors=errors, query_noise=noise, fewer_queries=fewer, controls=controls)
+    return replace(curve, rows={name: row[first : first + count] for name, row in curve.rows.items()})

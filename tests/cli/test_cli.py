@@ -189,12 +189,12 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_interrupt_ends_with_130(capsys, monkeypatch):
-    from limitlens.experiments import study as study_module
+    from limitlens.experiments import study_pass
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_module, "choose_queries", interrupted)
+    monkeypatch.setattr(study_pass, "choose_queries", interrupted)
     code, out, err = run(capsys, "study", *SMALL)
     assert (code, out) == (130, "")
     assert err == "limitlens: interrupted\n"

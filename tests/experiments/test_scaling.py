@@ -73,8 +73,7 @@ def test_ordered_weights_fall_with_the_rank_and_follow_the_limit() -> None:
 def test_averaging_side() -> None:
     document = scaling_document(uniform(5), 10_000, theta=200.0, replicates=1000, seed=1)
     side = document["averaging"]
-    assert side["applies"]
-    assert not document["collapse"]["applies"]
+    assert document["applies"] == {"averaging": True, "collapse": False}
     assert document["regime"] == "averaging"
     for name in ("mean", "bias", "radial_variance", "tangential_variance"):
         assert z(side[name], "predicted") < 3.5, name
@@ -87,7 +86,7 @@ def test_averaging_side() -> None:
 def test_collapse_side() -> None:
     document = scaling_document(uniform(3), 10_000, theta=0.01, replicates=4000, seed=2)
     side = document["collapse"]
-    assert side["applies"]
+    assert document["applies"] == {"averaging": False, "collapse": True}
     assert document["regime"] == "frozen"
     assert z(side["nearest_distance"], "predicted") < 3.5
     assert z(side["one_minus_top_weight"], "predicted") < 3.5
@@ -95,7 +94,7 @@ def test_collapse_side() -> None:
 
 def test_circle_has_no_collapse_formula_but_exact_values() -> None:
     document = scaling_document(uniform(2), 1000, beta=1e8, replicates=200)
-    assert document["collapse"]["one_minus_top_weight"] is None
+    assert "one_minus_top_weight" not in document["collapse"]
     assert z(document["quantities"]["top_weight"], "exact") < 4
 
 

@@ -11,7 +11,7 @@ import limitlens as ll
 from limitlens.attention.kernels import choose_device
 from limitlens.errors import InputError
 from limitlens.experiments import study_pass
-from limitlens.experiments.reference import reference_for
+from limitlens.experiments.reference import Reference
 from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep, sweep
 from limitlens.experiments.uniform import uniform_errors
 from limitlens.measures.named import NAMES, named_measure
@@ -46,7 +46,7 @@ def test_all_queries_reproduce_the_definition(mask_self):
     head = ll.Head(rng.normal(size=(3, 3)) / 3, rng.normal(size=(2, 3)))
     sizes = [20, 90, 300]
     curve = ll.study(mu, head, sizes, replicates=3, queries=300, mask_self=mask_self)
-    reference = reference_for(mu, head, 300, 0)
+    reference = Reference(mu, head, 300, 0)
     for r in range(3):
         tokens, vectors = reference.draw(range(r, r + 1), 0, 300)
         tokens, limits = tokens[0].numpy(), reference.limits(vectors)[0].numpy()
@@ -66,7 +66,7 @@ def test_few_queries_are_unbiased_for_the_squared_error_and_cheaper_than_no_cont
     many = ll.study(LINE, head, [n], replicates=1500, queries=n, seed=1)
     for name in ("mean", "covariance"):
         true = (many.replicate_errors[name][:, 0] ** 2).mean()
-        corrected = few.replicate_errors[name][:, 0] ** 2 - few.query_noise[name][:, 0]
+        corrected = few.replicate_errors[name][:, 0] ** 2 - few.rows[f"noise.{name}"][:, 0]
         spread = (corrected - many.replicate_errors[name][:, 0] ** 2).std() / np.sqrt(1500)
         assert abs(corrected.mean() - true) < 4 * spread + 0.01 * true, name
         assert few.errors[name].error[0] == pytest.approx(many.errors[name].error[0], rel=0.06)
@@ -111,7 +111,7 @@ def test_central_limit_constants():
         "covariance": covariance_error_variance_1d(horizon),
     }
     for name, value in predicted.items():
-        squared = 100_000 * (curve.replicate_errors[name][:, 0] ** 2 - curve.query_noise[name][:, 0])
+        squared = 100_000 * (curve.replicate_errors[name][:, 0] ** 2 - curve.rows[f"noise.{name}"][:, 0])
         stderr = squared.std() / np.sqrt(len(squared))
         assert abs(squared.mean() - value) < 3 * stderr + 0.02 * value, name
         assert stderr < 0.1 * value
@@ -188,7 +188,7 @@ def test_every_law_has_a_curve_that_falls(name):
 def test_sampled_reference_moments_agree_with_closed_forms():
     """The Monte Carlo branch, on a law whose moments are known by symmetry: Γ is odd, so E Γ = 0."""
     mu = ll.Cube(2)
-    reference = reference_for(mu, ll.Head(np.eye(2)), 100, 0)
+    reference = Reference(mu, ll.Head(np.eye(2)), 100, 0)
     assert np.abs(reference.mean.numpy()).max() < 4 / np.sqrt(1 << 20)
     fine = np.linspace(-1, 1, 2001)[1::2]
     line = np.mean(mu.grad_K(np.stack((fine, fine), 1))[:, 0] ** 2)
@@ -248,11 +248,11 @@ def test_the_numerical_floor_is_known_and_never_fitted():
 
 def test_uniform_error_finds_what_a_grid_finds():
     head, cells = ll.Head(1.0), Cells((100, 1000))
-    reference = reference_for(LINE, head, 1000, 0)
-    found = uniform_errors(LINE, head, reference, cells, range(3), 2.0).largest
+    reference = Reference(LINE, head, 1000, 0)
+    found = uniform_errors(reference, cells, range(3), 2.0)[0]
     grid = np.linspace(-2, 2, 4001)[:, None]
     for r in range(3):
-        tokens = reference.tokens(range(r, r + 1), 0, 1000)[0]
+        tokens = reference.stream.draw(range(r, r + 1), 0, 1000)[0]
         for j, n in enumerate(cells.sizes):
             dense = np.abs(ll.attend(tokens[:n], head, grid) - ll.limit(LINE, head, grid)).max()
             assert found[r, j] >= dense * (1 - 1e-6)
@@ -262,12 +262,12 @@ def test_uniform_error_finds_what_a_grid_finds():
 def test_uniform_error_in_two_dimensions_with_a_value_matrix():
     rng = np.random.default_rng(0)
     mu, head = ll.Cube(2), ll.Head(2 * rng.normal(size=(2, 2)), rng.normal(size=(3, 2)))
-    reference = reference_for(mu, head, 300, 0)
-    found = uniform_errors(mu, head, reference, Cells((300,)), range(2), 1.5).largest
+    reference = Reference(mu, head, 300, 0)
+    found = uniform_errors(reference, Cells((300,)), range(2), 1.5)[0]
     angle, distance = np.meshgrid(np.linspace(0, 2 * np.pi, 400), np.linspace(0, 1.5, 100))
     grid = np.stack((distance * np.cos(angle), distance * np.sin(angle)), -1).reshape(-1, 2)
     for r in range(2):
-        tokens = reference.tokens(range(r, r + 1), 0, 300)[0]
+        tokens = reference.stream.draw(range(r, r + 1), 0, 300)[0]
         dense = np.linalg.norm(ll.attend(tokens, head, grid) - ll.limit(mu, head, grid), axis=1).max()
         assert found[r, 0] >= dense * (1 - 1e-4)
 
@@ -280,15 +280,15 @@ def test_the_ascent_finds_what_many_random_starts_find(monkeypatch):
     cube, radius, cells = ll.Cube(8), 3.5, Cells((1000,))
     head = designed_head(cube.covariance, 0.33, spectrum="flat", seed=0)
     law = cube.scaled(radius / cube.radius)
-    reference = reference_for(law, head, 1000, 0)
-    found = uniform_errors(law, head, reference, cells, range(6), radius)
+    reference = Reference(law, head, 1000, 0)
+    found, missed = uniform_errors(reference, cells, range(6), radius)
     monkeypatch.setattr(uniform, "CANDIDATES", 240)
     monkeypatch.setattr(uniform, "AIMED", 0.0)
-    ascent = uniform._Ascent(law, head, reference, range(6), radius)
+    ascent = uniform._Ascent(reference, range(6), radius)
     many = ascent.climb(ascent._spread(), 1000)[1].max(1)
-    assert (found.largest[:, 0] > 0.99 * many).all()
-    assert (found.missed >= -1e-12).all()
-    assert found.missed.max() < 0.5
+    assert (found[:, 0] > 0.99 * many).all()
+    assert (missed >= -1e-12).all()
+    assert missed.max() < 0.5
     curve = ll.study(law, head, sizes=[500, 1000], replicates=3, queries=32, radius=radius)
     assert any("with half of the starts it would be" in told for told in curve.notes)
 
@@ -367,7 +367,7 @@ def test_a_sample_is_no_limit_of_itself():
 
 def test_a_head_that_sees_nothing_or_everything_at_once_is_studied_in_silence(recwarn):
     flat = ll.study(LINE, ll.Head(0.0), [50, 100, 200], replicates=4)
-    assert flat.scale[0] == 0
+    assert flat.scale["output"] == 0
     assert flat.tokens_for(0.1).why == "the limit is 0, so there is no relative error"
     assert "the limit is 0" in str(flat)
     far = ll.study(LINE, ll.Head(1e5), [50, 100, 200], replicates=4, queries=32)

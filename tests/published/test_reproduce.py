@@ -15,7 +15,7 @@ import limitlens as ll
 from downstream_cases import data as documents
 from limitlens.cli import main
 from limitlens.estimate import UNKNOWN, Estimate
-from limitlens.experiments.reference import LawReference, sampled_moments
+from limitlens.experiments.reference import Reference, sampled_moments
 from limitlens.measures.sphere import limit_covariance
 from limitlens.models import LoadedModel
 from limitlens.published.catalogue import Claim, Number, catalogue
@@ -233,7 +233,7 @@ def test_the_covariance_of_the_limit_on_a_sphere(dim: int) -> None:
     assert np.linalg.eigvalsh(limit_covariance(1e9 * A)) == pytest.approx(exact, rel=1e-6)
     law, head = ll.Sphere(dim, 1.5), ll.Head(2 * A, rng.standard_normal((3, dim)))
     mean, covariance = sampled_moments(law, head, 200_000, 0)
-    reference = LawReference(law, head, 1000, 0, "cpu")
+    reference = Reference(law, head, 1000, 0, "cpu")
     assert reference.factor(1000) == 1
     assert np.abs(mean).max() < 0.02
     assert reference.covariance.numpy() == pytest.approx(covariance, abs=0.02 * np.abs(covariance).max())

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
-from limitlens.experiments.heavy_tails import HeavyTails, heavy_curve
+from limitlens.experiments.heavy_tails import HeavyTails, heavy_curve, heavy_samples
 from limitlens.experiments.heavy_tails import tails as show_tails
+from limitlens.record import to_json
 from limitlens.statistics import tails
 from limitlens.statistics.tails import Verdict
 from limitlens.theory import heavy
@@ -190,15 +191,16 @@ def test_normal_rate_of_laplace_tokens_at_small_tilts():
 
 def test_attention_beyond_the_limit_of_laplace_tokens():
     found = heavy_curve("laplace", 2.0, (1000, 100_000), replicates=600)
-    rate, share, growth = found.theory.predictions
-    assert (rate.value, share.value, growth.value) == (0.0, 0.5, 1.0)
-    assert share.status is Status.VERIFIED
-    summary = found.summary()
-    gap = abs(summary["participation"][1] - share.value)
+    rate, share, growth = (found.predicted[name]["predicted"] for name in ("rate", "participation", "growth"))
+    assert (rate, share, growth) == (0.0, 0.5, 1.0)
+    assert found.predicted["participation"]["status"] == Status.VERIFIED.value
+    summary = found.measured
+    gap = abs(summary["participation"][1] - share)
     assert gap < 4 * summary["participation_stderr"][1]
     assert summary["participation_stderr"][1] < 0.02
-    steps = np.diff(found.output.mean(axis=0)) / np.log(100)
-    assert steps == pytest.approx([growth.value], abs=0.1)
+    output, _, _ = heavy_samples("laplace", 2.0, (1000, 100_000), degrees=3.0, replicates=600, seed=0)
+    assert np.median(output, axis=0) == pytest.approx(summary["median_output"])
+    assert np.diff(output.mean(axis=0)) / np.log(100) == pytest.approx([growth], abs=0.1)
     assert found.limit is None
 
 
@@ -219,21 +221,21 @@ def test_laplace_tokens_at_the_end_of_the_limit_grow_half_as_fast():
 
 def test_the_largest_weight_of_student_tokens_tends_to_one():
     found = heavy_curve("student", 1.0, (1000, 10_000, 100_000), degrees=3, replicates=300)
-    share = found.participation.mean(axis=0)
+    share = found.measured["participation"]
     assert share[0] < share[1] < share[2]
     assert share[2] > 0.85
-    slope = np.log(np.median(found.output[:, 2]) / np.median(found.output[:, 1])) / np.log(10)
+    slope = np.log(found.measured["median_output"][2] / found.measured["median_output"][1]) / np.log(10)
     assert slope == pytest.approx(1 / 3, abs=0.06)
 
 
 def test_gaussian_tokens_keep_their_limit():
     found = heavy_curve("gaussian", 1.0, (1000, 100_000), replicates=100)
-    assert np.median(found.output[:, 1]) == pytest.approx(found.limit, abs=0.01)
-    assert found.summary()["top_weight"][1] < 0.01
-    document = found.document()
+    assert found.measured["median_output"][1] == pytest.approx(found.limit, abs=0.01)
+    assert found.measured["top_weight"][1] < 0.01
+    document = to_json(found)
     assert document["existence"] == Existence.NORMAL.value
     assert document["n"] == [1000, 100_000]
-    assert list(found.table["n"]) == [1000, 100_000]
+    assert list(HeavyTails({"law": "gaussian", "seed": 0}, (found,)).table["n"]) == [1000, 100_000]
 
 
 def test_heavy_figure(tmp_path):

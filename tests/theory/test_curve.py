@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from grid_errors import grid_errors
 from limitlens.errors import InputError
-from limitlens.experiments.hardmax import grid_errors
 from limitlens.measures import Gaussian
 from limitlens.theory import curve, rates
 from limitlens.theory.clt import asymptotic_covariance

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from limitlens.errors import InputError
-from limitlens.experiments.hardmax import Hardmax, hardmax_line, hardmax_study, softmax_line
+from limitlens.experiments.hardmax import Hardmax, HardmaxCurve, hardmax_line, hardmax_study, softmax_line
 from limitlens.experiments.hardmax import hardmax as measure_hardmax
 from limitlens.measures import Gaussian, Sphere
+from limitlens.record import to_json
 from limitlens.theory import hardmax
 from limitlens.theory.prediction import Status
 
@@ -45,8 +46,8 @@ def test_expected_maximum_of_few_normals():
 
 def test_exact_simulation_meets_the_published_values_and_the_finite_law():
     curve = hardmax_line((100, 10_000, 1_000_000), replicates=800)
-    error = curve.errors.error
-    assert (curve.errors.stderr / error < 0.0015).all()
+    error = curve.measured
+    assert (curve.stderr / error < 0.0015).all()
     # The published values carry a sampling error of their own, of about 0.3%.
     assert error == pytest.approx([0.3302, 0.1704, 0.1356], rel=0.005)
     assert error[1:] / curve.predicted["finite"].value[1:] == pytest.approx([1, 1], abs=0.005)
@@ -57,14 +58,14 @@ def test_exact_simulation_agrees_with_drawing_every_token():
     tokens = rng.normal(size=(40_000, 50))
     output = np.where(tokens > 0, tokens.max(axis=1, keepdims=True), tokens.min(axis=1, keepdims=True))
     plain = np.abs(output.mean(axis=1))
-    fast = hardmax_line((50,), replicates=100).errors
+    fast = hardmax_line((50,), replicates=100)
     noise = np.hypot(plain.std() / 200, fast.stderr[0])
-    assert abs(plain.mean() - fast.error[0]) < 4 * noise
+    assert abs(plain.mean() - fast.measured[0]) < 4 * noise
 
 
 def test_fits_prefer_the_logarithm_for_hardmax_and_the_power_law_below_one():
-    hard = hardmax_line(SIZES).errors.rate
-    soft = softmax_line(0.5, SIZES).errors.rate
+    hard = hardmax_line(SIZES).rate
+    soft = softmax_line(0.5, SIZES).rate
     assert hard.law == "log"
     assert hard.evidence < -10
     assert soft.law == "power"
@@ -75,18 +76,18 @@ def test_fits_prefer_the_logarithm_for_hardmax_and_the_power_law_below_one():
 def test_crossover_from_the_power_law_to_the_logarithm(tmp_path):
     curves = [softmax_line(horizon, SIZES[::2], replicates=300) for horizon in (0.5, 2.0, 8.0)]
     curves.append(hardmax_line(SIZES[::2]))
-    slopes = [curve.errors.rate.slope for curve in curves]
+    slopes = [curve.rate.slope for curve in curves]
     assert slopes == sorted(slopes, reverse=True)
-    assert (curves[0].errors.rate.law, curves[-1].errors.rate.law) == ("power", "log")
-    last = [curve.errors.error[-1] for curve in curves]
+    assert (curves[0].rate.law, curves[-1].rate.law) == ("power", "log")
+    last = [curve.measured[-1] for curve in curves]
     assert last == sorted(last)  # the error at a million tokens grows with the horizon towards that of hardmax
-    Hardmax("gaussian", 1, tuple(curves[:-1]), curves[-1]).plot(tmp_path / "crossover.png")
+    Hardmax({"measure": "gaussian", "dim": 1}, curves[-1], tuple(curves[:-1])).plot(tmp_path / "crossover.png")
     assert (tmp_path / "crossover.png").stat().st_size > 5000
 
 
 def test_softmax_lines_have_the_influence_prediction():
     curve = softmax_line(0.5, (1000, 10_000), replicates=4000)
-    assert curve.errors.error == pytest.approx(curve.predicted["influence"].value, rel=0.05)
+    assert curve.measured == pytest.approx(curve.predicted["influence"].value, rel=0.05)
     assert softmax_line(4.0, (100, 1000), replicates=10).predicted == {}
 
 
@@ -97,41 +98,42 @@ def test_general_study_agrees_with_the_line_and_with_dense_argmax():
 
     law, head, sizes = Gaussian(0.0, 1.0), Head(1.0), (100, 400, 1600)
     curve = hardmax_study(law, head, sizes, replicates=300, queries=400, seed=5)
-    assert curve.errors.finite_population_correction[0] == 1
-    assert curve.errors.finite_population_correction[2] > 1
-    found, line = curve.errors, hardmax_line(sizes).errors
-    assert (np.abs(found.error - line.error) < 4 * np.hypot(found.stderr, line.stderr)).all()
+    assert curve.finite_population_correction[0] == 1
+    assert curve.finite_population_correction[2] > 1
+    line = hardmax_line(sizes)
+    assert (np.abs(curve.error - line.measured) < 4 * np.hypot(curve.stderr, line.stderr)).all()
     ours = hardmax_study(law, head, (100,), replicates=8, queries=400, seed=5)
     samples = (IidStream(law, 5).draw(range(r, r + 1), 0, 100)[0] for r in range(8))
     means = [tokens[(tokens @ tokens.T).argmax(1)].mean(0) for tokens in samples]
     centred = torch.stack(means) - torch.stack(means).mean(0)
-    assert ours.errors.error_moments[0, :, 0] == pytest.approx(centred.norm(dim=-1).numpy() * np.sqrt(8 / 7))
+    assert ours.error_moments[0, :, 0] == pytest.approx(centred.norm(dim=-1).numpy() * np.sqrt(8 / 7))
 
 
 def test_other_laws_are_measured_without_a_formula():
     pytest.importorskip("torch")
     from limitlens.attention.head import Head
 
-    curve = hardmax_study(Sphere(3), Head(np.eye(3)), (100, 1000), replicates=40, queries=500)
+    errors = hardmax_study(Sphere(3), Head(np.eye(3)), (100, 1000), replicates=40, queries=500)
+    curve = HardmaxCurve.of("hardmax", errors)
     assert curve.predicted == {}
-    assert curve.errors.error[1] < curve.errors.error[0]
-    document = curve.document()
+    assert curve.measured[1] < curve.measured[0]
+    document = to_json(curve)
     assert document["predicted"] == {}
     assert document["n"] == [100, 1000]
-    assert list(curve.table["n"]) == [100, 1000]
+    assert list(Hardmax({"measure": "sphere", "dim": 3}, curve, ()).table["n"]) == [100, 1000]
 
 
 def test_no_law_is_named_where_the_evidence_does_not_decide():
     """Three sizes close together tell a power law from a logarithm by little: document, view and figure say so."""
     result = measure_hardmax("1000:3000:3", horizons=[0.5], replicates=30)
     (soft,) = result.softmax
-    assert soft.errors.rate.law == "undecided"
+    assert soft.rate.law == "undecided"
     assert result.document()["softmax"][0]["rate"]["verdict"] == "undecided"
     figure, laws, _ = result.view().sections[0].blocks
     assert "softmax, H = 0.5 (law: undecided)" in [series.name for series in figure.series]
     assert laws.rows[0][-1].startswith("undecided (")
     decided = measure_hardmax(SIZES, horizons=[0.5], replicates=100)
-    assert "log law preferred by" in decided.view().sections[0].blocks[1].rows[1][-1]
+    assert decided.view().sections[0].blocks[1].rows[1][-1].startswith("log (-")
     assert "follows a logarithm" in decided.view().verdict[1]
 
 

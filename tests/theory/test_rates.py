@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grid_errors import grid_errors
 from limitlens.errors import InputError
-from limitlens.experiments.hardmax import grid_errors
 from limitlens.measures import Ball, Cube, Discrete, Gaussian, GaussianMixture, Sphere, VonMisesFisher, as_measure
 from limitlens.theory import rates, summary, token_influence
 from limitlens.theory.prediction import Status

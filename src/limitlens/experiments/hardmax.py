@@ -6,7 +6,8 @@ of largest score over all blocks (`attention.state.Peak`); there no formula is k
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +21,8 @@ from limitlens.estimate import Estimate
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.measures.named import named_measure
-from limitlens.record import Run, from_json, to_json
 from limitlens.report.text import plural, short
-from limitlens.report.view import SHADES, Axis, Dash, Figure, Section, Table, View, frame_table, line, points
+from limitlens.report.view import SHADES, Axis, Block, Dash, Figure, Section, Table, View, frame_table, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
@@ -35,9 +35,13 @@ from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 SAMPLES_PER_REPLICATE = 1000  # samples per replicate in d = 1, where a sample of any n costs two random numbers
 SAMPLE_SECONDS, SAMPLE_BYTES = 1e-3, 1e5  # in d = 1
 NUMBER_SECONDS, SCORE_SECONDS = 1e-6, 2e-9  # for each number of a token and each score, elsewhere
-STEP = 0.01  # spacing of the grid of `grid_errors`
+STEP = 0.01  # spacing of the grid of `grid_outputs`
 MARGIN = 2.0  # the grid ends this far beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
 STEEPEST = 20.0  # largest horizon: beyond it all weights of the farthest query may underflow, below e^{-700}
+check_horizon = partial(
+    check_number, "the horizon", expected=f"at most {STEEPEST:g}; larger ones are close to hardmax",
+    low=-STEEPEST, below=np.nextafter(STEEPEST, np.inf),
+)  # fmt: skip
 DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
 FOLLOWS = {
     "log": "follows a logarithm",
@@ -56,33 +60,20 @@ class PredictedCurve:
 
 @dataclass(frozen=True, eq=False)
 class HardmaxCurve:
-    """Measured and predicted E|mean output| against n; the mean is over queries, `predicted` empty without a formula.
-
-    The errors are |mean output| of each replicate, or its averages over the samples of a replicate. A replicate with
-    fewer queries than tokens has a noisier mean output, so the measured error is the true error times
-    `errors.finite_population_correction`, which is 1 where every token is a query.
-    """
+    """Measured E|mean output| (mean over queries) against n; predictions by name, empty where no formula is known."""
 
     label: str
-    errors: ErrorCurve
-    predicted: Mapping[str, PredictedCurve] = field(default_factory=dict)
+    n: tuple[int, ...]
+    measured: Array  # (sizes,)
+    stderr: Array
+    predicted: Mapping[str, PredictedCurve]
+    rate: Rate | None  # None where no law could be fitted
+    replicates: int
 
-    @property
-    def measured(self) -> dict[str, Any]:
-        """Columns of the curve's table by name: label, sizes n, measured errors and standard errors."""
-        errors = self.errors
-        return {"label": self.label, "n": list(errors.sizes), "measured": errors.error, "stderr": errors.stderr}
-
-    def document(self) -> dict[str, Any]:
-        """JSON document of the curve: measured and predicted errors, fitted rate, number of replicates."""
-        rate = self.errors.rate and self.errors.rate.document()
-        predicted = to_json(self.predicted)
-        return self.measured | {"predicted": predicted, "rate": rate, "replicates": self.errors.replicates}
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Table of the curve with one row per size: label, n, measured error, standard error, predictions."""
-        return pd.DataFrame(self.measured | {name: line.value for name, line in self.predicted.items()})
+    @classmethod
+    def of(cls, label: str, errors: ErrorCurve, **predicted: PredictedCurve) -> Self:
+        """Curve with this label, from measured errors and predictions by name."""
+        return cls(label, errors.sizes, errors.error, errors.stderr, predicted, errors.rate, errors.replicates)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,11 +81,9 @@ class Hardmax(Result):
     """Result of `hardmax`: error of argmax attention over n, and of softmax attention at several horizons."""
 
     kind, file = "hardmax", "hardmax"
-    measure: str
-    dim: int
-    softmax: tuple[HardmaxCurve, ...]
+    inputs: Mapping[str, Any]  # measure, dim, replicates, seed
     hardmax: HardmaxCurve
-    seed: int = 0
+    softmax: tuple[HardmaxCurve, ...]
 
     @property
     def curves(self) -> tuple[HardmaxCurve, ...]:
@@ -102,109 +91,71 @@ class Hardmax(Result):
         return (*self.softmax, self.hardmax)
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the result: law, seed, and the curves of hardmax and softmax."""
-        inputs = {"measure": self.measure, "dim": self.dim, "replicates": self.hardmax.errors.replicates}
-        return {
-            "inputs": inputs | {"seed": self.seed},
-            "hardmax": self.hardmax.document(),
-            "softmax": [curve.document() for curve in self.softmax],
-        }
+        """JSON document of the result: inputs, and the curves of hardmax and softmax with their rates."""
+        document = super().document()
+        for curve, found in zip(self.curves, (*document["softmax"], document["hardmax"]), strict=True):
+            found["rate"] = curve.rate and curve.rate.document()
+        return document
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of all curves, one row per curve and size n."""
-        return pd.concat([curve.table for curve in self.curves], ignore_index=True)
-
-    def arrays(self) -> dict[str, Array]:
-        """Arrays to save: errors (curves, replicates, sizes) and their inflation by few queries (curves, sizes)."""
-        curves = [curve.errors for curve in self.curves]
-        corrections = [np.broadcast_to(errors.finite_population_correction, len(errors.sizes)) for errors in curves]
-        moments = np.stack([errors.error_moments[0] for errors in curves])
-        return {"error_moments": moments, "finite_population_correction": np.stack(corrections)}
-
-    @classmethod
-    def load(cls, run: Run) -> Self:
-        """Read a `hardmax` result back from a run folder."""
-        inputs, arrays, curves = run.document["inputs"], run.arrays(), []
-        stored = [*run.document["softmax"], run.document["hardmax"]]
-        kept = (arrays["error_moments"], arrays["finite_population_correction"])
-        for curve, moments, correction in zip(stored, *kept, strict=True):
-            known = {"finite_population_correction": correction, "seed": inputs["seed"]}
-            errors = ErrorCurve.of(curve["n"], moments, moment=1, **known)
-            predicted = from_json(Mapping[str, PredictedCurve], curve["predicted"])
-            curves.append(HardmaxCurve(curve["label"], errors, predicted))
-        return cls(inputs["measure"], inputs["dim"], tuple(curves[:-1]), curves[-1], inputs["seed"])
+        """Table of all curves, one row per curve and size n: measured error, standard error and predictions."""
+        parts = []
+        for curve in self.curves:
+            measured = {"label": curve.label, "n": curve.n, "measured": curve.measured, "stderr": curve.stderr}
+            parts.append(pd.DataFrame(measured | {name: line.value for name, line in curve.predicted.items()}))
+        return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
         """Page of the result: errors of softmax and hardmax against n, and whether each is a power law or a log."""
-        errors, rate = self.hardmax.errors, self.hardmax.errors.rate
-        first, last = f"{errors.sizes[0]:,}", f"{errors.sizes[-1]:,}"
+        hard, rate, measure = self.hardmax, self.hardmax.rate, self.inputs["measure"]
+        first, last = f"{hard.n[0]:,}", f"{hard.n[-1]:,}"
         laws = [
-            (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, _law_words(fit))
+            (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, f"{fit.law} ({fit.evidence:+.1f})")
             for curve in self.curves
-            if (fit := curve.errors.rate) is not None
+            if (fit := curve.rate) is not None
         ]
-        columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (by information criteria)"]
+        columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (evidence for a power)"]
         compared = f"; softmax at {plural(len(self.softmax), 'horizon')} is the comparison" if self.softmax else ""
         follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
+        lead = (
+            "E|mean output| against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines "
+            "are predicted."
+        )
+        blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)]
         return View(
-            f"Hardmax on {self.measure} tokens in dimension {self.dim}",
-            f"n from {first} to {last} · {errors.replicates} replicates",
+            f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}",
+            f"n from {first} to {last} · {hard.replicates} replicates",
             (
-                f"Softmax was replaced by argmax on {self.measure} tokens, and the mean output measured for n from "
+                f"Softmax was replaced by argmax on {measure} tokens, and the mean output measured for n from "
                 f"{first} to {last}{compared}.",
-                f"With argmax the error {follows}: {short(errors.error[0])} at n = {first} and still "
-                f"{short(errors.error[-1])} at n = {last}.",
+                f"With argmax the error {follows}: {short(hard.measured[0])} at n = {first} and still "
+                f"{short(hard.measured[-1])} at n = {last}.",
                 "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
                 "the tokens that win.",
             ),
-            [
-                Section(
-                    "From softmax to hardmax",
-                    "E|mean output| against n. A straight line is a power law; hardmax bends into a logarithm. Broken "
-                    "lines are predicted.",
-                    [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)],
-                )
-            ],
+            [Section("From softmax to hardmax", lead, blocks)],
         )
 
     def _figure(self) -> Figure:
-        """Figure of E|mean output| against n, one curve per horizon and one for hardmax; the legend names the law."""
         series = []
         for place, curve in enumerate(self.curves):
-            colour, errors = SHADES[place % len(SHADES)], curve.errors
-            name = curve.label if errors.rate is None else f"{curve.label} (law: {errors.rate.law})"
-            series.append(points(name, errors.sizes, errors.error, colour, errors.stderr, joined=True))
+            colour = SHADES[place % len(SHADES)]
+            name = curve.label if curve.rate is None else f"{curve.label} (law: {curve.rate.law})"
+            series.append(points(name, curve.n, curve.measured, colour, curve.stderr, joined=True))
             for label, predicted in curve.predicted.items():
                 name = f"{curve.label}: {label} ({predicted.status.value})"
                 listed = curve is self.hardmax
-                series.append(line(name, errors.sizes, predicted.value, colour, DASHES[label], listed=listed))
+                series.append(line(name, curve.n, predicted.value, colour, DASHES[label], listed=listed))
         across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
         return Figure("E|mean output| against n", across, up, series, height=400)
 
 
-def _law_words(rate: Rate) -> str:
-    """Text on which law a fitted rate prefers, power or logarithm, with the difference of information criteria."""
-    size = abs(rate.evidence)
-    if rate.law == "undecided":
-        better = "power law" if rate.evidence > 0 else "logarithm"
-        return f"undecided ({size:.1f} for the {better})"
-    return f"{rate.law} law preferred by {size:.1f}"
-
-
 def hardmax(
-    sizes: str | Sequence[int] = "100:1000000:9",
-    *,
-    measure: str | TokenLaw = "gaussian",
-    dim: int = 1,
-    horizons: str | Sequence[float] = "0.5",
-    replicates: int = 400,
-    queries: int = 2048,
-    seed: int = 0,
-    yes: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> Hardmax:
+    sizes: str | Sequence[int] = "100:1000000:9", *, measure: str | TokenLaw = "gaussian", dim: int = 1,
+    horizons: str | Sequence[float] = "0.5", replicates: int = 400, queries: int = 2048, seed: int = 0,
+    yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+) -> Hardmax:  # fmt: skip
     """Measure E|mean output| over n tokens with softmax replaced by argmax: does it follow a power law or a logarithm?
 
     `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences. For "gaussian" tokens in dimension 1, where a formula is
@@ -220,6 +171,7 @@ def hardmax(
     grid = parse_grid(horizons, "horizons")
     _check(counts, replicates)
     check_seed(seed)
+    inputs: dict[str, Any] = {"measure": "gaussian", "dim": 1, "replicates": replicates, "seed": seed}
     if measure == "gaussian" and dim == 1:
         for horizon in grid:
             check_horizon(horizon)
@@ -230,15 +182,16 @@ def hardmax(
             softmax.append(softmax_line(horizon, counts, replicates, seed))
             if progress is not None:
                 progress(done + 1, len(grid) + 1)
-        return Hardmax("gaussian", 1, tuple(softmax), hardmax_line(counts, replicates, seed), seed)
+        return Hardmax(inputs, hardmax_line(counts, replicates, seed), tuple(softmax))
     law = named_measure(measure, dim) if isinstance(measure, str) else as_measure(measure)
     check_number("queries", queries, "at least 2, such as 2048", low=2)
     token_seconds = law.dim * (NUMBER_SECONDS + min(queries, counts[-1]) * SCORE_SECONDS)
     check_cost("hardmax", seconds=token_seconds * replicates * counts[-1], yes=yes)
     head = designed_head(law, 1.0, seed=seed)
     options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
-    curve = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
-    return Hardmax(measure if isinstance(measure, str) else repr(law), law.dim, (), curve, seed)
+    errors = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
+    inputs |= {"measure": measure if isinstance(measure, str) else repr(law), "dim": law.dim}
+    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors), ())
 
 
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
@@ -262,39 +215,40 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
         negative = n - positive
         mean_output = (positive * largest(rng, positive) - negative * largest(rng, negative)) / n
         columns.append(np.abs(mean_output).reshape(replicates, -1).mean(axis=1))
-    predicted = {
-        "finite": PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), finite_status(sizes[0])),
-        "asymptotic": PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), Status.PROVED),
-    }
-    return HardmaxCurve("hardmax", ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed), predicted)
+    return HardmaxCurve.of(
+        "hardmax",
+        ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed),
+        finite=PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), finite_status(sizes[0])),
+        asymptotic=PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), Status.PROVED),
+    )
 
 
 def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
     """Curve of E|mean output| over n normal tokens in d = 1, softmax with A = H, the horizon; H → ∞ is hardmax."""
-    _check(sizes, replicates)
-    errors = np.stack([np.abs(grid_errors(horizon, n, replicates, seed).mean) for n in sizes], axis=1)
     predicted = {}
     if abs(horizon) <= INFLUENCE_UP_TO:
         status = Status.VERIFIED if abs(horizon) <= 1 else Status.HEURISTIC
         predicted["influence"] = PredictedCurve(mean_error_1d(horizon, sizes), status)
-    return HardmaxCurve(f"softmax, H = {horizon:g}", ErrorCurve.of(sizes, errors, moment=1, seed=seed), predicted)
+    return HardmaxCurve.of(f"softmax, H = {horizon:g}", softmax_errors(horizon, sizes, replicates, seed), **predicted)
+
+
+def softmax_errors(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> ErrorCurve:
+    """Measure E|mean output| of softmax attention with A = `horizon` over n standard normal tokens in d = 1."""
+    _check(sizes, replicates)
+    samples = (grid_outputs(horizon, n, replicates, seed) for n in sizes)
+    errors = np.stack([np.abs(np.sum(share * output, axis=0)) for _, share, output in samples], axis=1)
+    return ErrorCurve.of(sizes, errors, moment=1, seed=seed)
 
 
 def hardmax_study(
-    measure: Measure,
-    head: Head,
-    sizes: tuple[int, ...],
-    *,
-    replicates: int = 200,
-    queries: int = 2048,
-    seed: int = 0,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> HardmaxCurve:
+    measure: Measure, head: Head, sizes: tuple[int, ...], *, replicates: int = 200, queries: int = 2048, seed: int = 0,
+    progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+) -> ErrorCurve:  # fmt: skip
     """Measure the scatter of the mean hardmax output over n tokens around its expectation, for any law of tokens.
 
     Queries are the first tokens of each sample. The expectation is the mean over replicates at each size (zero for
-    symmetric laws). The noise of few queries is measured from their two halves and subtracted from the mean square.
+    symmetric laws). Where there are fewer queries than tokens, their noise is measured from their two halves and
+    subtracted from the mean square: the measured error is the true one times `finite_population_correction`.
     """
     _check(sizes, replicates)
     used = min(queries, sizes[-1])
@@ -310,8 +264,7 @@ def hardmax_study(
     noise = np.sum(half_gap**2, axis=-1).mean(axis=0) * left_out
     share = noise / np.maximum(np.mean(errors**2, axis=0), np.finfo(float).tiny)
     correction = 1 / np.sqrt(np.clip(1 - share, 0.02, 1.0))
-    curve = ErrorCurve.of(sizes, errors, moment=1, finite_population_correction=correction, seed=seed)
-    return HardmaxCurve(f"hardmax over {measure!r}", curve)
+    return ErrorCurve.of(sizes, errors, moment=1, finite_population_correction=correction, seed=seed)
 
 
 def _replicate_means(
@@ -340,48 +293,22 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
         raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
 
 
-@dataclass(frozen=True)
-class GridErrors:
-    """Errors of softmax attention over n standard normal tokens in d = 1, each of shape (replicates,)."""
+def grid_outputs(signed_horizon: float, n: int, replicates: int, seed: int) -> tuple[Array, Array, Array]:
+    """Sample n standard normal tokens in d = 1, rounded to a grid of step 0.01, and attend to them with A = H.
 
-    mean: Array  # signed error of the outputs' mean (and variance, below); the queries are the tokens
-    variance: Array
-    absolute: Array  # |Γ_n(x) - Γ(x)| and its square averaged over queries from the law, independent of the tokens
-    square: Array
-
-
-def check_horizon(horizon: float) -> None:
-    """Raise an `InputError` for a horizon that is too large for the grid of `grid_errors`."""
-    if not abs(horizon) <= STEEPEST:
-        raise InputError(f"the horizon is {horizon}; expected at most {STEEPEST:g}; larger ones are close to hardmax")
-
-
-def grid_errors(signed_horizon: float, n: int, replicates: int, seed: int) -> GridErrors:
-    """Errors of attention with A = `signed_horizon` over n standard normal tokens in d = 1, in independent replicates.
-
-    Tokens are rounded to a grid of step 0.01 and only counts are drawn: a replicate of a billion tokens costs one row
-    of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on the grid;
-    its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does not
-    depend on the grid's shift), so the infinite-token output at x is exactly H x.
+    H is `signed_horizon`. The arrays are the points of the grid (points,), the share of a replicate's tokens at each
+    point, and the output there, (points, replicates) each. Only counts are drawn: a replicate of a billion tokens costs
+    one row of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on
+    the grid; its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does
+    not depend on the grid's shift), so the infinite-token output at x is exactly H x.
     """
     check_horizon(signed_horizon)
-    if not 2 <= n <= 10**15:
-        raise InputError(f"n is {n}; expected between 2 and 1e15 tokens")
+    check_number("n", n, "between 2 and 1e15 tokens", low=2, below=10**15 + 1)
     half = round((np.sqrt(2 * np.log(n)) + MARGIN) / STEP)
     y = np.arange(-half, half + 1) * STEP
     probability = np.exp(-(y**2) / 2)
-    probability /= probability.sum()
     rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
-    counts = rng.multinomial(n, probability, size=replicates).T.astype(np.float64)
+    counts = rng.multinomial(n, probability / probability.sum(), size=replicates).T.astype(np.float64)
     scores = signed_horizon * np.outer(y, y)
     kernel = np.exp(scores - scores.max(axis=1, keepdims=True))
-    output = (kernel @ (counts * y[:, None])) / (kernel @ counts)
-    share = counts / n
-    mean = np.sum(share * output, axis=0)
-    error = output - signed_horizon * y[:, None]
-    return GridErrors(
-        mean=mean,
-        variance=np.sum(share * output**2, axis=0) - mean**2 - signed_horizon**2,
-        absolute=probability @ np.abs(error),
-        square=probability @ error**2,
-    )
+    return y, counts / n, (kernel @ (counts * y[:, None])) / (kernel @ counts)

@@ -21,27 +21,10 @@ from limitlens.experiments.weight_samples import Quantity, check_count, verified
 from limitlens.report.text import short
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, Table, View, line, points
 from limitlens.results import Result
-from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, heat
-from limitlens.theory.scaling.control import averaging
 from limitlens.theory.scaling.laws import uniform
 
 TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3  # estimated time for a token and for a layer
-
-
-@dataclass(frozen=True, eq=False)
-class ModePath:
-    """Amplitudes of the density's zonal modes (degrees 1, 2, …) after each layer of attention."""
-
-    layer: tuple[int, ...]
-    modes: Array  # (layers + 1, degree)
-
-
-@dataclass(frozen=True)
-class ModeGrowth(Quantity):
-    """Growth per layer of a small mode of the density: by the heat equation (`predicted`), by attention (`exact`)."""
-
-    degree: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,8 +46,8 @@ class HeatFlow(Result):
     inputs: Mapping[str, Any]  # arguments of `heat_flow`
     time: float  # t = layers/β
     mode_1: Quantity  # amplitude of the first mode after the last layer
-    path: ModePath
-    growth_per_layer: tuple[ModeGrowth, ...]
+    modes: Array  # (layers + 1, degree): amplitudes of the density's zonal modes 1, 2, … after each layer
+    growth_per_layer: tuple[Quantity, ...]  # of small modes 1, 2, …: by the heat equation, and by attention (`exact`)
     gaussian_variance: Quantity  # variance of N(0, 1) on the line after as many layers
     visible_until_beta: Quantity  # largest β at which the drift of one layer exceeds the noise of n tokens
     tokens: tuple[TokenLayer, ...]  # at β, and at an eighth of `visible_until_beta`
@@ -72,14 +55,16 @@ class HeatFlow(Result):
     @property
     def table(self) -> pd.DataFrame:
         """Table with one row per layer: the amplitude of every mode of the density."""
-        modes = {f"mode_{degree}": amplitudes for degree, amplitudes in enumerate(self.path.modes.T, 1)}
-        return pd.DataFrame({"layer": self.path.layer, **modes})
+        modes = {f"mode_{degree}": amplitudes for degree, amplitudes in enumerate(self.modes.T, 1)}
+        return pd.DataFrame({"layer": range(len(self.modes)), **modes})
 
     def view(self) -> View:
         """Page of the result: first mode of the density over the layers, and ratio of the tokens' drift to noise."""
         dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
         mode, variance = self.mode_1, self.gaussian_variance
-        growth = [(str(row.degree), f"{row.exact:.8f}", f"{row.predicted:.8f}") for row in self.growth_per_layer]
+        growth = [
+            (str(mode), f"{row.exact:.8f}", f"{row.predicted:.8f}") for mode, row in enumerate(self.growth_per_layer, 1)
+        ]
         tokens = [
             (row.beta, row.drift_slope.measured, row.noise.measured, row.drift_to_noise.measured) for row in self.tokens
         ]
@@ -105,13 +90,11 @@ class HeatFlow(Result):
         )
 
     def _flow_figure(self) -> Figure:
-        layer, first = np.array(self.path.layer), self.path.modes[:, 0]
+        layer, first = np.arange(len(self.modes)), self.modes[:, 0]
         heated = first[0] * np.exp(heat.heat_growth(1, self.inputs["dim"]) * layer / self.inputs["beta"])
         shown = slice(None, None, max(1, len(first) // 30))
-        series = [
-            line("backward heat equation", layer, heated, "orange"),
-            points("attention", layer[shown], first[shown]),
-        ]
+        heat_line = line("backward heat equation", layer, heated, "orange")
+        series = [heat_line, points("attention", layer[shown], first[shown])]
         return Figure("First mode over the layers", Axis("layer"), Axis("amplitude of the first mode"), series)
 
     def _noise_figure(self) -> Figure:
@@ -120,25 +103,16 @@ class HeatFlow(Result):
         fine = np.geomspace(min(betas) / 3, 3 * max(betas), 40).tolist()
         expected = [heat.drift_to_noise(n, beta, dim, amplitude) for beta in fine]
         measured, stderr = zip(*((row.measured.value, row.measured.stderr) for row in ratios), strict=True)
-        return Figure(
-            "Drift over noise of one layer on tokens",
-            Axis("inverse temperature β", log=True),
-            Axis("drift over noise of a token", log=True),
-            [line("predicted", fine, expected, "grey"), points(f"{n:,} tokens", betas, measured, stderr=stderr)],
-            [Guide("drift = noise", y=1.0)],
-        )
+        across, up = Axis("inverse temperature β", log=True), Axis("drift over noise of a token", log=True)
+        series = [line("predicted", fine, expected, "grey"), points(f"{n:,} tokens", betas, measured, stderr=stderr)]
+        guides = [Guide("drift = noise", y=1.0)]
+        return Figure("Drift over noise of one layer on tokens", across, up, series, guides)
 
 
 def heat_flow(
-    dim: int = 2,
-    beta: float = 2000.0,
-    layers: int = 400,
-    amplitude: float = 0.5,
-    degree: int = 6,
-    n: float = 10_000,
-    seed: int = 0,
-    yes: bool = False,
-) -> HeatFlow:
+    dim: int = 2, beta: float = 2000.0, layers: int = 400, amplitude: float = 0.5, degree: int = 6, n: float = 10_000,
+    seed: int = 0, yes: bool = False,
+) -> HeatFlow:  # fmt: skip
     """Compare layers of attention with the backward heat equation, on a density and on n tokens.
 
     The density 1 + `amplitude` · cos θ on S^{dim−1} passes through `layers` layers of attention at inverse temperature
@@ -159,10 +133,10 @@ def heat_flow(
     rng = np.random.default_rng(seed)
     time = layers / beta
     visible_until = heat.visible_until(n, dim, amplitude)
-    growth = []
-    for mode in range(1, degree + 1):
-        predicted = math.exp(heat.heat_growth(mode, dim) / beta)
-        growth.append(ModeGrowth(predicted, Status.VERIFIED, exact=heat.mode_growth(mode, beta, dim), degree=mode))
+    growth = [
+        verified(math.exp(heat.heat_growth(mode, dim) / beta), exact=heat.mode_growth(mode, beta, dim))
+        for mode in range(1, degree + 1)
+    ]
     first_mode = amplitude * math.exp(heat.heat_growth(1, dim) * time)
     line_variance = float(heat.gaussian_flow(np.eye(1), beta, layers)[-1, 0, 0])
     inputs = {"dim": dim, "beta": beta, "layers": layers, "amplitude": amplitude, "degree": degree}
@@ -170,7 +144,7 @@ def heat_flow(
         inputs={**inputs, "n": n, "seed": seed},
         time=time,
         mode_1=verified(first_mode, measured=Estimate(float(modes[-1, 0]), 0.0)),
-        path=ModePath(tuple(range(layers + 1)), modes),
+        modes=modes,
         growth_per_layer=tuple(growth),
         gaussian_variance=verified(max(0.0, 1 - 2 * time), measured=Estimate(line_variance, 0.0)),
         visible_until_beta=verified(visible_until),
@@ -208,7 +182,7 @@ def token_layer(
     ratio = heat.drift_to_noise(n, beta, dim, amplitude)
     return TokenLayer(
         beta,
-        applies=bool(averaging(n, beta, uniform(dim)).effective_sample_size >= control.AVERAGING_FROM),
+        applies=bool(control.averaging(n, beta, uniform(dim)).effective_sample_size >= control.AVERAGING_FROM),
         drift_slope=verified(1.0, measured=Estimate(slope, slope_stderr)),
         noise=verified(heat.token_noise(n, beta, dim), measured=Estimate(noise, noise_stderr)),
         drift_to_noise=verified(ratio, measured=Estimate(drift_size / noise, drift_size * noise_stderr / noise**2)),

@@ -24,14 +24,8 @@ from limitlens.measures.named import sample_from_file
 from limitlens.report.text import falling, join, short
 from limitlens.report.view import Axis, Block, Figure, Section, Table, View, line, points
 from limitlens.results import Result
-from limitlens.statistics.local_exponent import (
-    OUTSIDE,
-    LocalExponent,
-    local_exponent,
-    on_sphere,
-    query_distances,
-    support,
-)
+from limitlens.statistics import local_exponent as local
+from limitlens.statistics.local_exponent import OUTSIDE, LocalExponent
 from limitlens.theory import PoissonPoints, mean_top, participation, regime
 from limitlens.theory import theta as theta_of
 from limitlens.theory.prediction import Status
@@ -97,6 +91,7 @@ class RealKeys(Result):
             )
             for index, row in enumerate(self.queries)
         ]
+        lead = "A query on the diagonal has the weights of the scaling limit; single queries scatter widely."
         blocks: list[Block] = [_limit_figure(inside)] if inside else []
         blocks.append(Table("queries", COLUMNS, rows, shown=40))
         return View(
@@ -107,18 +102,11 @@ class RealKeys(Result):
                 "of keys falls towards the query.",
                 *self._conclusions(),
             ),
-            [
-                Section(
-                    "Exponents and weights",
-                    "A query on the diagonal has the weights of the scaling limit; single queries scatter widely.",
-                    blocks,
-                )
-            ],
+            [Section("Exponents and weights", lead, blocks)],
             trust=trust,
         )
 
     def _conclusions(self) -> tuple[str, str]:
-        """Two sentences for the page: median local exponent and regimes of the queries, and advice on β."""
         regimes = [row.regime for row in self.queries]
         counts = join([f"{regimes.count(name)} {name}" for name in get_args(Regime) if name in regimes])
         if exponent := self.median["exponent"]:
@@ -136,29 +124,18 @@ class RealKeys(Result):
 
 
 def _limit_figure(shares: Sequence[Quantity]) -> Figure:
-    """Figure of Σw² of each query within the keys' support: measured, against the value of the scaling limit."""
     x = [float(row.predicted or 0.0) for row in shares]  # predicted for every query within the support
     y = [row.measured.value for row in shares]
     ends = [min(x + y), max(x + y)]
-    return Figure(
-        "Σw² of each query against its scaling limit",
-        Axis("predicted by the scaling limit", log=True),
-        Axis("measured Σw²", log=True),
-        [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")],
-    )
+    across, up = Axis("predicted by the scaling limit", log=True), Axis("measured Σw²", log=True)
+    series = [points("queries", x, y), line("equal", ends, ends, "grey", "dashed")]
+    return Figure("Σw² of each query against its scaling limit", across, up, series)
 
 
 def real_keys(
-    queries: ArrayLike | str | Path | None,
-    keys: ArrayLike | str | Path | None,
-    beta: float | None = None,
-    theta: float = 1.0,
-    neighbours: int | None = None,
-    *,
-    normalise: bool = False,
-    seed: int = 0,
-    yes: bool = False,
-) -> RealKeys:
+    queries: ArrayLike | str | Path | None, keys: ArrayLike | str | Path | None, beta: float | None = None,
+    theta: float = 1.0, neighbours: int | None = None, *, normalise: bool = False, seed: int = 0, yes: bool = False,
+) -> RealKeys:  # fmt: skip
     """Attention of queries (q, d) over given keys (n, d), at `beta` or at the β that gives `theta` effective keys.
 
     Queries and keys are arrays or .npy files; `normalise` projects them onto the unit sphere. The local law of the keys
@@ -175,10 +152,10 @@ def real_keys(
     pairs = float(len(vectors)) * len(rows)
     check_cost("scaling", seconds=QUERY_SECONDS * len(rows) + PAIR_SECONDS * pairs, memory=16.0 * pairs, yes=yes)
     rng = np.random.default_rng(seed)
-    distances = [query_distances(row, vectors, normalise) for row in rows]
-    estimates = [local_exponent(row, neighbours) for row in distances]
+    distances = [local.query_distances(row, vectors, normalise) for row in rows]
+    estimates = [local.local_exponent(row, neighbours) for row in distances]
     radii = [estimate.radius for estimate in estimates]
-    shares = support(radii, on_sphere("a key", vectors, normalise), neighbours)
+    shares = local.support(radii, local.on_sphere("a key", vectors, normalise), neighbours)
     found = [
         _query(estimate, row, share, beta, theta, rng)
         for estimate, row, share in zip(estimates, distances, shares.tolist(), strict=True)
@@ -202,22 +179,23 @@ def _query(
     beta = default_beta if beta is None else check_beta(beta)
     shared, top = _shares(gaps, beta)
     measured = {"theta": float(np.exp(-beta * gaps).sum()), "participation": shared, "top_weight": top}
-    quantities = {name: Quantity(measured=Estimate(number)) for name, number in measured.items()}
+    predicted, below = {}, {}
     exponent = critical = Quantity()
-    if inside:
+    if inside:  # the prediction is heuristic: it assumes the power law down to the nearest keys
         limit_theta = theta_of(estimate.n, beta, estimate.local)
         limit = PoissonPoints(limit_theta, estimate.local.a)
         drawn = sample_weights(limit, _REPLICATES, rng)
         predicted = {"theta": limit_theta, "participation": participation(limit), "top_weight": mean_top(limit)}
-        below = {"participation": float(np.mean(drawn.participation <= shared))}
-        below["top_weight"] = float(np.mean(drawn.top <= top))
-        for name, value in predicted.items():  # heuristic: assumes the power law down to the nearest keys
-            quantile = below.get(name)
-            here = Estimate(measured[name])
-            quantities[name] = Quantity(value, Status.HEURISTIC, measured=here, quantile_in_limit=quantile)
+        pairs = {"participation": drawn.participation <= shared, "top_weight": drawn.top <= top}
+        below = {name: float(share.mean()) for name, share in pairs.items()}
         exponent = Quantity(measured=Estimate(estimate.exponent, estimate.stderr, *estimate.interval))
         value, relative_stderr = estimate.critical_beta()
         critical = Quantity(measured=Estimate(value, value * relative_stderr))
+    status = Status.HEURISTIC if inside else None
+    quantities = {
+        name: Quantity(predicted.get(name), status, measured=Estimate(number), quantile_in_limit=below.get(name))
+        for name, number in measured.items()
+    }
     return QueryKeys(
         exponent=exponent, radius=estimate.radius, support=share, critical_beta=critical,
         five_key_beta=Quantity(measured=Estimate.of(five)), beta=beta, regime=regime(shared), **quantities,

@@ -1,4 +1,4 @@
-"""Reference of a study: tokens of each replicate, the infinite-token output Γ at any query, moments of Γ(X).
+"""What a study compares attention with: the infinite-token output Γ at any query X, and mean and covariance of Γ(X).
 
 Γ is also the control variate of every moment (docs/estimators.md): a study attends from few queries, and adds the
 exact average of Γ over all n tokens as queries.
@@ -19,61 +19,39 @@ from limitlens.statistics.estimators import GaussianControls, TokenSums
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ / largest size: a token costs O(1), not O(queries)
-QUERIES = 4096  # tokens of a pool that attend to the whole pool in one call
+QUERIES = 4096  # tokens of a sample (the pool) that attend to the whole sample in one call
 POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
 CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which the pool has not converged
 
 
 class Reference:
-    """Tokens of each replicate of a study, and the limit Γ that attention over the tokens is compared with."""
+    """Tokens of each replicate of a study, and the limit Γ that attention over the tokens is compared with.
+
+    For a law with known K(t) = log E exp<t, X> the tokens are independent, and the limit is over infinitely many. The
+    tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample, the pool.
+    """
 
     mean: Tensor  # (v,) E Γ(X)
     covariance: Tensor  # (v, v) Cov Γ(X)
+    stream: IidStream | PoolStream  # tokens of the replicates
     warnings: tuple[str, ...] = ()
-    _stream: IidStream | PoolStream
     _linear: tuple[Tensor, Tensor] | None = None  # slope and offset of a limit that is affine in the tokens
     _controls: GaussianControls | None = None
+    _samples = float("inf")  # tokens behind `mean` and `covariance`
+    _pool_limits: Tensor  # (N, v): Γ at the tokens of the pool
 
-    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Tokens (replicates, stop − start, d) and a vector for each token (replicates, stop − start, f), in float64.
-
-        The vectors, to be summed, are the limits Γ at the tokens, or the tokens themselves where Γ is affine (cheaper).
-        """
-        raise NotImplementedError
-
-    def factor(self, n: int) -> float:
-        """Ratio of measured to true error at size n, which the finite pool or the sampled reference causes."""
-        raise NotImplementedError
-
-    @property
-    def page(self) -> int:
-        """Number of consecutive tokens of a replicate that are drawn together."""
-        return self._stream.page
-
-    def tokens(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens `start` to `stop` of the replicates, (replicates, stop − start, d)."""
-        return self._stream.draw(replicates, start, stop)
-
-    def limits(self, vectors: Tensor) -> Tensor:
-        """Limit outputs Γ (..., v) at tokens as queries, from the vectors (..., f) that `draw` returned for them."""
-        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
-
-    def limit_sums(self, sums: TokenSums) -> TokenSums:
-        """Sums of the limit outputs Γ over tokens, from `sums`, the sums of the tokens' vectors (see `draw`)."""
-        return sums.mapped(*self._linear) if self._linear else sums
-
-    def controls(self, sums: TokenSums) -> Tensor:
-        """Control variates (replicates, F) of mean zero, correlated with the errors, from sums over tokens; F ≥ 0."""
-        return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
-
-
-class LawReference(Reference):
-    """Reference for independent tokens from a law with known K(t) = log E exp<t, X>, so with a known limit Γ."""
-
-    def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
+    def __init__(
+        self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
+    ) -> None:
         self.measure, self.head = measure, head
-        self._stream = IidStream(measure, seed, device, largest)
-        self._samples = float("inf")
+        if isinstance(measure, Sample):
+            self._use_pool(measure.tokens, largest, seed, device)
+        else:
+            self.stream = IidStream(measure, seed, device, largest)
+            self._use_law(measure, largest, seed, device)
+
+    def _use_law(self, measure: Measure, largest: int, seed: int, device: torch.device | str) -> None:
+        head = self.head
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine in x, so its moments follow from those of the tokens.
             slope = head.V @ measure.covariance @ head.A
@@ -92,14 +70,64 @@ class LawReference(Reference):
             mean, covariance = sampled_moments(measure, head, int(self._samples), seed)
         self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
 
-    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
-        tokens = self.tokens(replicates, start, stop)
+    def _use_pool(self, rows: Array, largest: int, seed: int, device: torch.device | str) -> None:
+        head = self.head
+        if len(rows) > POOL_LIMIT:
+            keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
+            self.warnings = (f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}",)
+            rows = rows[keep.sort().values.numpy()]
+        tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
+        if largest >= len(rows):
+            raise InputError(
+                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
+                "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
+            )
+        self.stream = PoolStream(tokens.to(device), largest, seed)
+        at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
+        limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
+        # Where queries attend to few effective tokens, the pool itself is far from its limit.
+        checked = tokens[:CHECKED]
+        once, twice = (attend_state(tokens, head, checked, times=times, precise=False).lse for times in (1, 2))
+        share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
+        if share >= 0.01:
+            self.warnings += (
+                f"{share:.0%} of the queries attend to fewer than {FEW} effective tokens of the whole sample, "
+                "which has not converged there: their errors are lower bounds, and more tokens would raise them",
+            )
+        self._pool_limits = limits.to(device)
+        self.mean = self._pool_limits.mean(0)
+        self.covariance = torch.cov(self._pool_limits.T, correction=0).reshape(head.value_dim, head.value_dim)
+
+    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Tokens (replicates, stop − start, d) and a vector for each token (replicates, stop − start, f), in float64.
+
+        The vectors, to be summed, are the limits Γ at the tokens, or the tokens themselves where Γ is affine (cheaper).
+        """
+        if isinstance(self.stream, PoolStream):
+            chosen = self.stream.indices(replicates, start, stop)
+            return self.stream.tokens[chosen].double(), self._pool_limits[chosen]
+        tokens = self.stream.draw(replicates, start, stop)
         if self._linear:
             return tokens, tokens
         return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
-    def factor(self, n: int) -> float:  # noqa: D102
+    def factor(self, n: int) -> float:
+        """Ratio of measured to true error at size n: below 1 for a finite sample, above 1 for sampled moments."""
+        if isinstance(self.stream, PoolStream):
+            return self.stream.finite_population_correction(n)
         return float(np.sqrt(1 + n / self._samples))
+
+    def limits(self, vectors: Tensor) -> Tensor:
+        """Limit outputs Γ (..., v) at tokens as queries, from the vectors (..., f) that `draw` returned for them."""
+        return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
+
+    def limit_sums(self, sums: TokenSums) -> TokenSums:
+        """Sums of the limit outputs Γ over tokens, from `sums`, the sums of the tokens' vectors (see `draw`)."""
+        return sums.mapped(*self._linear) if self._linear else sums
+
+    def controls(self, sums: TokenSums) -> Tensor:
+        """Control variates (replicates, F) of mean zero, correlated with the errors, from sums over tokens; F ≥ 0."""
+        return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
 
 
 def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
@@ -112,51 +140,3 @@ def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tu
         square += at_tokens.T @ at_tokens
     mean = total / samples
     return mean, square / samples - np.outer(mean, mean)
-
-
-class PoolReference(Reference):
-    """Reference for tokens drawn without replacement from a pool; the limit Γ is attention over the whole pool."""
-
-    def __init__(self, sample: Sample, head: Head, largest: int, seed: int, device: torch.device | str) -> None:
-        rows = sample.tokens
-        if len(rows) > POOL_LIMIT:
-            keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
-            self.warnings = (f"the sample of {len(rows)} tokens was thinned at random to {POOL_LIMIT}",)
-            rows = rows[keep.sort().values.numpy()]
-        tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
-        if largest >= len(rows):
-            raise InputError(
-                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
-                "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
-            )
-        self._pool = self._stream = PoolStream(tokens.to(device), largest, seed)
-        at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
-        self._limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
-        # Where queries attend to few effective tokens, the pool itself is far from its limit.
-        checked = tokens[:CHECKED]
-        once, twice = (attend_state(tokens, head, checked, times=times, precise=False).lse for times in (1, 2))
-        share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
-        if share >= 0.01:
-            self.warnings += (
-                f"{share:.0%} of the queries attend to fewer than {FEW} effective tokens of the whole sample, "
-                "which has not converged there: their errors are lower bounds, and more tokens would raise them",
-            )
-        self._limits = self._limits.to(device)
-        self.mean = self._limits.mean(0)
-        self.covariance = torch.cov(self._limits.T, correction=0).reshape(head.value_dim, head.value_dim)
-
-    def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:  # noqa: D102
-        chosen = self._pool.indices(replicates, start, stop)
-        return self._pool.tokens[chosen].double(), self._limits[chosen]
-
-    def factor(self, n: int) -> float:  # noqa: D102
-        return self._pool.finite_population_correction(n)
-
-
-def reference_for(
-    measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
-) -> Reference:
-    """Reference of a study: attention over the whole pool for a `Sample`, the infinite-token limit for a law."""
-    if isinstance(measure, Sample):
-        return PoolReference(measure, head, largest, seed, device)
-    return LawReference(measure, head, largest, seed, device)

@@ -20,19 +20,9 @@ from limitlens.arrays import pd
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.estimate import Estimate
+from limitlens.experiments import weight_samples
 from limitlens.experiments.real_keys import RealKeys, real_keys
-from limitlens.experiments.weight_samples import (
-    MOST_DRAWN,
-    Quantity,
-    WeightSample,
-    check_count,
-    check_replicates,
-    sample_direct,
-    sample_ordered,
-    sample_weights,
-    sampled,
-    verified,
-)
+from limitlens.experiments.weight_samples import MOST_DRAWN, Quantity, WeightSample, sampled, verified
 from limitlens.record import to_json
 from limitlens.report.text import falling, short
 from limitlens.report.view import Axis, Figure, Section, Table, View, line, points
@@ -40,9 +30,8 @@ from limitlens.results import Result
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling import control, weights
 from limitlens.theory.scaling.control import Regime
-from limitlens.theory.scaling.laws import GapLaw, PowerGap, named_law
+from limitlens.theory.scaling.laws import GapLaw, named_law
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
-from limitlens.theory.scaling.weights import mean_inverse_top, mean_top
 
 KEY_SECONDS = 1e-6  # to draw one key
 MOST_DIM = 400  # the weights of keys on a sphere of higher dimension overflow float64
@@ -53,7 +42,7 @@ FATE = {
     "frozen": "one key holds nearly all of the mass",
 }
 CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
-QUANTITIES = {
+LABELS = {
     "participation": "Σw², the inverse number of effective keys",
     "top_weight": "largest weight w₁",
     "inverse_top_weight": "1/w₁",
@@ -62,18 +51,14 @@ QUANTITIES = {
     "output_gap": "output gap β(1 − <q, Γ>)",
     "output_gap_variance": "variance of the output gap",
     "output_tangential_variance": "variance orthogonal to the query, × β",
+    "mean": "output along the query",
+    "bias": "bias of the output along the query, at order 1/n",
+    "radial_variance": "variance of the output along the query",
+    "tangential_variance": "variance orthogonal to the query",
+    "effective_sample_size": "effective sample size",
+    "one_minus_top_weight": "1 − w₁",
+    "nearest_distance": "distance of the nearest key",
 }
-FORMULAS = {
-    "averaging": {
-        "mean": "output along the query",
-        "bias": "bias of the output along the query, at order 1/n",
-        "radial_variance": "variance of the output along the query",
-        "tangential_variance": "variance orthogonal to the query",
-        "effective_sample_size": "effective sample size",
-    },
-    "collapse": {"one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key"},
-}
-_MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond which the result warns
 
@@ -87,27 +72,6 @@ class LawTest:
     p: float
 
 
-@dataclass(frozen=True)
-class Averaging:
-    """Formulas for many keys sharing the weight: output <q, Γ> along the query q, and a coordinate orthogonal to q."""
-
-    applies: bool
-    mean: Quantity
-    bias: Quantity
-    radial_variance: Quantity
-    effective_sample_size: Quantity
-    tangential_variance: Quantity | None
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """Formulas for one key holding most weight: distance of the nearest key, weight 1 − w₁ of the others if known."""
-
-    applies: bool
-    nearest_distance: Quantity
-    one_minus_top_weight: Quantity | None
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ScalingLimits(Result):
     """Result of `scaling`: softmax weights and output of one query over n keys of a law, predicted and measured."""
@@ -119,8 +83,9 @@ class ScalingLimits(Result):
     regime: Regime  # by the exact E Σw²
     quantities: Mapping[str, Quantity]  # expectations: of the limit, exact at n, measured
     ordered_weights: tuple[Quantity, ...]  # means of w₁ ≥ w₂ ≥ …; `predicted` is a simulation of the scaling limit
-    averaging: Averaging  # formulas below the critical scale
-    collapse: Collapse  # formulas above the critical scale
+    averaging: Mapping[str, Quantity]  # formulas for many keys that share the weight: output along the query, across it
+    collapse: Mapping[str, Quantity]  # formulas for one key with most weight: distance of the nearest key, 1 − w₁
+    applies: Mapping[str, bool]  # whether the formulas of `averaging` and `collapse` are accurate here
     laws: Mapping[str, LawTest]
     warnings: tuple[str, ...]  # says that n is too small for the limit, which high exponents approach slowly
     method: str  # how keys were drawn: "direct" or "nearest keys"
@@ -129,12 +94,10 @@ class ScalingLimits(Result):
     @property
     def table(self) -> pd.DataFrame:
         """Table with one row per quantity, predicted and measured; `part` is quantities, averaging or collapse."""
-        parts = {"quantities": self.quantities, "averaging": vars(self.averaging), "collapse": vars(self.collapse)}
         rows = [
-            {"part": part, "quantity": name, **to_json(quantity)}
-            for part, quantities in parts.items()
-            for name, quantity in quantities.items()
-            if isinstance(quantity, Quantity)
+            {"part": part, "quantity": name, **to_json(row)}
+            for part in ("quantities", "averaging", "collapse")
+            for name, row in getattr(self, part).items()
         ]
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
@@ -143,8 +106,11 @@ class ScalingLimits(Result):
         inputs, known = self.inputs, self.control
         n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
         shared = self.quantities["participation"].measured.value
-        control = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
+        scales = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
+        control = Table("control parameters", ["", "exact", "asymptotic"], scales)
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
+        ordered = "Mean weights by rank. Points are measured, with 95% bars; the line is the scaling limit."
+        compared = "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ."
         return View(
             f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
             f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)} · local exponent "
@@ -158,23 +124,12 @@ class ScalingLimits(Result):
                 f"grow like {falling(-2 / self.local['exponent'])} to stay there.",
             ),
             [
-                Section(
-                    "Regime of this head",
-                    "Mean of the largest weights by rank. Points are measured, with 95% bars; the line is the scaling "
-                    "limit.",
-                    [self._ordered_figure(), Table("control parameters", ["", "exact", "asymptotic"], control)],
-                ),
+                Section("Regime of this head", ordered, [self._ordered_figure(), control]),
                 Section("Predicted and measured", "Every expectation with its status.", self._tables()),
-                Section(
-                    "Distributions",
-                    "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ.",
-                    [Table("laws", ["law of", "against", "distance", "p"], laws)],
-                ),
+                Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
             ],
             warnings=self.warnings,
-            trust=[
-                "Statuses: proved (in the literature), verified (derived here, confirmed by simulation), heuristic."
-            ],
+            trust=["Statuses: proved (in the literature), verified (by simulation in this project), heuristic."],
         )
 
     def _ordered_figure(self) -> Figure:
@@ -189,46 +144,27 @@ class ScalingLimits(Result):
         return Figure("Ordered weights", Axis("rank of the key", log=True), up, series)
 
     def _tables(self) -> list[Table]:
-        """Tables of the expected weights and outputs, and of the formulas for the regimes that apply."""
-        rows = [
-            (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
-            for name, label in QUANTITIES.items()
-            if (row := self.quantities.get(name)) is not None
-        ]
-        columns = ["expectation of", "scaling limit", "exact at n", "measured", "status"]
-        tables = [Table("expectations", columns, rows)]
-        for side, labels in FORMULAS.items():
-            formulas = getattr(self, side)
-            if formulas.applies:
-                found = [
-                    (label, row.predicted, row.measured, row.status.value)
-                    for name, label in labels.items()
-                    if (row := getattr(formulas, name)) is not None
-                ]
-                columns = ["formula", "predicted", "measured", "status"]
-                tables.append(Table(f"formulas of the {side} side", columns, found))
+        titles = {"quantities": "expectations"}
+        titles |= {side: f"formulas of the {side} side" for side, applies in self.applies.items() if applies}
+        tables = []
+        for part, title in titles.items():
+            found: Mapping[str, Quantity] = getattr(self, part)
+            rows = [
+                (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
+                for name, label in LABELS.items()
+                if (row := found.get(name)) is not None
+            ]
+            predicted = "scaling limit" if part == "quantities" else "predicted"
+            tables.append(Table(title, ["expectation of", predicted, "exact at n", "measured", "status"], rows))
         return tables
 
 
 def scaling(
-    *,
-    dim: int = 5,
-    n: float = 10_000,
-    theta: float | None = None,
-    beta: float | None = None,
-    law: str = "uniform",
-    concentration: float = 5.0,
-    cosine: float = 1.0,
-    sub: int = 2,
-    power: float = 1.0,
-    keys: ArrayLike | str | Path | None = None,
-    queries: ArrayLike | str | Path | None = None,
-    neighbours: int | None = None,
-    normalise: bool = False,
-    replicates: int = 2000,
-    seed: int = 0,
-    yes: bool = False,
-) -> ScalingLimits | RealKeys:
+    *, dim: int = 5, n: float = 10_000, theta: float | None = None, beta: float | None = None, law: str = "uniform",
+    concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0,
+    keys: ArrayLike | str | Path | None = None, queries: ArrayLike | str | Path | None = None,
+    neighbours: int | None = None, normalise: bool = False, replicates: int = 2000, seed: int = 0, yes: bool = False,
+) -> ScalingLimits | RealKeys:  # fmt: skip
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
     The `n` keys lie on the sphere S^{dim−1}. `theta` is their effective number (by default 1, the critical scale);
@@ -245,15 +181,15 @@ def scaling(
     ('selective', 38.2)
     """
     check_seed(seed)
-    check_one_scale(theta, beta)
     if keys is not None or queries is not None:
+        check_one_scale(theta, beta)
         target = 1.0 if theta is None else theta
         return real_keys(queries, keys, beta, target, neighbours, normalise=normalise, seed=seed, yes=yes)
     gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
-    theta = 1.0 if theta is None and beta is None else theta
-    drawn = check_replicates(replicates) * min(n, MOST_DRAWN)
+    drawn = weight_samples.check_replicates(replicates) * min(n, MOST_DRAWN)
     check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
-    return scaling_limits(gap_law, check_count(n), theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
+    count = weight_samples.check_count(n)
+    return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
 
 
 def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, sub: int, power: float) -> GapLaw:
@@ -270,36 +206,34 @@ def check_one_scale(theta: float | None, beta: float | None) -> None:
 
 
 def scaling_limits(
-    law: GapLaw,
-    n: int,
-    theta: float | None = None,
-    beta: float | None = None,
-    *,
-    replicates: int = 2000,
-    seed: int = 0,
-    name: str | None = None,
-    dim: int | None = None,
-) -> ScalingLimits:
+    law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, replicates: int = 2000,
+    seed: int = 0, name: str | None = None, dim: int | None = None,
+) -> ScalingLimits:  # fmt: skip
     """Predict and measure the attention of one query over n keys, at inverse temperature `beta` or at `theta`.
 
-    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys. Keys of a subsphere have the
-    law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on the ambient sphere.
+    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys (1 by default). Keys of a
+    subsphere have the law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on
+    the ambient sphere.
     """
-    if (theta is None) == (beta is None):
-        raise InputError("expected exactly one of theta and beta: the other follows from it")
-    beta = control.critical_beta(n, law, theta) if theta is not None else float(beta or 0.0)
+    check_one_scale(theta, beta)
+    beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else float(beta)
     theta = control.theta(n, beta, law)
     rng = np.random.default_rng(seed)
-    sample, method = measure_weights(law, n, beta, replicates, rng)
+    sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
-    limit = sample_weights(poisson, replicates, rng, law.tangent_dim)
+    limit = weight_samples.sample_weights(poisson, replicates, rng, law.tangent_dim)
     ordered, ordered_limit = (
-        sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed)) for keys in (finite, poisson)
+        weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
+        for keys in (finite, poisson)
     )
     dim = int(law.parameters["dim"]) if dim is None else dim
     sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
-    leak = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law)) if law.a > 0.5 else None
+    collapse = {
+        "nearest_distance": sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law))
+    }
+    if law.a > 0.5:
+        collapse["one_minus_top_weight"] = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law))
     exact, expected = weights.participation(finite), weights.participation(poisson)
     far = (
         f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
@@ -319,27 +253,17 @@ def scaling_limits(
             sampled(values, predicted=float(mean))
             for values, mean in zip(ordered.T, ordered_limit.mean(axis=0), strict=True)
         ),
-        averaging=_averaging(law, n, beta, sample, control.regime(exact) == "averaging"),
-        collapse=Collapse(
-            mean_top(finite) > _COLLAPSED_TOP,
-            sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law)),
-            leak,
-        ),
+        averaging=_averaging(law, n, beta, sample),
+        collapse=collapse,
+        applies={
+            "averaging": control.regime(exact) == "averaging",
+            "collapse": weights.mean_top(finite) > _COLLAPSED_TOP,
+        },
         laws=_laws(law, n, beta, sample, limit),
         warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
         method=method,
         replaced_mass=float(sample.remainder.max()),
     )
-
-
-def measure_weights(
-    law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
-) -> tuple[WeightSample, str]:
-    """Simulated softmax weights of a query over n keys, and the method: "direct" (all keys drawn) or "nearest keys"."""
-    check_replicates(replicates)
-    if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
-        return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
-    return sample_weights(KeyPoints(law, n, beta), replicates, rng, law.tangent_dim), "nearest keys"
 
 
 def _quantities(
@@ -348,8 +272,8 @@ def _quantities(
     """Quantities of weights and output by name: in the scaling limit, exact at n (`finite`), measured (`sample`)."""
     expected = {
         "participation": (weights.participation, sample.participation),
-        "top_weight": (mean_top, sample.top),
-        "inverse_top_weight": (mean_inverse_top, 1 / sample.top),
+        "top_weight": (weights.mean_top, sample.top),
+        "inverse_top_weight": (weights.mean_inverse_top, 1 / sample.top),
         "entropy": (weights.entropy, sample.entropy),
         "output_gap": (weights.gap_mean, sample.gap),
         "output_gap_variance": (weights.gap_variance, _squared(sample.gap)),
@@ -358,29 +282,27 @@ def _quantities(
         across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
     rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
-    keys90 = Quantity.sampled(limit.keys90).measured
+    keys90 = sampled(limit.keys90).measured
     known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": weights.keys_holding(finite)}
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
-def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample, applies: bool) -> Averaging:
+def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[str, Quantity]:
     """Formulas for the output while many keys share the softmax weight, each with the value measured in `sample`."""
     limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()
-    across = limit.tangential_variance
-    return Averaging(
-        applies,
-        mean=sampled(radial, predicted=limit.mean + limit.bias),
-        bias=sampled(radial - limit.mean, predicted=limit.bias),
-        radial_variance=sampled(_squared(radial), predicted=limit.radial_variance),
-        effective_sample_size=Quantity(
-            limit.effective_sample_size,
-            Status.PROVED,
-            measured=Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size))),
-        ),
-        tangential_variance=None if across is None else sampled(np.square(sample.tangential) / beta, predicted=across),
-    )
+    keys = Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size)))
+    rows = {
+        "mean": sampled(radial, predicted=limit.mean + limit.bias),
+        "bias": sampled(radial - limit.mean, predicted=limit.bias),
+        "radial_variance": sampled(_squared(radial), predicted=limit.radial_variance),
+        "effective_sample_size": Quantity(limit.effective_sample_size, Status.PROVED, measured=keys),
+    }
+    if limit.tangential_variance is not None:
+        across = np.square(sample.tangential) / beta
+        rows["tangential_variance"] = sampled(across, predicted=limit.tangential_variance)
+    return rows
 
 
 def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:

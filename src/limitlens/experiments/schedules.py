@@ -7,7 +7,7 @@ from typing import Any
 from limitlens.arrays import pd
 from limitlens.experiments.scaling import check_one_scale, sphere_law
 from limitlens.report.text import falling, short
-from limitlens.report.view import Axis, Colour, Figure, Row, Section, Table, View, line
+from limitlens.report.view import Axis, Block, Colour, Figure, Row, Section, Table, View, line
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_grid
 from limitlens.theory import critical_beta
@@ -48,6 +48,7 @@ class Schedules(Result):
             for name, label in DRAWN.items()
         ]
         columns = ["schedule", "n", "β", "effective number of keys θ", "keys that share the mass", "entropy", "regime"]
+        blocks: list[Block] = [Row(figures), Table("schedules", columns, self.table.to_numpy().tolist())]
         exponent = short(self.inputs["exponent"])
         sharing = {name: row["sharing_keys"] for name, row in self.predicted.items()}
         last = {name: short(keys[-1]) for name, keys in sharing.items()}
@@ -64,28 +65,15 @@ class Schedules(Result):
                 f"To keep the head's selectivity, let β grow like {falling(-2 / self.inputs['exponent'])}; β "
                 f"proportional to ln n {'is too weak here' if log_is_weak else 'is nearly enough'}.",
             ),
-            [
-                Section(
-                    "Schedules compared",
-                    "Each quantity against the context length.",
-                    [Row(figures), Table("schedules", columns, self.table.to_numpy().tolist())],
-                )
-            ],
+            [Section("Schedules compared", "Each quantity against the context length.", blocks)],
         )
 
 
 def schedules(
-    sizes: str | Sequence[float] = "4096:1048576:5",
-    *,
-    theta: float | None = None,
-    beta: float | None = None,
-    dim: int = 5,
-    law: str = "uniform",
-    concentration: float = 5.0,
-    cosine: float = 1.0,
-    sub: int = 2,
+    sizes: str | Sequence[float] = "4096:1048576:5", *, theta: float | None = None, beta: float | None = None,
+    dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0, sub: int = 2,
     power: float = 1.0,
-) -> Schedules:
+) -> Schedules:  # fmt: skip
     """Compare four schedules of the inverse temperature β as the context grows.
 
     The schedules are constant β, β proportional to ln n, YaRN, and the critical schedule, which keeps the effective

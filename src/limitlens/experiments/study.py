@@ -16,17 +16,10 @@ from limitlens.attention.head import HARDMAX_BEYOND, Head, as_head
 from limitlens.attention.kernels import as_precision, choose_device, kernel_words
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
-from limitlens.experiments.reference import reference_for
-from limitlens.experiments.study_pass import (
-    MOST_QUERIES,
-    PILOT_QUERIES,
-    ReplicatePass,
-    Rows,
-    StudySetup,
-    choose_queries,
-    join_rows,
-)
-from limitlens.experiments.study_result import MOMENT, StudyResult
+from limitlens.experiments import study_pass
+from limitlens.experiments.reference import Reference
+from limitlens.experiments.study_pass import ReplicatePass, Rows, StudySetup
+from limitlens.experiments.study_result import MOMENT, REACH, StudyResult
 from limitlens.experiments.uniform import missed_note
 from limitlens.measures import Gaussian
 from limitlens.measures.base import Measure
@@ -45,33 +38,21 @@ from limitlens.theory.spectrum import Reach, reach
 NUMBER_SECONDS, SCORE_SECONDS, ROOT_SECONDS = 3e-7, 3e-10, 3e-9
 KEPT_NUMBERS = 40  # numbers kept for each replicate, size and dimension of a value
 CHECKED_QUERIES = 32  # queries at which K of a user-defined law must be finite
-PILOT_REPLICATES = 16
 
 
 def study(
-    measure: TokenLaw,
-    head: Head,
-    sizes: str | Sequence[int] = "1000:30000:12",
-    *,
-    replicates: int = 200,
-    queries: int | None = None,
-    mask_self: bool = False,
-    radius: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    yes: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    memory: int | None = None,
-    ray: str | None = None,
-    precision: str = "accurate",
-) -> StudyResult:
+    measure: TokenLaw, head: Head, sizes: str | Sequence[int] = "1000:30000:12", *, replicates: int = 200,
+    queries: int | None = None, mask_self: bool = False, radius: float | None = None, seed: int = 0,
+    device: str = "auto", yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+    memory: int | None = None, ray: str | None = None, precision: str = "accurate",
+) -> StudyResult:  # fmt: skip
     """Measure the error of attention over n tokens against the infinite-token limit, for nested n, and fit its rate.
 
-    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. A pilot run
-    chooses the number of `queries` per replicate so that query noise biases an error by 3% where the error scatters as
-    much as its size, by up to 16% where it hardly scatters; the bias is measured and removed. `mask_self` leaves each
-    query's own token out of its softmax. A `radius` adds the largest error over the ball of queries of this radius.
+    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. By default a
+    short first run (pilot) chooses the number of `queries` per replicate. The noise of few queries raises an error by
+    3%, or by up to 16% where errors hardly vary between replicates; this bias is measured and removed. `mask_self`
+    leaves each query's own token out of its softmax. A `radius` adds the largest error over the queries in the ball of
+    this radius.
 
     `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
     leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
@@ -88,8 +69,8 @@ def study(
     cells = Cells(parse_sizes(sizes))
     head = as_head(head, measure.dim)
     check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
-    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
-    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
+    expected = f"2 to {study_pass.MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, expected, low=2, below=study_pass.MOST_QUERIES + 1)
     if radius is not None:
         check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
     check_seed(seed)
@@ -100,16 +81,18 @@ def study(
     check_cost("the study", *study_cost(head, cells, replicates, queries), yes=yes)
     if isinstance(measure, CustomMeasure):
         measure.check(head.tilts(measure.sample(CHECKED_QUERIES, generator_for(seed, 0)).cpu()))
-    reference = reference_for(measure, head, cells.sizes[-1], seed, where)
-    setup = StudySetup(
-        measure, reference, head, cells, replicates, mask_self, radius, where, memory, as_precision(precision)
-    )
+    reference = Reference(measure, head, cells.sizes[-1], seed, where)
+    setup = StudySetup(reference, cells, replicates, mask_self, radius, where, memory, as_precision(precision))
     options: dict[str, Any] = {"seed": seed, "sizes": cells.sizes, "replicates": replicates, "queries": queries}
     options |= {"mask_self": mask_self, "radius": radius, "device": where, "memory": memory, "precision": precision}
     job = (checkpoint or Checkpoint()).begin({"job": "study", **identity(measure, head), **options})
     warnings = list(reference.warnings)
     if queries is None:
-        queries = _pilot_queries(setup, job.saved, warnings)
+        queries = study_pass.choose_queries(setup) if job.saved is None else int(job.saved.position["queries"])
+        if min(study_pass.MOST_QUERIES, cells.sizes[-1]) <= queries < cells.sizes[-1]:
+            warnings.append(
+                f"the pilot asked for more than {study_pass.MOST_QUERIES} queries; their noise is corrected for"
+            )
     run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
     interrupted = run.finish(job, progress, warnings, None if ray is None else (ray, device, seed))
     return run.result(seed, started, interrupted, warnings)
@@ -120,24 +103,12 @@ def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -
     dim = head.value_dim
     steps = float(replicates) * len(cells.sizes)
     numbers = float(replicates) * cells.sizes[-1] * (head.dim + head.key_dim + dim)
-    scores = min(queries or PILOT_QUERIES, cells.sizes[-1]) * SCORE_SECONDS
+    scores = min(queries or study_pass.PILOT_QUERIES, cells.sizes[-1]) * SCORE_SECONDS
     return numbers * (NUMBER_SECONDS + scores) + steps * ROOT_SECONDS * dim**3, 8 * steps * KEPT_NUMBERS * dim
 
 
-def _pilot_queries(setup: StudySetup, saved: Saved | None, warnings: list[str]) -> int:
-    """Number of queries per replicate: the one in the checkpoint `saved`, or else the choice of a pilot run."""
-    largest = setup.cells.sizes[-1]
-    if saved is not None:
-        queries = int(saved.position["queries"])
-    else:
-        queries = choose_queries(setup, min(PILOT_REPLICATES, setup.replicates))
-    if min(MOST_QUERIES, largest) <= queries < largest:
-        warnings.append(f"the pilot asked for more than {MOST_QUERIES} queries; their noise is corrected for")
-    return queries
-
-
 class _StudyRun:
-    """Progress of a study through chunks of replicates: rows (measurements) of finished replicates, chunk under way."""
+    """State of a running study: measurements (`rows`) of finished replicates, and the chunk of replicates under way."""
 
     def __init__(self, setup: StudySetup, queries: int, saved: Saved | None) -> None:
         self.setup, self.queries = setup, queries
@@ -185,28 +156,29 @@ class _StudyRun:
 
     def _begin(self) -> ReplicatePass:
         chunk = range(self.start, min(self.start + self.chunk_size, self.setup.replicates))
-        self.under_way = ReplicatePass(self.setup, chunk, self.queries, floor=self.start == 0)
+        self.under_way = ReplicatePass(self.setup, chunk, self.queries)
         return self.under_way
 
     def _chunk(self) -> Iterator[int]:
         """Continue the chunk of replicates under way, or begin the next; yields the number of tokens of each block."""
         chunk = self.under_way or self._begin()
         yield from chunk.blocks()
-        self._add(chunk.rows_with_uniform(), chunk.replicates.stop)
+        self._add(chunk.rows(), chunk.replicates.stop)
 
     def _add(self, rows: Rows, stop: int) -> None:
-        self.rows = join_rows([self.rows, rows]) if self.rows else rows
+        self.rows = study_pass.join_rows([self.rows, rows]) if self.rows else rows
         self.start, self.under_way = stop, None
 
     def _spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
         """Measure all remaining chunks of replicates on the Ray cluster at address `ray`; yields after each chunk."""
         setup, queries = self.setup, self.queries
+        law, head = setup.reference.measure, setup.reference.head
 
         def prepare() -> Callable[[range], Rows]:
             where = choose_device(device)
-            reference = reference_for(setup.measure, setup.head, setup.cells.sizes[-1], seed, where)
+            reference = Reference(law, head, setup.cells.sizes[-1], seed, where)
             remote = replace(setup, reference=reference, device=where)
-            return lambda chunk: ReplicatePass(remote, chunk, queries, floor=chunk.start == 0).rows_with_uniform()
+            return lambda chunk: ReplicatePass(remote, chunk, queries).rows()
 
         def pieces(workers: int) -> Iterable[range]:
             left = range(self.start, setup.replicates)
@@ -230,44 +202,34 @@ class _StudyRun:
     def result(self, seed: int, started: float, interrupted: bool, warnings: list[str]) -> StudyResult:
         """Result of the study over the replicates that are finished."""
         setup, rows = self.setup, self.rows
-        measure, head, reference, sizes = setup.measure, setup.head, setup.reference, setup.cells.sizes
+        reference, sizes = setup.reference, setup.cells.sizes
+        measure, head = reference.measure, reference.head
         head_reach = reach(measure.covariance, head.A)
         warnings += head_reach.warnings(sizes[-1], mask_self=setup.mask_self)
-        variance = float(reference.covariance.trace().clamp_min(0))
-        errors = under("errors.", rows)
+        variance, square = float(reference.covariance.trace().clamp_min(0)), float(reference.mean.square().sum())
         width = torch.empty(0, max(head.key_dim, head.value_dim), device=setup.device)
         return StudyResult(
             sizes=sizes,
-            replicate_errors=errors,
-            query_noise=under("noise.", rows),
-            fewer_queries=under("fewer.", rows),
-            controls=rows["controls"],
+            rows={name: part for name, part in rows.items() if name not in ("floor", "missed")},
             reference_factor=np.array([reference.factor(n) for n in sizes]),
             floor=rows["floor"].max(0),
-            scale=(float(np.sqrt(variance + float(reference.mean.square().sum()))), float(np.sqrt(variance))),
+            scale={"output": math.sqrt(variance + square), "output_centred": math.sqrt(variance)},
             measure=repr(measure),
             theory=_predicted_rates(head_reach, proxy_reach(measure, head.A)),
-            asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in errors},
+            asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
             predict=partial(_predicted_curves, measure, head, head_reach, sizes, setup.mask_self),
-            mask_self=setup.mask_self,
-            queries=self.queries,
-            seed=seed,
-            device=str(setup.device),
-            kernel=kernel_words(width, setup.precision),
-            interrupted=interrupted,
-            seconds=time.perf_counter() - started,
-            warnings=tuple(warnings),
+            mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),
+            kernel=kernel_words(width, setup.precision), interrupted=interrupted,
+            seconds=time.perf_counter() - started, warnings=tuple(warnings),
             notes=() if setup.radius is None else (missed_note(rows["missed"]),),
-        )
+        )  # fmt: skip
 
 
 def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens, by name; NaN if none."""
+    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens; NaN if none is known."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     return {
-        "horizon": head_reach.horizon,
-        "horizon_one_sided": head_reach.horizon_one_sided,
-        "coupling": head_reach.coupling,
+        **{name: getattr(head_reach, name) for name in REACH},
         **{law.__name__: law(head_reach.horizon) for law in laws},
         "rate_proved": math.nan if proxy is None else rates.rate_proved(proxy.coupling),
     }

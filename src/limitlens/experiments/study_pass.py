@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.head import Head
 from limitlens.attention.kernels import Kernel, Precision, attend_plain, state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.experiments.reference import Reference
 from limitlens.experiments.uniform import uniform_errors
-from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.checkpoint import under
 from limitlens.sampling.memory import room
@@ -30,7 +28,7 @@ CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at o
 GPU_CHUNK_FACTOR = 512  # times `CHUNK_FLOATS` on a GPU, which needs many replicates to be busy: about 20 GB
 FLOAT_BYTES = 10  # upper bound on the bytes for each number held, temporaries included
 FLOOR_QUERIES = 4  # queries attended again in float64 to measure the numerical floor
-PILOT_QUERIES = 256
+PILOT_QUERIES, PILOT_REPLICATES = 256, 16
 # Lower bound on the queries. With this many per dimension, drawing tokens costs as much as attending to them, and fewer
 # queries save no time. With few, a single query far out makes a rare replicate with a large error, which the interval
 # of the output error does not cover until such a replicate occurs.
@@ -47,7 +45,7 @@ Rows: TypeAlias = dict[str, Array]
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Concatenate the rows (measurements by name) of several chunks of replicates along the axis of replicates."""
+    """Join the measurements (arrays by name) of several chunks of replicates along the axis of replicates."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -55,9 +53,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 class StudySetup:
     """Settings that all chunks of replicates of a study share: law, head, sizes, reference, device, precision."""
 
-    measure: Measure
-    reference: Reference
-    head: Head
+    reference: Reference  # has the law and the head
     cells: Cells
     replicates: int
     mask_self: bool
@@ -68,16 +64,16 @@ class StudySetup:
 
     def chunk_size(self, queries: int) -> int:
         """Number of replicates in a chunk, so that the chunk's tokens and queries fit the memory bound."""
-        head = self.head
+        head = self.reference.head
         width = head.dim + head.key_dim + 2 * head.value_dim
-        floats = (self.reference.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
+        floats = (self.reference.stream.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
         bound = CHUNK_FLOATS * (1 if self.device.type == "cpu" else GPU_CHUNK_FACTOR)
         left = room(self.memory, self.device, FLOAT_BYTES * floats, "a study of one replicate at a time")
         return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
         """Attention state (mergeable log-sum-exp and mean value) of the queries over a block of tokens."""
-        keys, values = self.head.keys(tokens), self.head.values(tokens)
+        keys, values = self.reference.head.keys(tokens), self.reference.head.values(tokens)
         return state_of(query, keys, values, bias=bias, kernel=kernel or self.precision)
 
     def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
@@ -91,10 +87,10 @@ class StudySetup:
 class ReplicatePass:
     """One pass over the tokens of a chunk of replicates, which measures the errors at every size n."""
 
-    def __init__(self, setup: StudySetup, replicates: range, queries: int, *, floor: bool) -> None:
+    def __init__(self, setup: StudySetup, replicates: range, queries: int) -> None:
         self.setup, self.replicates, self.queries = setup, replicates, queries
-        self.floor = floor  # whether to measure the numerical floor, on the first replicate
-        head, device = setup.head, setup.device
+        self.floor = replicates.start == 0  # whether to measure the numerical floor, on the first replicate
+        head, device = setup.reference.head, setup.device
         tokens, vectors = setup.reference.draw(replicates, 0, queries)
         self.at_queries = setup.reference.limits(vectors)
         self.limits = QuerySums.of(self.at_queries)
@@ -109,7 +105,7 @@ class ReplicatePass:
 
     def blocks(self) -> Iterator[int]:
         """Attend to the remaining blocks of tokens; yields the number of tokens of each block after it is done."""
-        blocks = list(self.setup.cells.blocks(self.setup.reference.page))
+        blocks = list(self.setup.cells.blocks(self.setup.reference.stream.page))
         for step, start, stop in blocks[self.done :]:
             self._add(start, stop)
             self.done += 1
@@ -118,20 +114,15 @@ class ReplicatePass:
             yield len(self.replicates) * (stop - start)
 
     def rows(self) -> Rows:
-        """Rows (measurements by name) of the replicates at every size, after finishing all remaining blocks."""
+        """Attend to all remaining blocks of tokens, and return the measurements at every size by name."""
         deque(self.blocks(), maxlen=0)
-        stacked = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
-        return {**stacked, "floor": self.floors}
-
-    def rows_with_uniform(self) -> Rows:
-        """Rows (measurements by name), with the largest error over a ball of queries if the study has a radius."""
-        setup, rows = self.setup, self.rows()
-        if setup.radius is None:
-            return rows
-        uniform = uniform_errors(
-            setup.measure, setup.head, setup.reference, setup.cells, self.replicates, setup.radius
-        )  # fmt: skip
-        return rows | {"errors.uniform": uniform.largest, "missed": uniform.missed}
+        rows = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
+        rows["floor"] = self.floors
+        setup = self.setup
+        if setup.radius is not None:  # the largest error over a ball of queries
+            found = uniform_errors(setup.reference, setup.cells, self.replicates, setup.radius)
+            rows["errors.uniform"], rows["missed"] = found
+        return rows
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name that a checkpoint saves to resume the pass after the blocks done so far."""
@@ -144,7 +135,7 @@ class ReplicatePass:
         """Resume the pass from tensors that a checkpoint saved after `done` blocks."""
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
-        blocks = list(self.setup.cells.blocks(self.setup.reference.page))
+        blocks = list(self.setup.cells.blocks(self.setup.reference.stream.page))
         self.sums = replace(self.sums, count=blocks[done - 1][2])
         self.done = done
         steps = (under(f"step{j}.", saved) for j in range(len(self.setup.cells.sizes)))
@@ -181,17 +172,18 @@ class ReplicatePass:
             self.floors[0, step] = float(gap.square().sum(-1).mean().sqrt())
 
 
-def choose_queries(setup: StudySetup, replicates: int) -> int:
-    """Choose by a pilot the number of queries per replicate, so that query noise is a small share of squared errors.
+def choose_queries(setup: StudySetup) -> int:
+    """Choose the number of queries per replicate, so that the noise of few queries is a small share of squared errors.
 
-    The pilot measures few queries in `replicates` extra replicates (numbered from 2³⁰); noise falls like 1/queries.
+    A short first run (pilot) measures the noise in a few extra replicates, numbered from 2³⁰; it falls like 1/queries.
     """
-    largest = setup.cells.sizes[-1]
+    largest, replicates = setup.cells.sizes[-1], min(PILOT_REPLICATES, setup.replicates)
     first = min(PILOT_QUERIES, largest)
     pilot_replicates, size = range(1 << 30, (1 << 30) + replicates), setup.chunk_size(first)
     chunks = [pilot_replicates[start : start + size] for start in range(0, replicates, size)]
-    pilot = join_rows([ReplicatePass(setup, chunk, first, floor=False).rows() for chunk in chunks])
-    wanted = float(np.clip(QUERIES_PER_DIMENSION * setup.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
+    moments = replace(setup, radius=None)  # without the error over a ball, in which queries play no part
+    pilot = join_rows([ReplicatePass(moments, chunk, first).rows() for chunk in chunks])
+    wanted = float(np.clip(QUERIES_PER_DIMENSION * setup.reference.head.value_dim, FEWEST_QUERIES, 2 * PILOT_QUERIES))
     tiny = np.finfo(float).tiny
     for name, excess in under("noise.", pilot).items():
         errors = pilot[f"errors.{name}"]

@@ -15,21 +15,7 @@ from limitlens.errors import Array, InputError, check_relative
 from limitlens.estimate import Estimate
 from limitlens.record import Run
 from limitlens.report.text import falling, join, short
-from limitlens.report.view import (
-    Axis,
-    Cell,
-    Colour,
-    Figure,
-    Guide,
-    Section,
-    Table,
-    Text,
-    View,
-    band,
-    cells,
-    line,
-    points,
-)
+from limitlens.report.view import Axis, Colour, Figure, Guide, Section, Table, Text, View, band, cells, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import parse_sizes
 from limitlens.statistics.error_curve import ErrorCurve
@@ -38,17 +24,19 @@ from limitlens.statistics.fit import Rate
 from limitlens.statistics.tokens_for import TokensFor
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates; the others are E|error|
-FIELD_OF = {"errors": "replicate_errors", "noise": "query_noise", "fewer": "fewer_queries"}  # by prefix in a file
 AS_STORED = (
-    "measure", "theory", "asymptotic", "mask_self", "queries", "seed", "device", "kernel", "interrupted", "seconds",
-    "warnings", "notes",
+    "measure", "theory", "asymptotic", "scale", "mask_self", "queries", "seed", "device", "kernel", "interrupted",
+    "seconds", "warnings", "notes",
 )  # fmt: skip
-MEANING = {  # descriptions of the errors that views show; documents and tables have every error
+MEANING = {  # descriptions of the errors, in the order in which they are shown
     "mean": "mean of the outputs",
     "covariance": "covariance of the outputs",
     "output": "output, root mean square over queries",
     "uniform": "output, maximum over a ball of queries",
 }
+MARKS = "Points are measured, with 95% bars; lines are fitted power laws; dotted lines are predictions at finite n."
+CONVERGED = "Slopes between neighbouring sizes. Where they still change, the fitted rate is not yet the asymptotic one."
+REACH = ("horizon", "horizon_one_sided", "coupling")
 PROVED = ("mean", "covariance")  # errors that the proved rate bounds
 WANTED = (0.1, 0.05, 0.01)  # relative output errors for which every study gives the number of tokens
 COLOURS: dict[str, Colour] = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
@@ -62,13 +50,13 @@ class StudyResult(Result):
 
     kind, file = "study", "curve"
     sizes: tuple[int, ...]
-    replicate_errors: Mapping[str, Array]  # (replicates, sizes) by name of the error; `uniform` only with a radius
-    query_noise: Mapping[str, Array]  # (replicates, sizes) by name: excess of the squared error due to few queries
-    fewer_queries: Mapping[str, Array]  # (replicates, sizes, 2 or 4): errors from halves and quarters of the queries
-    controls: Array  # (replicates, sizes, F): control variates of expectation zero
-    reference_factor: Array  # (sizes,): measured over true error, from a finite pool or a sampled reference
+    # Measurements by name: errors.NAME (replicates, sizes); noise.NAME, the excess of the squared error due to few
+    # queries; fewer.NAME (replicates, sizes, 2 or 4), errors from halves and quarters of the queries; controls
+    # (replicates, sizes, F), control variates of expectation zero. NAME is mean, covariance, output or uniform.
+    rows: Mapping[str, Array]
+    reference_factor: Array  # (sizes,): measured over true error, if tokens or the limit's moments are sampled
     floor: Array  # (sizes,): root mean square difference of the outputs from float64
-    scale: tuple[float, float]  # root mean squares of |Γ(X)| and |Γ(X) − EΓ|
+    scale: Mapping[str, float]  # root mean squares `output` of |Γ(X)| and `output_centred` of |Γ(X) − EΓ|
     measure: str  # repr of the law
     # Horizons and coupling of the head over the law, and the rates they predict for unbounded tokens: `rate_sharp` for
     # the moments, `rate_rms_output` for the output error (a root mean square over queries and replicates), and
@@ -91,6 +79,11 @@ class StudyResult(Result):
         """Predicted errors (sizes,) by name, computed by theory without sampling; empty unless tokens are Gaussian."""
         return self.predict()
 
+    @cached_property
+    def replicate_errors(self) -> dict[str, Array]:
+        """Errors (replicates, sizes) as measured, by name; `uniform` only if the study has a radius."""
+        return {name: self.rows[key] for name in MEANING if (key := f"errors.{name}") in self.rows}
+
     @property
     def replicates(self) -> int:
         """Number of replicates (independent samples of tokens) behind every point of the error curves."""
@@ -102,22 +95,15 @@ class StudyResult(Result):
         curves = {}
         for name in self.replicate_errors:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
-            rows = controlled(self.denoised_moments(name), self.controls)
-            curves[name] = ErrorCurve.of(
-                self.sizes, rows, moment=MOMENT.get(name, 1), floor=floor,
-                finite_population_correction=self.reference_factor, seed=self.seed,
-            )  # fmt: skip
+            rows = controlled(self.denoised_moments(name), self.rows["controls"])
+            known = {"floor": floor, "finite_population_correction": self.reference_factor, "seed": self.seed}
+            curves[name] = ErrorCurve.of(self.sizes, rows, moment=MOMENT.get(name, 1), **known)
         return curves
-
-    @property
-    def shown(self) -> dict[str, ErrorCurve]:
-        """Curves over n of the errors that pages and terminal views show, by name."""
-        return {name: self.errors[name] for name in MEANING if name in self.errors}
 
     @cached_property
     def relative(self) -> ErrorCurve:
         """Curve over n of the output error, divided by the root mean square of the limit output."""
-        return self.errors["output"].scaled(self.scale[0])
+        return self.errors["output"].scaled(self.scale["output"])
 
     def rate(self, name: str = "output") -> Rate | None:
         """Fitted rate of the error `name`, or None where fewer than three sizes can be fitted."""
@@ -131,9 +117,9 @@ class StudyResult(Result):
 
     def denoised_moments(self, name: str) -> Array:
         """Errors `name` (replicates, sizes), squared for the output, with query noise removed on average."""
-        errors = self.replicate_errors[name]
-        if name in self.fewer_queries:
-            errors = denoised(errors, self.query_noise.get(name), self.fewer_queries[name], self.queries, self.sizes)
+        errors, fewer = self.replicate_errors[name], self.rows.get(f"fewer.{name}")
+        if fewer is not None:
+            errors = denoised(errors, self.rows.get(f"noise.{name}"), fewer, self.queries, self.sizes)
         return np.asarray(errors ** MOMENT.get(name, 1))
 
     @cached_property
@@ -142,19 +128,15 @@ class StudyResult(Result):
         parts = []
         for name, curve in self.errors.items():
             slopes, slope_errors = curve.local_slopes
-            part = {
-                "error": name,
-                "n": self.sizes,
-                "value": curve.error,
-                "stderr": curve.stderr,
-                "local_slope": np.append(slopes, np.nan),
-                "local_slope_stderr": np.append(slope_errors, np.nan),
-                "floor": self.floor,
-                "predicted": self.predicted.get(name, np.full(len(self.sizes), np.nan)),
-            }
+            part = {"error": name, "n": self.sizes, "value": curve.error, "stderr": curve.stderr}
+            part["local_slope"] = np.append(slopes, np.nan)
+            part["local_slope_stderr"] = np.append(slope_errors, np.nan)
+            part["floor"] = self.floor
+            part["predicted"] = self.predicted.get(name, np.full(len(self.sizes), np.nan))
             if name == "output":
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    part |= {"relative": curve.error / self.scale[0], "relative_centred": curve.error / self.scale[1]}
+                    part["relative"] = curve.error / self.scale["output"]
+                    part["relative_centred"] = curve.error / self.scale["output_centred"]
             parts.append(pd.DataFrame(part))
         return pd.concat(parts, ignore_index=True)
 
@@ -175,30 +157,23 @@ class StudyResult(Result):
             "predicted": dict(self.predicted),
             "replicates": [self.replicates] * len(self.sizes),
             "floor": self.floor,
-            "scale": {"output": self.scale[0], "output_centred": self.scale[1]},
         }
 
     def arrays(self) -> dict[str, Array]:
         """Arrays of the measured errors, query noise and control variates by name, to be saved with the document."""
-        rows = {f"{key}.{name}": rows for key, of in FIELD_OF.items() for name, rows in getattr(self, of).items()}
-        return rows | {"controls": self.controls, "reference_factor": self.reference_factor}
+        return {**self.rows, "reference_factor": self.reference_factor}
 
     @classmethod
     def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array]) -> StudyResult:
         """Study read back from a saved JSON document and arrays (inverse of `document` and `arrays`)."""
-        rows: dict[str, Any] = {
-            of: {name: arrays[key] for name in document["errors"] if (key := f"{prefix}.{name}") in arrays}
-            for prefix, of in FIELD_OF.items()
-        }
+        rows = dict(arrays)
         return cls(
             sizes=parse_sizes(document["n"]),
-            controls=arrays["controls"],
-            reference_factor=arrays["reference_factor"],
+            reference_factor=rows.pop("reference_factor"),
+            rows=rows,
             floor=np.asarray(document["floor"], dtype=float),
-            scale=(document["scale"]["output"], document["scale"]["output_centred"]),
             predict=lambda: {name: np.asarray(curve, dtype=float) for name, curve in document["predicted"].items()},
             **{key: document[key] for key in AS_STORED},
-            **rows,
         )
 
     @classmethod
@@ -211,11 +186,10 @@ class StudyResult(Result):
 
     def view(self) -> View:
         """Page of the study: error curves, fitted and asymptotic rates, local slopes, and tokens for an error."""
-        horizon, one_sided, coupling = (
-            short(self.theory[name]) for name in ("horizon", "horizon_one_sided", "coupling")
-        )
-        columns = [cells(curve.error, curve.stderr) for curve in self.shown.values()]
-        values = Table("errors", ["n", *self.shown], [*zip(self.sizes, *columns, strict=True)], folded=True)
+        horizon, one_sided, coupling = (short(self.theory[name]) for name in REACH)
+        reach = f"Horizon {horizon}, one-sided {one_sided}, coupling {coupling}"
+        columns = [cells(curve.error, curve.stderr) for curve in self.errors.values()]
+        values = Table("errors", ["n", *self.errors], [*zip(self.sizes, *columns, strict=True)], folded=True)
         wanted = [f"{error:.0%} relative output error: {self.tokens_for(error)}" for error in WANTED]
         return View(
             f"{self.measure}, horizon {horizon}",
@@ -224,27 +198,12 @@ class StudyResult(Result):
                 f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
                 f"{span(self)}, in {self.replicates} replicates.",
                 _fitted_rates(self),
-                _tokens_needed(self),
+                f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}.",
             ),
             [
-                Section(
-                    "Error against the number of tokens",
-                    "Points are measured, with 95% bars; lines are fitted power laws; dotted lines are predictions at "
-                    "finite n.",
-                    [_errors_figure(self), values],
-                ),
-                Section(
-                    "Rates",
-                    f"Fitted rates, and the rates that the errors tend to. Horizon {horizon}, one-sided {one_sided}, "
-                    f"coupling {coupling}.",
-                    [_rates_table(self)],
-                ),
-                Section(
-                    "Has the rate converged?",
-                    "Slopes between neighbouring sizes. Where they still change, the fitted rate is not yet the "
-                    "asymptotic one.",
-                    [_slopes_figure(self)],
-                ),
+                Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
+                Section("Rates", f"Fitted rates, and the rates that errors tend to. {reach}.", [_rates_table(self)]),
+                Section("Has the rate converged?", CONVERGED, [_slopes_figure(self)]),
                 Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
             ],
             warnings=tuple(self.warnings),
@@ -257,9 +216,8 @@ class StudyResult(Result):
 
 
 def _errors_figure(study: StudyResult) -> Figure:
-    """Figure of every error against n, with fitted power law, prediction, and the numerical floor if near."""
     series = []
-    for name, curve in study.shown.items():
+    for name, curve in study.errors.items():
         series.append(points(name, study.sizes, curve.error, COLOURS[name], curve.stderr))
         if rate := curve.rate:
             used = np.asarray(rate.used, dtype=float)
@@ -273,11 +231,10 @@ def _errors_figure(study: StudyResult) -> Figure:
 
 
 def _slopes_figure(study: StudyResult) -> Figure:
-    """Figure of each error's slope in log n between neighbouring sizes, with the asymptotic rates as guide lines."""
     n = np.asarray(study.sizes, dtype=float)
     middle = np.sqrt(n[1:] * n[:-1])
     series = []
-    for name, curve in study.shown.items():
+    for name, curve in study.errors.items():
         slope, stderr = curve.local_slopes
         series.append(points(name, middle, slope, COLOURS[name], stderr, joined=True, positive=False))
     limits = {study.asymptotic[name]: f"{name} tends to {study.asymptotic[name]:.3f}" for name in ("output", "mean")}
@@ -286,23 +243,21 @@ def _slopes_figure(study: StudyResult) -> Figure:
 
 
 def _rates_table(study: StudyResult) -> Table:
-    """Table of the fitted, asymptotic and proved rates, one row for each error that views show."""
-    rows: list[list[Cell]] = []
-    for name, curve in study.shown.items():
+    rows = []
+    for name, curve in study.errors.items():
         rate, slope, interval, law = curve.rate, None, "too few sizes", None
         if rate is not None:
             slope = Estimate(rate.slope, rate.stderr)
             interval = f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
             law = f"{rate.law} ({rate.evidence:+.1f})"
         proved = study.theory["rate_proved"] if name in PROVED else None
-        rows.append([name, MEANING[name], slope, interval, study.asymptotic[name], proved, law])
+        rows.append((name, MEANING[name], slope, interval, study.asymptotic[name], proved, law))
     columns = ["error", "of the", "fitted rate", "95% interval", "asymptotic", "proved at least"]
     return Table("rates", [*columns, "law (evidence for a power)"], rows)
 
 
 def _fitted_rates(study: StudyResult) -> str:
-    """Sentence for the page with the fitted and the asymptotic rates of the study's errors."""
-    fitted = {name: curve.rate for name, curve in study.shown.items() if curve.rate is not None}
+    fitted = {name: curve.rate for name, curve in study.errors.items() if curve.rate is not None}
     if not fitted:
         return "There are too few sizes to fit a rate; the table has the errors."
     falls = join([f"the {name} error falls like {falling(rate.slope)}" for name, rate in fitted.items()])
@@ -311,24 +266,6 @@ def _fitted_rates(study: StudyResult) -> str:
         f"As n grows {falls}; for horizon {short(study.theory['horizon'])} the exponents tend to "
         f"{short(study.asymptotic['mean'])} for the moments and {short(study.asymptotic['output'])} for the output."
         + (f" A logarithm fits better for {join(logs)}." if logs else "")
-    )
-
-
-def _tokens_needed(study: StudyResult) -> str:
-    """Sentence for the page with the number of tokens that each relative output error in `WANTED` needs."""
-    needed = {error: study.tokens_for(error) for error in WANTED}
-    if unknown := next((answer.why for answer in needed.values() if answer.why), ""):
-        return f"The number of tokens for an error is not known: {unknown}."
-    known = [
-        f"{answer.n:,} tokens for {error:.0%}{' (extrapolated)' if answer.extrapolated else ''}"
-        for error, answer in needed.items()
-        if answer.n is not None
-    ]
-    if known:
-        return f"For the relative output error take {join(known)}."
-    return (
-        f"A relative output error of 10% takes more than {needed[WANTED[0]].farthest:,} tokens, beyond the range of "
-        "these sizes: measure larger ones, or lower the horizon of the head."
     )
 
 

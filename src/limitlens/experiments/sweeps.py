@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -12,14 +12,12 @@ from limitlens.arrays import pd
 from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress
-from limitlens.estimate import Estimate
 from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
-from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.text import join, plural, short
-from limitlens.report.view import Axis, Cell, Figure, Guide, Section, Table, View, cells, line, points
+from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, cells, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
@@ -72,25 +70,29 @@ class HorizonSweep(_Sweep):
         parts = [curve.table.assign(horizon=horizon) for horizon, curve in zip(self.values, self.curves, strict=True)]
         return pd.concat(parts, ignore_index=True)
 
+    def slopes(self, name: str) -> tuple[Array, Array]:
+        """Fitted rate of the error `name` and its standard error at each horizon; NaN where no rate could be fitted."""
+        fitted = [curve.rate(name) for curve in self.curves]
+        pairs = [(np.nan, np.nan) if rate is None else (rate.slope, rate.stderr) for rate in fitted]
+        value, stderr = np.transpose(pairs)
+        return value, stderr
+
     def view(self) -> View:
         """Page of the sweep: fitted rates of the errors against the horizon, with the rates of theory."""
         first, count = self.curves[0], plural(len(self.values), "horizon")
-        rows: list[list[Cell]] = []
-        for horizon, curve in zip(self.values, self.curves, strict=True):
-            asymptotic = (curve.asymptotic["mean"], curve.asymptotic["output"], curve.theory["rate_drawn"])
-            slopes = [
-                None if (rate := curve.rate(name)) is None else Estimate(rate.slope, rate.stderr) for name in FITTED
-            ]
-            rows.append([horizon, *slopes, *asymptotic])
+        slopes = [cells(*self.slopes(name)) for name in FITTED]
+        asymptotic = {name: [curve.asymptotic[name] for curve in self.curves] for name in ("mean", "output")}
+        drawn = [curve.theory["rate_drawn"] for curve in self.curves]
+        rows = [*zip(self.values, *slopes, *asymptotic.values(), drawn, strict=True)]
         columns = ["H", *FITTED, "asymptotic, moments", "asymptotic, output (rms)", "1/(2(1+H²))"]
         found = "There are too few sizes to fit a rate."
-        if fitted := self._fitted("mean"):
-            distance = max(abs(slope - curve.asymptotic["mean"]) for _, slope, _, curve in fitted)
-            found = (
-                f"The rate of the mean goes from {short(fitted[0][1])} at H = {short(fitted[0][0])} to "
-                f"{short(fitted[-1][1])} at H = {short(fitted[-1][0])}, within {short(distance)} of its asymptotic "
-                "value."
-            )
+        means = self.slopes("mean")[0]
+        known = np.flatnonzero(np.isfinite(means))
+        if known.size:
+            ends = [f"{short(means[place])} at H = {short(self.values[place])}" for place in known[[0, -1]]]
+            distance = short(np.nanmax(np.abs(means - asymptotic["mean"])))
+            found = f"The rate of the mean goes from {ends[0]} to {ends[1]}, within {distance} of its asymptotic value."
+        lead = "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens."
         return View(
             f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}",
             f"{first.replicates} replicates · {span(first)}",
@@ -101,24 +103,12 @@ class HorizonSweep(_Sweep):
                 "Plan with the curve of your head's horizon, not with n⁻⁰·⁵⁰: beyond H = 1 each further digit costs "
                 "many more tokens.",
             ),
-            [
-                Section(
-                    "Rates over the horizon",
-                    "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens.",
-                    [self._rates_figure(), Table("rates", columns, rows)],
-                )
-            ],
+            [Section("Rates over the horizon", lead, [self._rates_figure(), Table("rates", columns, rows)])],
             warnings=self.warnings,
             trust=trust(self.curves, self.interrupted),
         )
 
-    def _fitted(self, name: str) -> list[tuple[float, float, float, StudyResult]]:
-        """Horizon, rate of the error `name`, standard error and study, for every study with a fitted rate."""
-        studies = [(horizon, curve.rate(name), curve) for horizon, curve in zip(self.values, self.curves, strict=True)]
-        return [(horizon, rate.slope, rate.stderr, curve) for horizon, rate, curve in studies if rate is not None]
-
     def _rates_figure(self) -> Figure:
-        """Figure of the fitted rates against the horizon, with the sharp rates and the published (drawn) line."""
         fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
         sharp, squared, drawn = (
             [*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn)
@@ -130,13 +120,12 @@ class HorizonSweep(_Sweep):
             line("drawn: 1/(2(1+H²))", fine, drawn, "grey", "dotted"),
         ]
         for name in FITTED:
-            if fitted := self._fitted(name):
-                x, y, stderr, _ = zip(*fitted, strict=True)
-                series.append(points(f"{name}, measured", x, y, COLOURS[name], stderr, positive=False))
-        values = [rate for part in series for rate in part.y]
-        up = Axis("rate β: error falls like n to the −β", low=min(0, *values), high=1.05 * max(0.55, *values))
-        across = Axis("horizon H", log=True)
-        guides = [Guide("½: plain averaging", y=0.5)]
+            slope, stderr = self.slopes(name)
+            if np.isfinite(slope).any():
+                series.append(points(f"{name}, measured", self.values, slope, COLOURS[name], stderr, positive=False))
+        shown = [rate for part in series for rate in part.y if rate is not None]
+        up = Axis("rate β: error falls like n to the −β", low=min(0, *shown), high=1.05 * max(0.55, *shown))
+        across, guides = Axis("horizon H", log=True), [Guide("½: plain averaging", y=0.5)]
         return Figure("Fitted rates over the horizon", across, up, series, guides, height=380)
 
 
@@ -144,14 +133,10 @@ class HorizonSweep(_Sweep):
 class Growth:
     """Growth of the constant C of C/√n with the radius R of the tokens: ln C = a + b R against ln C = a + p ln R."""
 
+    law: str  # the growth that fits better: exponential or polynomial
     exponential_rate: float
     polynomial_degree: float
     evidence: float  # AIC(polynomial) − AIC(exponential), with as many parameters: positive favours exponential
-
-    @property
-    def law(self) -> str:
-        """Name of the growth that fits better: exponential or polynomial."""
-        return "exponential" if self.evidence > 0 else "polynomial"
 
 
 class RadiusSweep(_Sweep):
@@ -176,7 +161,9 @@ class RadiusSweep(_Sweep):
         for axis in (np.asarray(self.values), np.log(self.values)):
             slope, offset = np.polyfit(axis, y, 1, w=precision)
             fits.append((float(slope), float((precision**2 * (y - slope * axis - offset) ** 2).sum())))
-        return Growth(fits[0][0], fits[1][0], fits[1][1] - fits[0][1])
+        (rate, exponential), (degree, polynomial) = fits
+        better = "exponential" if polynomial > exponential else "polynomial"
+        return Growth(better, rate, degree, polynomial - exponential)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -187,38 +174,34 @@ class RadiusSweep(_Sweep):
 
     def document(self) -> dict[str, Any]:
         """JSON document of the sweep: radii, studies, and the constants √n · error with their growth in the radius."""
-        grown = {name: self.growth(name) for name in GROWING}
         return {
             **super().document(),
             "n": self.curves[0].sizes[-1],
             "constants": {name: dict(zip(("value", "stderr"), self.constants(name), strict=True)) for name in GROWING},
-            "growth": {name: growth and {"law": growth.law, **asdict(growth)} for name, growth in grown.items()},
+            "growth": {name: self.growth(name) for name in GROWING},
         }
 
     def view(self) -> View:
         """Page of the sweep: growth with the radius of the constants of the uniform and moment errors."""
         first, last = self.curves[0], f"n = {self.curves[0].sizes[-1]:,}"
+        constants = {name: self.constants(name) for name in GROWING}
         grown = {name: growth for name in GROWING if (growth := self.growth(name)) is not None}
-        rows: list[list[Cell]] = [[name, *cells(*self.constants(name))] for name in GROWING]
-        tables = [Table("constants", ["error", *(f"R = {short(radius)}" for radius in self.values)], rows)]
+        columns = ["error", *(f"R = {short(radius)}" for radius in self.values)]
+        tables = [Table("constants", columns, [[name, *cells(*found)] for name, found in constants.items()])]
         found = "There are too few radii to fit the growth of the constants of C/√n."
         if grown:
-            laws: list[list[Cell]] = [
-                [name, of.law, f"e^({of.exponential_rate:.2f} R)", f"R^{of.polynomial_degree:.2f}", abs(of.evidence)]
-                for name, of in grown.items()
-            ]
-            tables.append(Table("growth", ["error", "growth", "exponential", "power", "evidence"], laws))
+            laws = [(name, *vars(growth).values()) for name, growth in grown.items()]
+            columns = ["error", "growth", "b of e^(bR)", "p of R^p", "evidence for an exponential"]
+            tables.append(Table("growth", columns, laws))
             growths = join([f"{name} {of.law}ly" for name, of in grown.items()])
             found = f"With the radius the constants of C/√n grow: {growths}."
         series = [
-            points(
-                f"{name}: {grown[name].law} growth" if name in grown else name,
-                self.values, value, COLOURS[name], stderr, joined=True,
-            )
-            for name, (value, stderr) in ((name, self.constants(name)) for name in GROWING)
-        ]  # fmt: skip
+            points(name, self.values, value, COLOURS[name], stderr, joined=True)
+            for name, (value, stderr) in constants.items()
+        ]
         across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
         figure = Figure("Constants against the radius", across, up, series, height=360)
+        lead = f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars."
         return View(
             f"{first.measure}: radius {short(self.values[0])} to {short(self.values[-1])}",
             f"{len(self.values)} radii · {last} · {first.replicates} replicates",
@@ -229,13 +212,7 @@ class RadiusSweep(_Sweep):
                 "Do not read a uniform bound as the error of a typical query: the ball holds queries that no token "
                 "resembles.",
             ),
-            [
-                Section(
-                    "Growth of the constants",
-                    f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars.",
-                    [figure, *tables],
-                )
-            ],
+            [Section("Growth of the constants", lead, [figure, *tables])],
             warnings=self.warnings,
             trust=trust(self.curves, self.interrupted),
         )
@@ -272,8 +249,10 @@ def sweep(
     law = as_measure(measure)
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
-    if radii is not None:
-        _check_radii(law, values)
+    if radii is not None and not np.isfinite(law.radius):
+        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
+    if radii is not None and len(values) < FEWEST_RADII:
+        raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     designed = [horizon] if radii is not None else values
     heads = [head] if head else [designed_head(measure, value, spectrum=spectrum, seed=seed) for value in designed]
     seconds, memory = study_cost(heads[0], Cells(parse_sizes(sizes)), replicates, queries)
@@ -285,14 +264,6 @@ def sweep(
         return HorizonSweep(*_run_each(values, studies, progress, options.get("ray")))
     studies = [partial(one, law.scaled(R / law.radius), heads[0], radius=R) for R in values]
     return RadiusSweep(*_run_each(values, studies, progress, options.get("ray")))
-
-
-def _check_radii(law: Measure, radii: Sequence[float]) -> None:
-    """Raise an `InputError` for radii with tokens of unbounded support, and for too few radii to fit a growth."""
-    if not np.isfinite(law.radius):
-        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
-    if len(radii) < FEWEST_RADII:
-        raise InputError(f"{len(radii)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
 
 
 def _run_each(

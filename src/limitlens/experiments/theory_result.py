@@ -12,30 +12,46 @@ from limitlens.record import Run
 from limitlens.report.text import falling, join, short
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
 from limitlens.results import Result
-from limitlens.theory._summary import Summary, summary
+from limitlens.theory._summary import summary
+
+# Parts of the document that are shown as tables: title, then the columns by their keys.
+_VALUE = {"predicted": "predicted", "status": "status"}
+PARTS = {
+    "rates": ("Rates β of n^(−β)", _VALUE | {"formula": "formula", "note": "error it describes"}),
+    "local_rates": ("Local slopes at n = {n:g}, with their powers of ln n", _VALUE | {"log_power": "power of ln n"}),
+    "constants": ("Constants of the n^(−1/2) law", _VALUE | {"formula": "formula"}),
+    "uniform": (
+        "Uniform error on the ball of radius {radius:.3g}: constants C(R) of C(R)/√n",
+        _VALUE | {"at_n": "C(R)/√n", "useful_from": "reaches 1 at n =", "note": "meaning"},
+    ),
+    "hardmax": ("Hardmax: E|mean output| at n = {n:g}", _VALUE),
+}
+QUERY_COLUMNS = (
+    "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
+    "95% interval",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TheoryReport(Result):
     """Result of `theory_report`: the predictions of `theory.summary`, with tables, figures, a page and a run folder."""
 
-    summary: Summary
+    predicted: Mapping[str, Any]  # all predictions as nested mappings by name (`theory.Summary.predicted`)
     kind = "theory"
 
     @classmethod
     def load(cls, run: Run) -> TheoryReport:
         """Read a report of predictions back from a run folder."""
-        return cls(Summary(dict(run.document)))
+        return cls(run.document)
 
-    @property
-    def predicted(self) -> Mapping[str, Any]:
-        """All predictions for the law and head as nested mappings by name (`theory.Summary.predicted`)."""
-        return self.summary.predicted
+    def document(self) -> dict[str, Any]:
+        """JSON document of all predictions, for saving."""
+        return dict(self.predicted)
 
     @property
     def warnings(self) -> Sequence[str]:
         """Sentences on why the predicted slopes at this n are not yet the asymptotic rates."""
-        return self.summary.warnings
+        return list(self.predicted["warnings"])
 
     @property
     def table(self) -> pd.DataFrame:
@@ -50,36 +66,9 @@ class TheoryReport(Result):
         known = {name: curve for name, curve in parts.items() if curve is not None}
         return {"n": found["n"], **known} if known else {}
 
-    def document(self) -> dict[str, Any]:
-        """JSON document of all predictions, for saving."""
-        return self.summary.document()
-
     def tables(self) -> dict[str, pd.DataFrame]:
         """Table of the predicted rates, and one of the predicted error curves if there are any, by file name."""
         return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
-
-    def figures(self) -> list[Figure]:
-        """Figures of the predicted error curves, if there are any, and of the predicted error at single queries."""
-        curves, queries = self.curves, self.predicted["queries"]
-        figures = []
-        if curves:
-            lines = [
-                points(name, curves["n"], curves[name], colour, joined=True)
-                for name, colour in zip(list(curves)[1:], SHADES, strict=False)
-            ]
-            figures.append(Figure("Predicted errors", Axis("tokens n", log=True), Axis("error", log=True), lines))
-        spreads = [query["deviations"] for query in queries]
-        at_queries = [
-            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
-            for key, name, colour in (
-                ("rms_error", "by the central limit theorem", SHADES[0]),
-                ("rms_error_exact", "exact", SHADES[1]),
-            )
-            if key in queries[0]
-        ]
-        title = f"Error at one query, n = {self.predicted['inputs']['n']:g}"
-        x, y = Axis("standard deviations of the query"), Axis("root mean square error", log=True)
-        return [*figures, Figure(title, x, y, at_queries)]
 
     def view(self) -> View:
         """View of all predictions as tables; the page has the figures too."""
@@ -89,11 +78,30 @@ class TheoryReport(Result):
             f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
         )
         sections = [
-            Section("Errors", "Predicted difference between n tokens and the limit.", self.figures(), only="page"),
+            Section("Errors", "Predicted difference between n tokens and the limit.", self._figures(), only="page"),
             Section("Predictions", f"{reach[0].upper()}{reach[1:]}.", self._prediction_tables()),
         ]
         subtitle = f"{inputs['measure']}, n = {inputs['n']:g}: {reach}"
         return View("Theoretical predictions", subtitle, self._verdict(), sections, warnings=self.warnings)
+
+    def _figures(self) -> list[Figure]:
+        curves, queries = self.curves, self.predicted["queries"]
+        x, y = Axis("tokens n", log=True), Axis("error", log=True)
+        lines = [
+            points(name, curves["n"], curves[name], colour, joined=True)
+            for name, colour in zip(list(curves)[1:], SHADES, strict=False)
+        ]
+        figures = [Figure("Predicted errors", x, y, lines)] if curves else []
+        spreads = [query["deviations"] for query in queries]
+        kinds = {"rms_error": "by the central limit theorem", "rms_error_exact": "exact"}
+        at_queries = [
+            points(name, spreads, [query[key]["predicted"] for query in queries], colour, joined=True)
+            for (key, name), colour in zip(kinds.items(), SHADES, strict=False)
+            if key in queries[0]
+        ]
+        title = f"Error at one query, n = {self.predicted['inputs']['n']:g}"
+        x, y = Axis("standard deviations of the query"), Axis("root mean square error", log=True)
+        return [*figures, Figure(title, x, y, at_queries)]
 
     def _verdict(self) -> tuple[str, str, str]:
         inputs, rates = self.predicted["inputs"], self.predicted["rates"]
@@ -102,11 +110,9 @@ class TheoryReport(Result):
         moments, output = (f"{falling(rates[name]['predicted'])} ({rates[name]['status']})" for name in names)
         queries = self.predicted["queries"]
         valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
-        advice = (
-            f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
-            if valid
-            else "No 95% interval is valid;"
-        )
+        advice = "No 95% interval is valid;"
+        if valid:
+            advice = f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
         return (
             f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
             f"The horizon is {short(self.predicted['theory']['horizon'])}: the mean and covariance of the outputs "
@@ -116,53 +122,20 @@ class TheoryReport(Result):
 
     def _prediction_tables(self) -> list[Table]:
         inputs, curves = self.predicted["inputs"], self.curves
-        at_n = f"n = {inputs['n']:g}"
+        tables = []
+        for part, (title, columns) in PARTS.items():
+            rows = [
+                (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in columns))
+                for name, found in (self.predicted.get(part) or {}).items()
+            ]
+            tables.append(Table(title.format(**inputs), ["", *columns.values()], rows))
         values: list[Sequence[Cell]] = [*zip(*(map(float, column) for column in curves.values()), strict=True)]
         if curves:
             values.append(("", *(self.predicted["curve"][name]["status"] for name in list(curves)[1:])))
-        tables = [
-            Table(
-                "Rates β of n^(−β)", ["rate", "predicted", "status", "formula", "error it describes"],
-                self._rows("rates", "predicted", "status", "formula", "note"),
-            ),
-            Table(
-                f"Local slopes at {at_n}, with their powers of ln n", ["moment", "slope", "power of ln n", "status"],
-                self._rows("local_rates", "predicted", "log_power", "status"),
-            ),
-            Table(
-                "Constants of the n^(−1/2) law", ["moment", "predicted", "status", "formula"],
-                self._rows("constants", "predicted", "status", "formula"),
-            ),
-            Table("Predicted errors", list(curves), values),
-            Table(
-                f"Single queries, {at_n}",
-                [
-                    "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most",
-                    "useful from n =", "95% interval",
-                ],
-                [_query_row(query) for query in self.predicted["queries"]],
-            ),
-            Table(
-                f"Uniform error on the ball of radius {inputs['radius']:.3g}",
-                ["constant", "C(R)", "status", "C(R)/√n", "reaches 1 at n =", "meaning"],
-                self._rows("uniform", "predicted", "status", "at_n", "useful_from", "note"),
-            ),
-            Table(
-                f"Hardmax: E|mean output| at {at_n}", ["law", "predicted", "status"],
-                self._rows("hardmax", "predicted", "status"),
-            ),
-        ]  # fmt: skip
+        queries = [_query_row(query) for query in self.predicted["queries"]]
+        tables.append(Table("Predicted errors", list(curves), values))
+        tables.append(Table(f"Single queries, n = {inputs['n']:g}", QUERY_COLUMNS, queries))
         return [table for table in tables if table.rows]
-
-    def _rows(self, part: str, *keys: str) -> list[Sequence[Cell]]:
-        """Rows for a table of the predictions under `part` of the document: name, then the values under `keys`."""
-        return [
-            (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in keys))
-            for name, found in (self.predicted.get(part) or {}).items()
-        ]
-
-    def __repr__(self) -> str:
-        return f"TheoryReport({self.summary!r})"
 
 
 def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> TheoryReport:
@@ -173,7 +146,7 @@ def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> The
     >>> ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000).table['rate'].tolist()[:2]
     ['rate_proved', 'rate_drawn_coupling']
     """
-    return TheoryReport(summary(measure, head, n, **options))
+    return TheoryReport(summary(measure, head, n, **options).predicted)
 
 
 def _query_row(query: Mapping[str, Any]) -> Sequence[Cell]:

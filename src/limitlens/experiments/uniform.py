@@ -11,30 +11,19 @@ The candidates form two halves, and the shortfall of one half against both is me
 concave in the number of candidates, twice as many would add at most twice this shortfall.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.head import Head
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
 from limitlens.errors import Array
 from limitlens.experiments.reference import Reference
-from limitlens.measures.base import Measure
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.streams import PAGE
 
 CANDIDATES, STARTS, STEPS = 192, 8, 32  # candidates in each half, how many start an ascent, and steps of an ascent
 AIMED = 1 / 3  # share of the candidates that aim at the farthest tokens
-
-
-class UniformErrors(NamedTuple):
-    """Largest error over a ball of queries, and relative shortfall with half the starts; each (replicates, sizes)."""
-
-    largest: Array
-    missed: Array  # 1 − (mean over the two halves of the largest error in the half)/largest
 
 
 def missed_note(missed: Array) -> str:
@@ -44,12 +33,13 @@ def missed_note(missed: Array) -> str:
     return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
 
 
-def uniform_errors(
-    measure: Measure, head: Head, reference: Reference, cells: Cells, replicates: range, radius: float
-) -> UniformErrors:
-    """Largest error over queries in the ball of this radius, for each replicate and size, in float64."""
-    ascent = _Ascent(measure, head, reference, replicates, radius)
-    previous, largest, missed = np.empty((len(replicates), 0, head.dim)), [], []
+def uniform_errors(reference: Reference, cells: Cells, replicates: range, radius: float) -> tuple[Array, Array]:
+    """Largest error over queries in the ball of this radius, in float64, and share missed: (replicates, sizes) each.
+
+    The share missed with half of the starts is 1 − (mean over the two halves of the largest error in a half)/largest.
+    """
+    ascent = _Ascent(reference, replicates, radius)
+    previous, largest, missed = np.empty((len(replicates), 0, reference.head.dim)), [], []
     for size in cells.sizes:
         x, error = ascent.climb(np.concatenate((*ascent.halves(size), previous), 1), size)
         best = error.max(1)
@@ -57,14 +47,14 @@ def uniform_errors(
         largest.append(best)
         missed.append(1 - np.divide(one_half, best, out=np.ones_like(best), where=best > 0))
         previous = x[np.arange(len(x)), error.argmax(1)][:, None]  # a start for the next size, whose maximum is near
-    return UniformErrors(np.stack(largest, 1), np.stack(missed, 1))
+    return np.stack(largest, 1), np.stack(missed, 1)
 
 
 class _Ascent:
     """Projected gradient ascent of the error in the query, for r replicates and s starts at once: queries (r, s, d)."""
 
-    def __init__(self, measure: Measure, head: Head, reference: Reference, replicates: range, radius: float) -> None:
-        self.measure, self.head, self.reference = measure, head, reference
+    def __init__(self, reference: Reference, replicates: range, radius: float) -> None:
+        self.measure, self.head, self.stream = reference.measure, reference.head, reference.stream
         self.replicates, self.radius = replicates, radius
         # One generator for each replicate, so that its starts do not depend on the other replicates of the group.
         self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
@@ -92,7 +82,7 @@ class _Ascent:
         """Candidate queries aimed at the `count` tokens with the longest keys among `size`: (r, at most count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens = self.reference.tokens(self.replicates, start, stop).cpu().numpy() - self.measure.mean
+            tokens = self.stream.draw(self.replicates, start, stop).cpu().numpy() - self.measure.mean
             keys = tokens if self.head.key_map is None else tokens @ self.head.key_map.T
             queries = np.concatenate((queries, keys @ self.head.query_map), 1)
             lengths = np.linalg.norm(queries, axis=-1)
@@ -144,6 +134,6 @@ class _Ascent:
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):
-            tokens: Tensor = self.reference.tokens(self.replicates, start, stop).cpu()
+            tokens: Tensor = self.stream.draw(self.replicates, start, stop).cpu()
             state = state.merge(state_of(query, tokens, tokens))
         return np.asarray(state.output.numpy() - self.measure.grad_K(tilts))

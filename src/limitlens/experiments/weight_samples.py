@@ -10,7 +10,7 @@ plus a Gaussian fluctuation with the exact covariance, whose size is `WeightSamp
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from limitlens.errors import Array, InputError, check_number
 from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import check_beta, check_keys
-from limitlens.theory.scaling.laws import check_dim, negligible_beyond
-from limitlens.theory.scaling.points import Points
+from limitlens.theory.scaling.laws import GapLaw, PowerGap, check_dim, negligible_beyond
+from limitlens.theory.scaling.points import KeyPoints, Points
 
 MOST_DRAWN = 4096  # keys drawn one by one per replicate
+_MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
 _NEGLIGIBLE_GAP = 80.0  # a weight e^{−80} below the largest is lost in rounding, even times 1e18 keys
 _CHUNK = 1 << 21  # keys held in memory
 check_replicates = partial(check_number, "replicates", expected="at least 2, to have a standard error", low=2)
@@ -40,17 +41,15 @@ class Quantity:
     measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
     quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
-    @classmethod
-    def sampled(cls, values: Array, **known: Any) -> Self:
-        """Quantity measured as the mean of independent `values`, with its standard error; unknown if a value is NaN."""
-        if np.isnan(values).any():
-            return cls(**known)
-        stderr = float(values.std(ddof=1) / np.sqrt(values.size))
-        return cls(measured=Estimate(float(values.mean()), stderr), **known)
-
 
 verified = partial(Quantity, status=Status.VERIFIED)
-sampled = partial(Quantity.sampled, status=Status.VERIFIED)
+
+
+def sampled(values: Array, **known: Any) -> Quantity:
+    """Verified quantity, measured as the mean of independent `values` with a standard error; unknown if one is NaN."""
+    if np.isnan(values).any():
+        return verified(**known)
+    return verified(measured=Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(values.size))), **known)
 
 
 def check_count(n: float) -> int:
@@ -72,6 +71,16 @@ class WeightSample:
     tangential: Array  # √β times an output coordinate orthogonal to q; NaN if keys are not uniform around q
     nearest: Array  # x_1, the rescaled gap of the nearest key
     remainder: Array  # standard deviation of the approximated mass over the total mass; 0 where every key is drawn
+
+
+def measure_weights(
+    law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
+) -> tuple[WeightSample, str]:
+    """Simulate the softmax weights of a query over n keys; also "direct" (all keys drawn) or "nearest keys"."""
+    check_replicates(replicates)
+    if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
+        return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
+    return sample_weights(KeyPoints(law, n, beta), replicates, rng, law.tangent_dim), "nearest keys"
 
 
 def sample_weights(

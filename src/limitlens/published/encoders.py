@@ -9,7 +9,7 @@ from scipy import stats
 
 from limitlens.errors import Array, InputError
 from limitlens.estimate import UNKNOWN, Estimate
-from limitlens.experiments.hardmax import softmax_line
+from limitlens.experiments.hardmax import softmax_errors
 from limitlens.interventions.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projector
 from limitlens.models.windows import open_windows
@@ -105,7 +105,7 @@ def horizon_ablation(
 ) -> None:  # fmt: skip
     """Measure error rates with scores multiplied by factors α, for Gaussian tokens in d = 1 and for a model's heads."""
     fine = np.array(parse_grid(law_factors, "law_factors"))
-    lines = [softmax_line(factor, parse_sizes(law_sizes), law_replicates, work.seed).errors for factor in fine]
+    lines = [softmax_errors(factor, parse_sizes(law_sizes), law_replicates, work.seed) for factor in fine]
     _follow(work, "law_mean", "Gaussian tokens, mean", fine, np.transpose(_rates(lines)), rate_sharp(fine[-1]))
     loaded, windows = _open(model, corpus, tokens, None)
     grid, medians, predicted = np.array(parse_grid(factors, "factors")), [], []

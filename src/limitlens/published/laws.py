@@ -43,19 +43,20 @@ def sphere_d50(work: Work, *, dim: int, scales: str, sizes: str, replicates: int
 def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
     """Measure E|mean output| of attention with softmax replaced by argmax in d = 1, which falls like 1/√(log n)."""
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
-    curve = found.hardmax.errors
+    curve = found.hardmax
     for label, place in (("first", 0), ("last", -1)):
-        error = Estimate(float(curve.error[place]), float(curve.stderr[place]))
-        work.numbers[f"hardmax_{label}"] = Number(error, hardmax_asymptotic(curve.sizes[place]))
-        work.numbers[f"finite_{label}"] = Number(error, hardmax_finite(curve.sizes[place]))
+        n = curve.n[place]
+        error = Estimate(float(curve.measured[place]), float(curve.stderr[place]))
+        work.numbers[f"hardmax_{label}"] = Number(error, hardmax_asymptotic(n))
+        work.numbers[f"finite_{label}"] = Number(error, hardmax_finite(n))
     if (rate := curve.rate) is not None:
         work.numbers["evidence"] = Number(Estimate(-rate.evidence))
         exponent = Estimate(rate.log_exponent, rate.stderr / rate.slope * rate.log_exponent)
         work.numbers["log_exponent"] = Number(exponent)
     for one in found.curves:
-        work.draw(one.label, one.errors.sizes, one.errors.error, one.errors.stderr)
-    work.draw("ln 4/(2√(2 ln n)), proved", curve.sizes, map(hardmax_asymptotic, curve.sizes), line=True)
-    work.draw("finite n, verified", curve.sizes, map(hardmax_finite, curve.sizes), line=True)
+        work.draw(one.label, one.n, one.measured, one.stderr)
+    work.draw("ln 4/(2√(2 ln n)), proved", curve.n, map(hardmax_asymptotic, curve.n), line=True)
+    work.draw("finite n, verified", curve.n, map(hardmax_finite, curve.n), line=True)
 
 
 def _projections(dim: int, seed: int) -> list[Array]:

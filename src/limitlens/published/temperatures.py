@@ -43,8 +43,8 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
     work.draw("scaling limit", fine, [participation(PoissonPoints(theta, law.a)) for theta in fine], line=True)
     work.draw("many keys share: 1/(2^a θ)", fine[fine > 1], 1 / (2**law.a * fine[fine > 1]), line=True)
     growth = math.log(critical_beta(1e12, law) / critical_beta(1e9, law)) / math.log(1e3)
-    leak = rows[-1].collapse.one_minus_top_weight
-    work.numbers["effective_keys"] = _number(rows[0].averaging.effective_sample_size)
+    leak = rows[-1].collapse.get("one_minus_top_weight")
+    work.numbers["effective_keys"] = _number(rows[0].averaging["effective_sample_size"])
     work.numbers["critical"] = _number(shared[thetas.index(1)])
     if leak is not None:
         work.numbers["leak"] = _number(leak)
@@ -54,7 +54,7 @@ def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicat
 def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: float, n: int) -> None:
     """Compare a density after many attention layers, and n tokens after one, with the backward heat equation."""
     flow = heat_flow(dim, beta, layers, amplitude, n=n, seed=work.seed)
-    layer, first = np.array(flow.path.layer), flow.path.modes[:, 0]
+    layer, first = np.arange(len(flow.modes)), flow.modes[:, 0]
     every = slice(None, None, max(1, layers // 25))
     work.draw("attention, first mode", layer[every], first[every])
     work.draw("backward heat", layer, amplitude * np.exp(heat_growth(1, dim) * layer / beta), line=True)
