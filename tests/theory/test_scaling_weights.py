@@ -18,7 +18,6 @@ from limitlens.theory import (
     PowerGap,
     VonMisesFisherGap,
     averaging,
-    beta_sharing,
     collapse_deficit,
     critical_beta,
     entropy,
@@ -221,13 +220,7 @@ def test_high_dimension_averages_at_theta_one() -> None:
     assert participation(PoissonPoints(1.0, 32.0)) * 2**32 == pytest.approx(1, rel=1e-5)
     law, n = uniform(64), 4096
     assert regime(participation(KeyPoints(law, n, critical_beta(n, law)))) == "averaging"
-    assert regime(participation(KeyPoints(law, n, beta_sharing(n, law, 5.0)))) == "selective"
-
-
-@pytest.mark.parametrize(("dim", "n", "keys"), [(3, 1e4, 400.0), (5, 1e4, 5.0), (64, 4096, 1.05), (2, 3, 2.0)])
-def test_beta_at_which_keys_share_the_mass(dim: int, n: float, keys: float) -> None:
-    law = uniform(dim)
-    assert participation(KeyPoints(law, n, beta_sharing(n, law, keys))) == pytest.approx(1 / keys, rel=1e-7)
+    assert regime(participation(KeyPoints(law, n, 35.49))) == "selective"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +232,6 @@ def test_beta_at_which_keys_share_the_mass(dim: int, n: float, keys: float) -> N
         (lambda: KeyPoints(uniform(3), 10, -1.0), "beta is -1"),
         (lambda: top_cdf([0.5, 1.0], PoissonPoints(1.0, 1.0)), "strictly between 0 and 1"),
         (lambda: collapse_deficit(10, 1.0, uniform(2)), "expected more than 1"),
-        (lambda: beta_sharing(10, uniform(3), 10.0), "less than all of them"),
     ],
 )
 def test_bad_input(act: object, words: str) -> None:

@@ -66,7 +66,6 @@ from limitlens.theory.scaling.laws import uniform as uniform
 from limitlens.theory.scaling.points import KeyPoints as KeyPoints
 from limitlens.theory.scaling.points import Points as Points
 from limitlens.theory.scaling.points import PoissonPoints as PoissonPoints
-from limitlens.theory.scaling.weights import beta_sharing as beta_sharing
 from limitlens.theory.scaling.weights import entropy as entropy
 from limitlens.theory.scaling.weights import gap_mean as gap_mean
 from limitlens.theory.scaling.weights import gap_variance as gap_variance

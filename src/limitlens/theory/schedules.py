@@ -5,8 +5,8 @@
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-`compare_schedules` gives the control parameter θ, the effective number of keys 1/EΣw² and the entropy for each
-schedule: exact at every n for a known law of the keys, those of the scaling limit if only the local power law is known.
+`compare_schedules` gives the control parameter θ, the effective number of keys 1/EΣw² and the entropy under each of
+them: exact at every n for a known law of the keys, those of the scaling limit if only the local power law is known.
 """
 
 import math

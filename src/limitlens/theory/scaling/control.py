@@ -7,8 +7,7 @@ For θ → ∞ attention averages over many keys (subcritical), for θ of order 
 for θ → 0 it collapses onto the nearest key (supercritical). At θ = 1, β ~ (n c Γ(a+1))^{1/a} with 1/a = 2/α.
 
 How many keys share the weight at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
-about 2^{−a} in higher ones. `regime` therefore uses the expected participation E Σw². The regime of a measured head
-(`limitlens.statistics.regimes`) also uses the growth of its effective tokens with n.
+about 2^{−a} in higher ones. `regime` therefore uses the expected participation E Σw².
 """
 
 import math
@@ -43,10 +42,8 @@ def theta(n: float, beta: float, law: Law) -> float:
     """
     log_theta = math.log(check_keys(n)) + float(law.log_laplace(check_beta(beta)))
     if log_theta < _SMALLEST_LOG and isinstance(law, GapLaw):
-        raise InputError(
-            f"beta is {beta:g} for an exponent of {law.exponent:g}, which makes theta e^{log_theta:.0f}; "
-            "expected a theta that a float can hold, so lower beta"
-        )
+        given = f"beta is {beta:g} for an exponent of {law.exponent:g}, which makes theta e^{log_theta:.0f}"
+        raise InputError(f"{given}; expected a theta that a float can hold, so lower beta")
     return math.exp(log_theta)
 
 
@@ -94,9 +91,9 @@ def regime(participation: float) -> Regime:
 
 @dataclass(frozen=True)
 class Averaging:
-    """Mean, bias and variances of the output Γ_n over n keys when many keys share the weight (large θ).
+    """Mean, bias and variances of the output Γ_n by the central limit theorem, when many keys share the weight.
 
-    By the central limit theorem. D is the gap 1 − <q, k>, and A(β) the mean of <q, k> under weights e^{−βD}.
+    D is the gap 1 − <q, k>, and A(β) the mean of <q, k> under weights e^{−βD}.
     """
 
     mean: float  # the limit of <q, Γ_n>: A_d(β) for uniform keys
@@ -115,10 +112,9 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
     >>> round(output.mean, 4), round(output.effective_sample_size, 1)
     (0.8111, 511.6)
     """
-    check_keys(n)
-    log_laplace, means, variances = law.tilted(np.array([check_beta(beta), 2 * beta]))
-    size = n * math.exp(2 * log_laplace[0] - log_laplace[1])
-    mean, mean_2, variance_2 = float(means[0]), float(means[1]), float(variances[1])  # of D, at β and 2β
+    tilted = law.tilted(np.array([check_beta(beta), 2 * beta]))
+    log_laplace, (mean, mean_2), (_, variance_2) = (values.tolist() for values in tilted)  # mean, variance of D
+    size = check_keys(n) * math.exp(2 * log_laplace[0] - log_laplace[1])
     variance = (variance_2 + (mean - mean_2) ** 2) / size
     across = None
     if law.tangent_dim is not None:

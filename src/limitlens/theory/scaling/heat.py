@@ -84,17 +84,19 @@ class ZonalFlow:
 
     def displacement(self, coefficients: Array, t: Array) -> Array:
         """Change in one layer of the polar angle θ of tokens at t = cos θ (points,): angles (points,)."""
-        modes, slopes = _legendre(t, self.dim, self.degree)
+        degrees = np.arange(self.degree + 1)
         multiplier, derivative = self._kernel
         full = np.concatenate([[1.0], coefficients])
-        tangential = -np.sqrt(1 - t * t) * ((full * multiplier) @ slopes) / self.beta
-        return np.asarray(np.arctan2(tangential, (full * derivative) @ modes))
+        # In dimension d, G_l' is l(l+d−2)/(d−1) times G_{l−1} in dimension d + 2.
+        slopes = (full * multiplier * degrees * (degrees + self.dim - 2) / (self.dim - 1))[1:]
+        tangential = -np.sqrt(1 - t * t) * (slopes @ _legendre(t, self.dim + 2, self.degree - 1)) / self.beta
+        return np.asarray(np.arctan2(tangential, (full * derivative) @ _legendre(t, self.dim, self.degree)))
 
     def _push(self, coefficients: Array) -> Array:
         """Coefficients of the token density after one layer x → T(x): c_l' = N_l ∫ G_l(T x) f(x) dσ(x)."""
         t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
-        images = _legendre(moved, self.dim, self.degree)[0]
+        images = _legendre(moved, self.dim, self.degree)
         degrees = np.arange(1.0, self.degree + 1)
         # N_l, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle
         many = (2 * degrees + self.dim - 2) / degrees * special.binom(degrees + self.dim - 3, degrees - 1)
@@ -113,7 +115,7 @@ class ZonalFlow:
     def _nodes(self) -> tuple[Array, Array, Array]:
         """Quadrature nodes t = cos θ, weights, and values (degree + 1, nodes) of the modes G_l at the nodes."""
         t, weight = _sphere_nodes(self.dim, 4 * self.degree + 64)
-        return t, weight, _legendre(t, self.dim, self.degree)[0]
+        return t, weight, _legendre(t, self.dim, self.degree)
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
@@ -124,20 +126,15 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
     >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
     [1.0, 0.9803, 0.9606]
     """
-    sigma = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
-    values, axes = np.linalg.eigh(sigma)
-    path = np.empty((layers + 1, values.size))
-    path[0] = values
-    for layer in range(layers):
-        path[layer + 1] = path[layer] * np.square(path[layer] / (path[layer] + 1 / check_beta(beta)))
+    values, axes = np.linalg.eigh(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
+    path = [values]
+    for _ in range(layers):
+        path.append(path[-1] * np.square(path[-1] / (path[-1] + 1 / check_beta(beta))))
     return np.asarray(np.einsum("ij,tj,kj->tik", axes, path, axes))
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`.
-
-    √(1 − √(1 − ε²)) on the circle (d = 2).
-    """
+    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`: √(1 − √(1−ε²)) for d = 2."""
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
@@ -145,8 +142,8 @@ def rms_slope(amplitude: float, dim: int) -> float:
 def token_noise(n: float, beta: float, dim: int) -> float:
     """Standard deviation, along one direction, of a token's position after a layer of attention over n random keys.
 
-    √(tangential variance)/A_d(β), about √(1/(2β n_eff)), averaged over tokens of any density f: the noise at x is that
-    of n f(x) keys, and 1/f averages to one over f.
+    √(tangential variance)/A_d(β), about √(1/(2β n_eff)). Averaged over the tokens it does not depend on their density
+    f: the noise at x is that of n f(x) keys, and 1/f averages to one over f.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
@@ -191,15 +188,7 @@ def _multipliers(beta: float, dim: int, degree: int) -> Array:
     return np.concatenate([[1.0], np.cumprod(ratios)])
 
 
-def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:
-    """Legendre polynomials G_l(t) in dimension d and derivatives G_l'(t), l ≤ degree, each (degree + 1, nodes).
-
-    By the recursion (l+d−2)G_{l+1} = (2l+d−2)tG_l − lG_{l−1}.
-    """
-    value, slope = np.ones((degree + 1, t.size)), np.zeros((degree + 1, t.size))
-    value[1], slope[1] = t, 1
-    for step in range(1, degree):
-        lead, back, norm = 2 * step + dim - 2, step, step + dim - 2
-        value[step + 1] = (lead * t * value[step] - back * value[step - 1]) / norm
-        slope[step + 1] = (lead * (value[step] + t * slope[step]) - back * slope[step - 1]) / norm
-    return value, slope
+def _legendre(t: Array, dim: int, degree: int) -> Array:
+    """Legendre polynomials G_l(t) in dimension d, l ≤ degree: Jacobi polynomials over their value at 1, (l, nodes)."""
+    degrees, power = np.arange(degree + 1)[:, None], (dim - 3) / 2
+    return np.asarray(special.eval_jacobi(degrees, power, power, t) / special.eval_jacobi(degrees, power, power, 1.0))

@@ -2,10 +2,8 @@
 
 `PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n keys. x = βD is the
 rescaled gap of a key. The output Γ is given by its gap β(1 − <q, Γ>) = Σ w x along the query q, and by √β times its
-coordinates orthogonal to q.
-
-If the nearest key is at x, the others are beyond it and the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i}. With V as
-in `points.py`,
+coordinates orthogonal to q. If the nearest key is at x, the others are beyond it and the largest weight w₁ has
+1/w₁ = 1 + Σ e^{x − x_i}. With V as in `points.py`,
 
     E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u),
 
@@ -22,8 +20,7 @@ from scipy import optimize, special
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.prediction import value_matrix
-from limitlens.theory.scaling.control import check_keys, critical_beta
-from limitlens.theory.scaling.laws import GapLaw, negligible_beyond, tanh_sinh
+from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
 
 _MOST_KEYS = 45.0  # the nearest key is within reach(45) but for a probability e^{−45}
@@ -43,30 +40,8 @@ def participation(points: Points) -> float:
     return points.mean_over(lambda x, z: _softened(z, 2))
 
 
-def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
-    """Inverse temperature β at which the effective number 1/EΣw² of the n keys equals `keys`, exactly at finite n.
-
-    >>> round(theory.beta_sharing(10_000, theory.uniform(5), keys=5), 1)
-    120.2
-    """
-    if not 1 < keys < check_keys(n):
-        raise InputError(f"keys is {keys:g} of {n:g}; expected more than one and less than all of them")
-
-    def excess(log_beta: float) -> float:
-        return math.log(keys * participation(KeyPoints(law, n, math.exp(log_beta))))
-
-    low = high = math.log(critical_beta(n, law, min(1.0, n / 2)))
-    while excess(low) > 0:
-        low -= 1
-    while excess(high) < 0:
-        high += 1
-    return math.exp(float(optimize.brentq(excess, low, high, xtol=1e-9)))
-
-
 def entropy(points: Points) -> float:
-    """Expected entropy E[−Σ w log w] of the softmax weights w, which is −d/dp E Σ w^p at p = 1.
-
-    The kernel (`Points.mean_over`) is −(z + γ) e^{z − e^z}, γ Euler's constant.
+    """Expected entropy E[−Σ w log w] of the softmax weights w. Kernel −(z + γ) e^{z − e^z}, γ Euler's constant.
 
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
@@ -97,7 +72,7 @@ def gap_variance(points: Points) -> float:
 def tangential_variance(points: Points, tangent_dim: int) -> float:
     """Variance, times β, of one coordinate of the output orthogonal to the query: E Σ w² ρ² / tangent_dim.
 
-    Keys are uniform around the query, so pairs average to zero; ρ is √β times a key's distance to the query's axis.
+    ρ is √β times the distance of a key to the query's axis. Keys are uniform around it, so pairs average to zero.
 
     >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
     0.1386
@@ -165,19 +140,17 @@ def mean_top(points: Points) -> float:
     lowest, highest = -math.log(mean_inverse_top(points)) - 37, 4.0
     log_lambda = np.arange(lowest, highest, _STEP)
     mass, within, ratio, rest = _grid(points, math.exp(highest))
-
-    def transform(lam: float) -> float:
-        """Laplace transform ψ(λ) = E e^{−λ(1/w₁ − 1)} at λ = `lam`."""
-        return float(mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)))
-
-    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ [transform(math.exp(value)) for value in log_lambda])
+    transform = [  # ψ(λ)
+        mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)) for lam in np.exp(log_lambda)
+    ]
+    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ transform)
 
 
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     """Probability P(w₁ ≤ t) that the largest softmax weight is at most t, for `weights` t in (0, 1), scaling limit.
 
-    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1 at v = 1/t − 1, with an absolute
-    error of about 1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
+    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1, with an absolute error of about
+    1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
 
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
@@ -186,16 +159,9 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     if t.size and not (t.min() > 0 and t.max() < 1):
         raise InputError(f"weights reach from {t.min():g} to {t.max():g}; expected weights strictly between 0 and 1")
     abscissae, coefficients = _euler(_ORDER)
-    below = np.empty(t.size)
-    for index, v in enumerate((1 / t - 1).ravel()):
-        below[index] = coefficients @ np.array([(_rotated_laplace(points, s / v) / s).real for s in abscissae])
+    transform = [[(_rotated_laplace(points, s / v) / s).real for s in abscissae] for v in (1 / t - 1).ravel()]
+    below = np.reshape(transform, (t.size, len(abscissae))) @ coefficients
     return np.clip(1 - below.reshape(t.shape), 0, 1)
-
-
-def _nearest(points: Points) -> tuple[Array, Array]:
-    """Quadrature nodes x (rows,) for the rescaled gap of the nearest key, and their masses (rows,) under Λ."""
-    x, mass = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
-    return x[0], mass[0]
 
 
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
@@ -203,7 +169,7 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 
     The last two are (rows, nodes). Accurate for |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
     """
-    x, mass = _nearest(points)
+    (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
     return mass, points.cumulative(x), np.exp(x[:, None] - u), rest
@@ -215,7 +181,7 @@ def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
     exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand is analytic, so the path goes from x to x + iφ and
     then parallel to the real axis, where λ e^{x−u} is real.
     """
-    x, mass = _nearest(points)
+    (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
     node, _, weight = tanh_sinh(_PATH_NODES)
     climb = angle * node
@@ -241,5 +207,4 @@ def _euler(order: int) -> tuple[NDArray[np.complex128], Array]:
 
 
 def _softened(z: Array, power: int) -> Array:
-    """Kernel e^{pz − e^z} of the integrals over keys, p = `power`."""
     return np.exp(power * z - np.exp(z))
