@@ -84,8 +84,7 @@ class Discrete(_Finite):
     """
 
     def __init__(self, points: ArrayLike, weights: ArrayLike | None = None) -> None:
-        self.points = as_array("points", points, ndim=2).copy()
-        _check_rows("points", self.points)
+        self.points = _check_rows("points", as_array("points", points, ndim=2)).copy()
         count, self.dim = self.points.shape
         self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
         support = self.weights > 0  # the running maximum must ignore points of weight zero
@@ -116,8 +115,7 @@ class Sample(_Finite):
     """
 
     def __init__(self, tokens: Any) -> None:
-        self.tokens = self._points = _as_tokens(tokens)
-        _check_rows("tokens", self.tokens)
+        self.tokens = self._points = _check_rows("tokens", _as_tokens(tokens))
         self.dim = self.tokens.shape[1]
         self.radius, seen = 0.0, 0
         for block, _ in self._point_blocks(1):
@@ -152,9 +150,10 @@ def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
     return tokens if tokens.dtype.isnative and tokens.dtype.itemsize <= 8 else tokens.astype(np.float64)
 
 
-def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
+def _check_rows(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not array.size:
         raise InputError(f"{name} have shape {array.shape}; expected (n, dim) with at least one row and one column")
+    return array
 
 
 def _largest_length(name: str, points: Array) -> float:

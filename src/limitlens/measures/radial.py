@@ -52,10 +52,7 @@ def radial_variance(r: ArrayLike, dim: float) -> Array:
 
 
 def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r of any shape, in blocks.
-
-    K(r) = log E exp(r X₁) for X uniform on S^{d-1}, d = `dim`, and A = K'.
-    """
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1}, d = `dim`, at radii r of any shape."""
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
@@ -64,10 +61,7 @@ def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
 
 
 def _recur(r: Array, order: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1} at radii r (m,); `order` is ν = d/2 − 1.
-
-    A high order is computed by the Debye expansion of its Bessel function; a recurrence leads down to ν.
-    """
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r (m,) for the `order` ν = d/2 − 1, as above."""
     if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)
