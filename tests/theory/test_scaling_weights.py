@@ -17,24 +17,18 @@ from limitlens.theory import (
     PoissonPoints,
     PowerGap,
     VonMisesFisherGap,
-    averaging,
-    collapse_deficit,
     critical_beta,
     entropy,
-    gap_mean,
-    gap_variance,
-    keys_holding,
-    mean_inverse_top,
     mean_top,
-    named_law,
-    nearest_distance,
     output_law,
     participation,
     regime,
-    tangential_variance,
     top_cdf,
     uniform,
 )
+from limitlens.theory.scaling.control import averaging, collapse_deficit, nearest_distance
+from limitlens.theory.scaling.laws import named_law
+from limitlens.theory.scaling.weights import gap_mean, gap_variance, keys_holding, mean_inverse_top, tangential_variance
 
 GAMMA = float(np.euler_gamma)
 

@@ -58,11 +58,7 @@ def half_whitened(root: Array, A: ArrayLike) -> Array:
 
 
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
-    """Score matrix B = Σ^{1/2} A Σ^{1/2} (d, d) of the whitened tokens, from covariance Σ and score matrix A.
-
-    >>> theory.whitened([[4.0]], [[0.5]]).tolist()
-    [[2.0]]
-    """
+    """Score matrix B = Σ^{1/2} A Σ^{1/2} (d, d) of the whitened tokens, from covariance Σ and score matrix A."""
     root = square_root(covariance)
     return half_whitened(root, A) @ root
 

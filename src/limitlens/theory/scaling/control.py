@@ -69,21 +69,12 @@ def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
 
 
 def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
-    """Number of keys n that at inverse temperature β have θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`.
-
-    >>> law = theory.uniform(5)
-    >>> round(theory.critical_n(122.0, law)), round(theory.critical_n(122.0, law.local))
-    (10005, 9923)
-    """
+    """Number of keys n that at inverse temperature β have θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`."""
     return check_theta(target) * math.exp(-float(law.log_laplace(check_beta(beta))))
 
 
 def regime(participation: float) -> Regime:
-    """Regime of attention with E Σw² = `participation`: averaging, selective (few keys) or frozen (one key).
-
-    >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
-    ['averaging', 'selective', 'frozen']
-    """
+    """Regime of attention with E Σw² = `participation`: averaging, selective (few keys) or frozen (one key)."""
     if participation < 1 / AVERAGING_FROM:
         return "averaging"
     return "frozen" if participation > FROZEN_FROM else "selective"
@@ -106,12 +97,7 @@ class Averaging:
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
-    """Mean, bias and variances of the output over n keys at `beta`: accurate for θ > 10; output Gaussian for θ > 100.
-
-    >>> output = theory.averaging(10_000, 10.0, theory.uniform(5))
-    >>> round(output.mean, 4), round(output.effective_sample_size, 1)
-    (0.8111, 511.6)
-    """
+    """Mean, bias and variances of the output over n keys at `beta`: accurate for θ > 10; output Gaussian for θ > 100."""
     tilted = law.tilted(np.array([check_beta(beta), 2 * beta]))
     log_laplace, (mean, mean_2), (_, variance_2) = (values.tolist() for values in tilted)  # mean, variance of D
     size = check_keys(n) * math.exp(2 * log_laplace[0] - log_laplace[1])
@@ -123,11 +109,7 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
 
 
 def collapse_deficit(n: float, beta: float, local: Law) -> float:
-    """Expected weight of all keys but the nearest as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, a > 1/2.
-
-    >>> round(theory.collapse_deficit(10_000, 10_000.0, theory.uniform(5)), 4)
-    0.0106
-    """
+    """Expected weight of all keys but the nearest as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, a > 1/2."""
     wanted = "more than 1 for the collapse law (keys on a circle have a logarithm instead): use the exact mean_top"
     check_number("the local exponent", 2 * local.a, wanted, low=1, closed=False)
     log_scale = (math.log(check_keys(n)) + local.log_c) / local.a
@@ -135,11 +117,7 @@ def collapse_deficit(n: float, beta: float, local: Law) -> float:
 
 
 def nearest_distance(n: float, local: Law, rank: int = 1) -> float:
-    """Mean distance E|q − k| of the `rank`-th nearest of n keys, n large: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}.
-
-    >>> round(theory.nearest_distance(10_000, theory.uniform(5)), 4)
-    0.1377
-    """
+    """Mean distance E|q − k| of the `rank`-th nearest of n keys, n large: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}."""
     inverse = 1 / (2 * local.a)
     log_ratio = math.lgamma(rank + inverse) - math.lgamma(rank)
     return math.sqrt(2) * math.exp(log_ratio - inverse * (math.log(check_keys(n)) + local.log_c))

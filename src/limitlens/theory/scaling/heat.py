@@ -29,20 +29,12 @@ from limitlens.theory.scaling.laws import check_dim, uniform
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation, c_l(t) = c_l e^{l(l+d−2)t}.
-
-    >>> theory.heat_growth(2, dim=3)
-    6.0
-    """
+    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation: c_l(t) = c_l e^{rate·t}."""
     return float(degree * (degree + dim - 2))
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`.
-
-    >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
-    1.0005
-    """
+    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`."""
     check_dim(dim)
     ratios = _multipliers(check_beta(beta), dim, degree)
     return 1 + heat_growth(degree, dim) * float(ratios[degree] / ratios[1]) / beta
@@ -52,8 +44,7 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 class ZonalFlow:
     """Evolution of a token density Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by layers of attention at β, exactly.
 
-    Modes above `degree` are dropped after each layer: the backward heat equation amplifies the mode l by e^{l²t},
-    rounding errors included, so only the band-limited problem is well posed.
+    Modes above `degree` are dropped after each layer, since the backward heat equation amplifies rounding by e^{l²t}.
     """
 
     dim: int
@@ -122,9 +113,6 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
     """Exact covariance of tokens N(0, Σ) after 0, 1, … layers of attention at `beta`: (layers + 1, d, d).
 
     A layer maps Σ to MΣM, M = Σ(Σ + I/β)^{−1}; the backward heat equation gives Σ − 2tI.
-
-    >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
-    [1.0, 0.9803, 0.9606]
     """
     values, axes = np.linalg.eigh(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
     path = [values]
@@ -134,7 +122,7 @@ def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`: √(1 − √(1−ε²)) for d = 2."""
+    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`: √(1−√(1−ε²)) for d = 2."""
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
@@ -150,12 +138,9 @@ def token_noise(n: float, beta: float, dim: int) -> float:
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Ratio of a token's drift in one layer (root mean square) to the noise of n keys: ~ n^{1/2} β^{−(d+1)/4}.
+    """Ratio of the drift (root mean square) to the noise of n keys for tokens of density 1 + `amplitude` · cos θ.
 
-    The token density is 1 + ε cos θ on S^{d−1}, ε = `amplitude`.
-
-    >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
-    1.225
+    It is of order n^{1/2} β^{−(d+1)/4} on S^{d−1}.
     """
     t, weight = _sphere_nodes(dim, 256)
     drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
@@ -166,9 +151,6 @@ def visible_until(n: float, dim: int, amplitude: float) -> float:
     """Inverse temperature β up to which the drift of tokens in a layer exceeds the noise of n keys, for large n.
 
     β = (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope` of the density 1 + `amplitude` cos θ.
-
-    >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
-    131.7
     """
     law = uniform(dim)
     log_scale = math.log(check_keys(n)) + law.local.log_laplace(1.0)

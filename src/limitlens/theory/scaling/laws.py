@@ -40,11 +40,7 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class LocalPower:
-    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention.
-
-    >>> round(theory.critical_beta(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
-    141.42
-    """
+    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention."""
 
     a: float  # half the local exponent α
     log_c: float
@@ -113,10 +109,7 @@ class GapLaw(ABC):
         return self.tilted(beta)[0]
 
     def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape.
-
-        For uniform keys mean and variance are 1 − A_d(β) and A_d'(β), A_d a ratio of Bessel functions (`radial_mean`).
-        """
+        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape."""
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
@@ -160,9 +153,6 @@ class PowerGap(GapLaw):
     """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(b + γ/2, b) with b = (d−1)/2.
 
     γ is `power`: 0 for uniform keys, positive if keys avoid the query. The local exponent is α = d − 1 + γ.
-
-    >>> theory.PowerGap(5, power=1.0).exponent
-    5.0
     """
 
     dim: int
@@ -198,9 +188,6 @@ class VonMisesFisherGap(GapLaw):
 
     The density of D at s is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)): directions
     around the query follow the same law on S^{d−2}. At s = 0 this factor multiplies the constant c of uniform keys.
-
-    >>> round(theory.theta(10_000, 100.0, theory.VonMisesFisherGap(5, concentration=3.0)), 3)
-    12.539
     """
 
     dim: int
@@ -230,9 +217,8 @@ class VonMisesFisherGap(GapLaw):
 def uniform(dim: int) -> PowerGap:
     """Gap law of keys that are uniform on the sphere S^{d−1}, d = `dim`: a = (d−1)/2.
 
-    >>> law = theory.uniform(5)
-    >>> law.a, law.exponent
-    (2.0, 4.0)
+    >>> theory.uniform(5).exponent
+    4.0
     """
     return PowerGap(dim)
 
@@ -240,11 +226,7 @@ def uniform(dim: int) -> PowerGap:
 def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
-    """Gap law by its name on the command line: uniform, vmf, power, or subsphere (uniform on one of dimension `sub`).
-
-    >>> theory.named_law('vmf', 5, concentration=10.0).exponent
-    4.0
-    """
+    """Gap law by its name on the command line: uniform, vmf, power, or subsphere (uniform, of dimension `sub`)."""
     if name == "vmf":
         return VonMisesFisherGap(dim, concentration, cosine)
     if name == "subsphere":

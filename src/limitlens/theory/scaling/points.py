@@ -127,11 +127,7 @@ class Points:
 
 @dataclass(frozen=True)
 class PoissonPoints(Points):
-    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a).
-
-    >>> round(1 / theory.participation(theory.PoissonPoints(theta=1.0, a=2.0)), 2)
-    4.92
-    """
+    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a)."""
 
     theta: float
     a: float
@@ -145,12 +141,7 @@ class PoissonPoints(Points):
 
 @dataclass(frozen=True)
 class KeyPoints(Points):
-    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n.
-
-    >>> keys = theory.KeyPoints(theory.uniform(5), 10_000, 122.0)
-    >>> round(1 / theory.participation(keys), 2)  # effective number of keys
-    4.89
-    """
+    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n."""
 
     law: GapLaw
     n: float

@@ -50,20 +50,12 @@ def entropy(points: Points) -> float:
 
 
 def gap_mean(points: Points) -> float:
-    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q.
-
-    >>> round(theory.gap_mean(theory.PoissonPoints(1.0, 2.0)), 4)
-    2.2773
-    """
+    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q."""
     return points.mean_over(lambda x, z: x * _softened(z, 1))
 
 
 def gap_variance(points: Points) -> float:
-    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs.
-
-    >>> round(theory.gap_variance(theory.PoissonPoints(1.0, 2.0)), 4)
-    0.4741
-    """
+    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs."""
     mean = gap_mean(points)
     single = points.mean_over(lambda x, z: np.square(x - mean) * _softened(z, 2))
     return single + points.mean_over(lambda x, z: (x - mean) * _softened(z, 1), chosen=2)
@@ -73,9 +65,6 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
     """Variance, times β, of one coordinate of the output orthogonal to the query: E Σ w² ρ² / tangent_dim.
 
     ρ is √β times the distance of a key to the query's axis. Keys are uniform around it, so pairs average to zero.
-
-    >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
-    0.1386
     """
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
 
@@ -106,9 +95,6 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
     """Number of nearest keys that together hold a `share` of the softmax weight, for large θ.
 
     Λ([0, x]) with ∫_0^x e^{−u} dΛ = share · θ; in the scaling limit θ x^a/Γ(a+1), x the `share` quantile of Gamma(a).
-
-    >>> round(theory.keys_holding(theory.KeyPoints(theory.uniform(5), 10_000, 20.0)), 1)
-    251.8
     """
     goal = share * math.exp(points.log_theta)
 
@@ -122,11 +108,7 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 
 
 def mean_inverse_top(points: Points) -> float:
-    """Expected inverse of the largest weight, E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x).
-
-    >>> round(theory.mean_inverse_top(theory.PoissonPoints(1.0, 1.0)), 4)  # 1 + θ in dimension 3
-    2.0
-    """
+    """Expected inverse of the largest weight, E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x)."""
     mass, within, ratio, rest = _grid(points, 1.0)
     return 1 + float(mass @ (points.void(within, chosen=2) * np.einsum("ij,ij->i", ratio, rest)))
 
