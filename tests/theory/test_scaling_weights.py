@@ -20,7 +20,6 @@ from limitlens.theory import (
     critical_beta,
     entropy,
     mean_top,
-    output_law,
     participation,
     regime,
     top_cdf,
@@ -256,24 +255,3 @@ def test_direct_draws_of_two_laws_of_one_exponent_at_their_critical_scales() -> 
         stderr = shared.std() / math.sqrt(len(shared))
         assert abs(shared.mean() - (1 - math.exp(-np.euler_gamma))) < 4 * stderr + 1e-3
         assert stderr < 0.006
-
-
-def test_values_other_than_the_keys_carry_the_law_of_the_output() -> None:
-    rng, n, dim = np.random.default_rng(1), 300, 4
-    law, V = uniform(dim), rng.normal(size=(2, dim))
-    query = np.array([0.5, 0.5, -0.5, 0.5])
-    points = KeyPoints(law, n, critical_beta(n, law, 5.0))
-    keys = rng.normal(size=(8000, n, dim))
-    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
-    weights = np.exp(points.beta * (keys @ query - 1))
-    output = np.einsum("rn,rnd->rd", weights / weights.sum(axis=1, keepdims=True), keys) @ V.T
-    mean, covariance = output_law(points, query, V)
-    assert np.abs(output.mean(axis=0) - mean) == pytest.approx([0, 0], abs=4 * math.sqrt(covariance.max() / 8000))
-    assert np.cov(output.T) == pytest.approx(covariance, abs=0.08 * np.trace(covariance))
-    assert output_law(points, query)[1].shape == (dim, dim)
-    for wrong in (lambda: output_law(points, 2 * query), lambda: output_law(points, query, [[1.0]])):
-        with pytest.raises(InputError, match="expected"):
-            wrong()
-    aside = KeyPoints(VonMisesFisherGap(4, 5.0, 0.5), n, 3.0)
-    with pytest.raises(InputError, match="uniform around"):
-        output_law(aside, query)

@@ -1,7 +1,4 @@
-"""User-defined laws of tokens: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure.
-
-Every public function with an argument `measure` passes the argument through `as_measure`.
-"""
+"""User-defined laws of tokens: every argument `measure` may be an object with `dim`, `K`, `grad_K` and `sample`."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import numpy as np
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.measures._shared import brief, check_dim, token_shape
-from limitlens.measures.base import Measure
+from limitlens.measures.base import Measure, brief, check_dim, token_shape
 
 _STEP = 1e-3  # step in tilt of the differences, times 1 / the tokens' spread: errors are about 1e-12
 _CHECKED, _NEAR = 4, 0.2  # number of random tilts at which a law is checked, and their scale times 1 / the spread
@@ -102,10 +98,9 @@ class CustomMeasure(Measure):
         wrong = np.abs(change - claimed) > 1e-4 * np.maximum(np.abs(change), np.abs(claimed)) + rounding
         if wrong.any():
             i = int(np.argmax(wrong))
-            raise InputError(
-                f"grad_K is not the gradient of K: along a small step from the tilt {brief(tilts[i])} K changes by "
-                f"{change[i]:.6g} and grad_K gives {claimed[i]:.6g}; expected K(t) = log E exp<t, X> and its gradient"
-            )
+            step_of = f"along a small step from the tilt {brief(tilts[i])} K changes by {change[i]:.6g}"
+            found = f"grad_K is not the gradient of K: {step_of} and grad_K gives {claimed[i]:.6g}"
+            raise InputError(f"{found}; expected K(t) = log E exp<t, X> and its gradient")
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens X of the user-defined law and return factor · X, of shape (*shape, d)."""

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_covariance
-from limitlens.measures import _shared as shared
+from limitlens.measures import base
 from limitlens.measures.base import Measure
 
 _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it stays in the processor's cache
@@ -57,7 +57,7 @@ class Gaussian(Measure):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens m + Σ^{1/2} z of N(m, Σ), of shape (*shape, d), with z standard normal."""
-        return self.transport(shared.standard_normal(shared.token_shape(shape, self.dim), generator))
+        return self.transport(base.standard_normal(base.token_shape(shape, self.dim), generator))
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
         """Tokens m + Σ^{1/2} z of N(m, Σ) from standard normal vectors z: (..., d) to (..., d)."""
@@ -80,13 +80,13 @@ class Gaussian(Measure):
     @cached_property
     def _root(self) -> Array:
         """Root Σ^{1/2} of the covariance: a symmetric matrix (d, d), or standard deviations if variances were given."""
-        return np.sqrt(self._spread) if self._spread.ndim < 2 else shared.symmetric_root(self._spread)
+        return np.sqrt(self._spread) if self._spread.ndim < 2 else base.symmetric_root(self._spread)
 
     def _times_covariance(self, tilts: Array) -> Array:
         return np.asarray(tilts @ self._spread if self._spread.ndim == 2 else tilts * self._spread)
 
     def __repr__(self) -> str:
-        return f"Gaussian(dim={self.dim}, mean={shared.brief(self.mean)}, covariance={shared.brief(self._spread)})"
+        return f"Gaussian(dim={self.dim}, mean={base.brief(self.mean)}, covariance={base.brief(self._spread)})"
 
 
 class GaussianMixture(Measure):
@@ -107,13 +107,12 @@ class GaussianMixture(Measure):
             raise InputError(f"means have shape {centers.shape}; expected (components, dim) with at least one of each")
         spreads = as_array("covariances", covariances, ndim=(0, 1, 2, 3))
         if spreads.shape not in ((), (count,), (dim, dim), (count, dim, dim)):
-            raise InputError(
-                f"covariances have shape {spreads.shape}; expected a scalar, ({count},), ({dim}, {dim}) or "
-                f"({count}, {dim}, {dim}) to go with means of shape {centers.shape}"
-            )
+            expected = f"a scalar, ({count},), ({dim}, {dim}) or ({count}, {dim}, {dim})"
+            given = f"covariances have shape {spreads.shape}; expected {expected}"
+            raise InputError(f"{given} to go with means of shape {centers.shape}")
         each = spreads if spreads.ndim in (1, 3) else [spreads] * count
         self.dim, self.means = dim, centers.copy()
-        self.weights = shared.check_weights(weights, count)
+        self.weights = base.check_weights(weights, count)
         with np.errstate(divide="ignore"):  # a component of weight zero scores −∞
             self._log_weights = np.log(self.weights)
         self.components = tuple(Gaussian(center, spread) for center, spread in zip(centers, each, strict=True))
@@ -133,8 +132,8 @@ class GaussianMixture(Measure):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens (*shape, d) of the mixture: first a component for every token, then the token from it."""
-        tokens = shared.standard_normal(shared.token_shape(shape, self.dim), generator)
-        chosen = shared.choose(self.weights, tuple(tokens.shape[:-1]), generator)
+        tokens = base.standard_normal(base.token_shape(shape, self.dim), generator)
+        chosen = base.choose(self.weights, tuple(tokens.shape[:-1]), generator)
         for index, component in enumerate(self.components):
             rows = chosen == index
             tokens[rows] = component.transport(tokens[rows])
@@ -145,7 +144,7 @@ class GaussianMixture(Measure):
         return GaussianMixture(self.weights, factor * self.means, factor**2 * self.covariances)
 
     def _by_blocks(self, function: Callable[[Array], Array], tilts: Array) -> Array:
-        return shared.by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
+        return base.by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
 
     def _tilted(self, tilts: Array) -> tuple[Array, Array, Array, Array]:
         """K (m,) and ∇K (m, d) at tilts (m, d), and of the components softmax weights p (c, m) and means (c, m, d)."""
@@ -168,5 +167,5 @@ class GaussianMixture(Measure):
         return np.asarray(between + within)
 
     def __repr__(self) -> str:
-        weights = shared.brief(self.weights)
+        weights = base.brief(self.weights)
         return f"GaussianMixture(dim={self.dim}, components={len(self.components)}, weights={weights})"

@@ -4,9 +4,8 @@ Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 
 
     K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
 
-No Bessel function is computed, so nothing overflows or underflows. At a high order (ν ≥ 24) the logarithm of the Debye
-expansion is summed in a form from which its value at r = 0 is subtracted exactly. Lower orders follow by downward
-recurrence, which is stable: with g = A/r,
+Nothing overflows or underflows: at a high order (ν ≥ 24) the logarithm of the Debye expansion is summed, with its value
+at r = 0 subtracted exactly. Lower orders follow by downward recurrence, which is stable: with g = A/r,
 
     g_ν = 1 / (2(ν+1) + r² g_{ν+1}),
     K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
@@ -24,7 +23,7 @@ from numpy.polynomial import Polynomial
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.measures._shared import by_blocks
+from limitlens.measures.base import by_blocks
 
 _LOWEST_DEBYE_ORDER = 24.0
 _DEBYE_TERMS = 11

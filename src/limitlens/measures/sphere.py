@@ -1,7 +1,4 @@
-"""Uniform laws of tokens on sphere, ball and cube, the von Mises-Fisher law, and limit outputs over the sphere.
-
-K of each law follows from Λ(r) = log E exp(r X₁), X uniform on a unit sphere (`radial.py`).
-"""
+"""Laws of tokens whose K follows from that of the unit sphere (`radial.py`): sphere, ball, cube, von Mises-Fisher."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.measures._shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform
-from limitlens.measures.base import Measure
+from limitlens.measures.base import Measure, brief, check_dim, check_scalar, standard_normal, token_shape, uniform
 from limitlens.measures.radial import radial_K, radial_tangential, radial_variance
 
 SMOOTH_FROM = 8  # dimension from which on `limit_covariance` is accurate: the density of Q is smooth
@@ -87,11 +83,7 @@ class Sphere(_Uniform):
 
 
 class Ball(_Uniform):
-    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
-
-    >>> ll.Ball(3, radius=2.0).covariance.round(4).tolist()[0]
-    [0.8, 0.0, 0.0]
-    """
+    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
 
     _dropped = 2
 
@@ -168,9 +160,6 @@ class Cube(Measure):
     """Uniform law on the cube [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
 
     A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is Λ(w|t_i|) in d = 3.
-
-    >>> ll.Cube(2).grad_K(np.array([1.0, 0.0])).round(4).tolist()
-    [0.313, 0.0]
     """
 
     def __init__(self, dim: int, half_width: float = 1.0) -> None:

@@ -3,8 +3,6 @@ from limitlens.theory._summary import summary as summary
 from limitlens.theory.bounds import TiltCost as TiltCost
 from limitlens.theory.bounds import UniformBound as UniformBound
 from limitlens.theory.bounds import tilt_cost as tilt_cost
-from limitlens.theory.bounds import uniform_gaussian as uniform_gaussian
-from limitlens.theory.bounds import uniform_supremum as uniform_supremum
 from limitlens.theory.clt import PlugIn as PlugIn
 from limitlens.theory.clt import Validity as Validity
 from limitlens.theory.clt import asymptotic_covariance as asymptotic_covariance
@@ -19,16 +17,12 @@ from limitlens.theory.hardmax import hardmax_asymptotic as hardmax_asymptotic
 from limitlens.theory.hardmax import hardmax_finite as hardmax_finite
 from limitlens.theory.heavy import Existence as Existence
 from limitlens.theory.heavy import HeavyLaw as HeavyLaw
-from limitlens.theory.heavy import laplace_law as laplace_law
-from limitlens.theory.heavy import student_law as student_law
 from limitlens.theory.prediction import Prediction as Prediction
 from limitlens.theory.prediction import Status as Status
 from limitlens.theory.rates import SharpLaw as SharpLaw
 from limitlens.theory.rates import predictions as predictions
 from limitlens.theory.rates import rate_proved as rate_proved
 from limitlens.theory.rates import rate_sharp as rate_sharp
-from limitlens.theory.rates import sharp_law as sharp_law
-from limitlens.theory.rates import variance_proxy as variance_proxy
 from limitlens.theory.scaling.control import Averaging as Averaging
 from limitlens.theory.scaling.control import critical_beta as critical_beta
 from limitlens.theory.scaling.control import regime as regime
@@ -44,11 +38,9 @@ from limitlens.theory.scaling.points import Points as Points
 from limitlens.theory.scaling.points import PoissonPoints as PoissonPoints
 from limitlens.theory.scaling.weights import entropy as entropy
 from limitlens.theory.scaling.weights import mean_top as mean_top
-from limitlens.theory.scaling.weights import output_law as output_law
 from limitlens.theory.scaling.weights import participation as participation
 from limitlens.theory.scaling.weights import top_cdf as top_cdf
 from limitlens.theory.schedules import ScheduleStep as ScheduleStep
 from limitlens.theory.schedules import compare_schedules as compare_schedules
 from limitlens.theory.spectrum import Reach as Reach
 from limitlens.theory.spectrum import reach as reach
-from limitlens.theory.token_influence import mean_error_covariance as mean_error_covariance

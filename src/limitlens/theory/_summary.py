@@ -167,10 +167,7 @@ class _Case:
         }
 
     def query(self, deviations: float, error: float) -> dict[str, Any]:
-        """Predictions at the query `deviations` standard deviations from the mean, along the direction of the horizon.
-
-        `error` is the relative error whose probability is bounded.
-        """
+        """Predictions at the query `deviations` standard deviations from the mean, along the axis of the horizon."""
         law, A, n = self.law, self.A, self.n
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]

@@ -54,9 +54,6 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
     V S Vᵀ is the covariance of √n times the error (`clt`): tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA,
     Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ). The largest error of a sample over the whole ball is larger (`uniform_supremum`).
-
-    >>> round(theory.uniform_gaussian([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
-    2.332
     """
     root = square_root(covariance)
     half = half_whitened(root, A)
@@ -73,9 +70,6 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
     The constant is ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!, with ρ = R ‖Σ^{1/2}A‖₂ and g
     standard normal in R^d, by the inequalities of Banach and of Sudakov and Fernique (derivation in docs/theory.md).
-
-    >>> round(theory.uniform_supremum([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
-    8.989
     """
     root = square_root(covariance)
     dim = len(root)

@@ -4,9 +4,9 @@ For a fixed query x of tilt t = A x, with Γ the infinite-token limit, √n (Γ_
 
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    (proved),
 
-the covariance of an importance-sampling average. The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates
-V S Vᵀ / n from one set of tokens. Uneven weights w leave few effective tokens, so confidence intervals are Student's,
-with 2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
+The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n from one set of tokens. Uneven weights w
+leave few effective tokens, so confidence intervals are Student's, with 2/(κ - 1/n) degrees of freedom,
+κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
-from limitlens.theory.prediction import check_level, value_matrix
+from limitlens.theory.prediction import value_matrix
 
 DIRECTIONS = 8  # number of largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
 SAFE_DEGREES = 20.0  # degrees of freedom from which a 95% interval of `plug_in` covers 0.93 to 0.97
@@ -62,7 +62,8 @@ class PlugIn:
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Lower and upper ends of Student's confidence interval for each output coordinate, both (..., d_out)."""
-        quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + check_level(level)) / 2)
+        check_number("level", level, "between 0 and 1, such as 0.95", closed=False, below=1.0)
+        quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + level) / 2)
         half = quantile * np.sqrt(np.diagonal(self.covariance, axis1=-2, axis2=-1))
         return self.output - half, self.output + half
 
@@ -165,9 +166,7 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Validity of the `plug_in` interval of one sample, from the sample's own `PlugIn.degrees` (verified).
-
-    Parts of the law that the tokens do not show go unnoticed; use `interval_validity` if the law is known.
+    """Validity of the `plug_in` interval of one sample, judged from its `PlugIn.degrees` alone (verified).
 
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')

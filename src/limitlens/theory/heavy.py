@@ -57,9 +57,6 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     - b t = 1: no limit either; every height up to b ln n has equal weight, so the output grows like (b/2) ln n.
-
-    >>> theory.laplace_law(0.4, 1.0).existence.value, theory.laplace_law(2.0, 1.0).existence.value
-    ('limit with a central limit theorem', 'no limit')
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     if product < 1:
@@ -81,9 +78,6 @@ def student_law(degrees: float) -> HeavyLaw:
     """Predictions for attention over Student tokens with ν = `degrees` of freedom at any tilt but zero: no limit.
 
     The largest token is of order n^{1/ν} and exceeds the second by a gap of that order, so its weight tends to 1.
-
-    >>> theory.student_law(3.0).existence.value
-    'no limit'
     """
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token has all the weight"

@@ -96,10 +96,6 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     `exponent` is that of `rate_sharp`. For the mean, `log_power` is 0 for H < 1, (m+2)/4 at H = 1 and (α+m-2)/(2α) for
     H > 1, α = 1 + 1/H², m = `multiplicity` the number of equal top singular values of B; the covariance has 1/2 more
     from H = 1 on. Verified in d = 1, heuristic in d > 1.
-
-    >>> law = theory.sharp_law(1.5)
-    >>> round(law.exponent, 4), round(law.log_power, 4)
-    (0.3077, 0.1538)
     """
     if moment not in ("mean", "covariance"):
         raise InputError(f"moment is {moment!r}; expected 'mean' or 'covariance'")
@@ -124,9 +120,6 @@ def variance_proxy(law: Measure) -> Array | None:
     covariance, which can be far too small. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws; for a Gaussian mixture
     an upper bound of its covariances plus D²/4, D the largest distance between two means; for another bounded law R²,
     R its radius (both by Hoeffding).
-
-    >>> theory.variance_proxy(ll.Sphere(2)).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
     """
     if isinstance(law, STRICTLY_SUBGAUSSIAN):
         return law.covariance

@@ -52,9 +52,6 @@ def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | No
 
     V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ with C = BBᵀ; in d = 1 it is
     H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A.
-
-    >>> theory.mean_error_covariance([[1.0]], [[0.5]]).round(4).tolist()
-    [[2.3516]]
     """
     root = square_root(covariance)
     B = whitened(covariance, A)
@@ -91,8 +88,7 @@ def variance_error_1d(horizon: float, sizes: ArrayLike) -> Array:
 def expected_absolute_mean(values: Array, probability: Array, sizes: ArrayLike) -> Array:
     """E|average of n independent draws| from a centred discrete law of `values` (nodes,), for each n: (sizes,).
 
-    For the sum S, E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw. The
-    formula needs no second moment, so it also covers laws whose average is far from normal.
+    For the sum S, E|S| = (2/π) ∫ (1 - Re φ(t)^n) t^{-2} dt over t > 0, φ the characteristic function of one draw.
     """
     n = as_sizes(sizes)
     if not n.size or (n < 1).any():

@@ -130,8 +130,7 @@ def rms_slope(amplitude: float, dim: int) -> float:
 def token_noise(n: float, beta: float, dim: int) -> float:
     """Standard deviation, along one direction, of a token's position after a layer of attention over n random keys.
 
-    √(tangential variance)/A_d(β), about √(1/(2β n_eff)). Averaged over the tokens it does not depend on their density
-    f: the noise at x is that of n f(x) keys, and 1/f averages to one over f.
+    √(tangential variance)/A_d(β), about √(1/(2β n_eff)); averaged over the tokens, the same for every density of them.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean

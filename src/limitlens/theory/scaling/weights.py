@@ -1,9 +1,8 @@
 """Expectations of the softmax weights and moments of the output, in the scaling limit or exact at finite n.
 
 `PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n keys. x = βD is the
-rescaled gap of a key. The output Γ is given by its gap β(1 − <q, Γ>) = Σ w x along the query q, and by √β times its
-coordinates orthogonal to q. If the nearest key is at x, the others are beyond it and the largest weight w₁ has
-1/w₁ = 1 + Σ e^{x − x_i}. With V as in `points.py`,
+rescaled gap of a key, and the output Γ has the gap β(1 − <q, Γ>) = Σ w x along the query q. If the nearest key is at x,
+the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i} over the others, which are beyond it. With V as in `points.py`,
 
     E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u),
 
@@ -19,9 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.theory.prediction import value_matrix
 from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
-from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
+from limitlens.theory.scaling.points import Points, PoissonPoints
 
 _MOST_KEYS = 45.0  # the nearest key is within reach(45) but for a probability e^{−45}
 _NEAREST_NODES, _PATH_NODES = 151, 201
@@ -32,9 +30,7 @@ _ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times th
 def participation(points: Points) -> float:
     """Expected participation E Σ w² of softmax weights w: 1 for one key, 1/m for m equal keys. Kernel e^{2z − e^z}.
 
-    >>> round(theory.participation(theory.PoissonPoints(1.0, 1.0)), 4)  # the scaling limit in dimension 3
-    0.4385
-    >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)  # exact at n
+    >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)
     0.2045
     """
     return points.mean_over(lambda x, z: _softened(z, 2))
@@ -62,33 +58,8 @@ def gap_variance(points: Points) -> float:
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """Variance, times β, of one coordinate of the output orthogonal to the query: E Σ w² ρ² / tangent_dim.
-
-    ρ is √β times the distance of a key to the query's axis. Keys are uniform around it, so pairs average to zero.
-    """
+    """Variance, times β, of one coordinate of the output orthogonal to the query, for keys uniform around the query."""
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
-
-
-def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) -> tuple[Array, Array]:
-    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n over n keys at a unit query (d,) (verified).
-
-    Exact at n. V (d_out, d) is the identity when absent. For keys uniform around the query, E Γ_n = (1 − E Σwx/β) q and
-    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and orthogonal to q; values V k give V (Cov Γ_n) Vᵀ.
-
-    >>> mean, covariance = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [0.0, 0.0, 1.0])
-    >>> mean.round(4).tolist(), covariance.shape
-    ([0.0, 0.0, 0.9495], (3, 3))
-    """
-    q = as_array("query", query, ndim=1)
-    value = value_matrix(V, len(q))
-    around = points.law.tangent_dim
-    if around is None or len(q) != around + 1 or abs(float(q @ q) - 1) > 1e-6:
-        given = f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}"
-        raise InputError(f"{given}; expected a unit query of the dimension of the keys, and keys uniform around it")
-    along = gap_variance(points) / points.beta**2
-    across = tangential_variance(points, around) / points.beta
-    spread = along * np.outer(q, q) + across * (np.eye(len(q)) - np.outer(q, q))
-    return value @ q * (1 - gap_mean(points) / points.beta), np.asarray(value @ spread @ value.T)
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
@@ -149,7 +120,7 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
     """Quadrature over the nearest key's gap x, dΛ(x) and Λ([0, x]) (rows,), and over u > x, e^{x−u} and dΛ(u).
 
-    The last two are (rows, nodes). Accurate for |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
+    The last two are (rows, nodes). u ends where λ e^{x−u} is negligible for all |λ| up to `largest`.
     """
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
@@ -160,8 +131,7 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
     """Laplace transform ψ(λ) of 1/w₁ − 1 at one complex λ = |λ| e^{iφ} with positive real part, w₁ the largest weight.
 
-    exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand is analytic, so the path goes from x to x + iφ and
-    then parallel to the real axis, where λ e^{x−u} is real.
+    The path goes from x to x + iφ and then parallel to the real axis, where λ e^{x−u} is real and does not oscillate.
     """
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
