@@ -215,7 +215,7 @@ class BinnedTokens:
         return binned, sink
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
-        """Fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without, and with an atom (weights, values)."""
+        """Fields of `PilotErrors`, (1 or 2, 27, m, sizes): without, then with the `atom`, a token in every sample."""
         xp, log_s, tokens = self.xp, self.send(self.log_s[:, None]), float(self.tokens.sum())
         at, _ = scaled_weights(xp, log_s, self.node)
         gone = self.matmul(-xp.expm1(-at), self.count)  # sums of 1 − e^{−sW} over the tokens of each part

@@ -61,7 +61,7 @@ def rate_sharp_output(horizon: float) -> float:
 
 
 def rate_rms_output(horizon: float) -> float:
-    """Exponent min(1/2, (√(1 + 4/H²) - 1) / 4) of the root mean square output error over queries, samples (verified).
+    """Exponent min(1/2, (√(1+4/H²) - 1)/4) of the root mean square output error over queries and samples (verified).
 
     `rate_sharp_output` describes one typical sample, which lacks the rare tokens that carry the second moment.
     """

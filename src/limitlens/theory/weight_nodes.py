@@ -47,7 +47,7 @@ def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[ND
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Log-weights (K,) of the nodes from `low` to `high`, after one of −∞ for hidden tokens; and `GAP` below node 1."""
+    """Log-weights (K,) of the nodes: −∞ for hidden tokens, then `low` to `high`; and the value a GAP below node 1."""
     first = np.floor(low / GAP) * GAP
     return np.concatenate(([-np.inf], first + GAP * np.arange(int((high - first) / GAP) + 3))), float(first - GAP)
 

@@ -58,7 +58,7 @@ def gap_variance(points: Points) -> float:
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """Variance, times β, of one coordinate of the output orthogonal to the query, for keys uniform around the query."""
+    """Variance, times β, of an output coordinate orthogonal to the query: E Σw²ρ²/tangent_dim, ρ² = tangent_square."""
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
 
 
