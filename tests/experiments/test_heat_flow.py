@@ -11,8 +11,15 @@ from scipy import special
 from limitlens.errors import InputError
 from limitlens.experiments.heat_flow import heat_flow, token_layer
 from limitlens.measures import GaussianMixture
-from limitlens.theory import ZonalFlow, drift_to_noise, gaussian_flow, heat_growth, mode_growth, visible_until
-from limitlens.theory.scaling.heat import rms_slope
+from limitlens.theory import ZonalFlow
+from limitlens.theory.scaling.heat import (
+    drift_to_noise,
+    gaussian_flow,
+    heat_growth,
+    mode_growth,
+    rms_slope,
+    visible_until,
+)
 
 
 def test_four_hundred_layers_on_the_circle() -> None:

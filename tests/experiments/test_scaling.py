@@ -16,7 +16,7 @@ from limitlens.experiments.real_keys import RealKeys
 from limitlens.experiments.scaling import ScalingLimits, scaling, scaling_limits
 from limitlens.experiments.schedules import Schedules, schedules
 from limitlens.record import json_text, read_run
-from limitlens.theory import VonMisesFisherGap, beta_sharing, critical_beta, uniform
+from limitlens.theory import VonMisesFisherGap, critical_beta, uniform
 
 
 def scaling_document(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def test_the_command_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None
 def test_ordered_weights_fall_with_the_rank_and_follow_the_limit() -> None:
     """At the β where 400, 5 and 1.05 keys share the mass, ever more of it lies on one key."""
     law, tops = uniform(5), []
-    for shared in (400.0, 5.0, 1.05):
-        made = scaling_limits(law, 2000, beta=beta_sharing(2000, law, shared), replicates=100)
+    for beta in (4.528, 53.26, 1425.8):
+        made = scaling_limits(law, 2000, beta=beta, replicates=100)
         found = [row.measured.value for row in made.ordered_weights]
         assert found == sorted(found, reverse=True)
         assert len(found) == 32

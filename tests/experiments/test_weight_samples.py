@@ -18,14 +18,11 @@ from limitlens.theory import (
     VonMisesFisherGap,
     critical_beta,
     entropy,
-    gap_mean,
-    gap_variance,
-    mean_inverse_top,
     mean_top,
     participation,
-    tangential_variance,
     uniform,
 )
+from limitlens.theory.scaling.weights import gap_mean, gap_variance, mean_inverse_top, tangential_variance
 
 COMPARED = ("top", "participation", "entropy", "keys90", "gap", "tangential", "nearest")
 

@@ -13,17 +13,8 @@ from scipy import special, stats
 from limitlens.errors import InputError
 from limitlens.measures import Sphere, VonMisesFisher
 from limitlens.measures.radial import radial_K, radial_mean, radial_variance
-from limitlens.theory import (
-    GapLaw,
-    LocalPower,
-    PowerGap,
-    VonMisesFisherGap,
-    critical_beta,
-    critical_n,
-    regime,
-    theta,
-    uniform,
-)
+from limitlens.theory import GapLaw, LocalPower, PowerGap, VonMisesFisherGap, critical_beta, regime, theta, uniform
+from limitlens.theory.scaling.control import critical_n
 from limitlens.theory.scaling.laws import named_law
 
 BETAS = np.array([1e-3, 0.1, 1.0, 10.0, 100.0, 1e3])

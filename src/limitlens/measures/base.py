@@ -1,4 +1,4 @@
-"""Base class of laws of tokens X, described by the cumulant generating function K(t) = log E exp<t, X>.
+"""Base class of laws of tokens X, described by the cumulant generating function K(t) = log E exp<t, X>, and helpers.
 
 The infinite-token output at the query x, with tilt t = A x (score of token X: <t, X>), is V ∇K(t). The asymptotic
 covariance of the output follows from K(t), K(2t) and their derivatives (docs/theory.md).
@@ -6,13 +6,18 @@ covariance of the output follows from K(t), K(2t) and their derivatives (docs/th
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 
 from limitlens.arrays import torch
-from limitlens.errors import Array, InputError, as_array
+from limitlens.cost import check_cost
+from limitlens.errors import Array, InputError, as_array, check_number
+
+_MATRICES = 12  # (d, d) matrices of a head and a law that are in memory at once
 
 
 class Measure(ABC):
@@ -66,3 +71,83 @@ class Measure(ABC):
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise InputError(f"tilts have shape {array.shape}; expected (..., {self.dim}), one row per query")
         return array
+
+
+def check_dim(dim: int) -> int:
+    """Check the dimension `dim` of the tokens and return it as an int of at least 1."""
+    try:
+        number = operator.index(dim)
+    except TypeError:
+        raise InputError(f"dim is {dim!r}; expected a whole number, the dimension of the tokens") from None
+    check_number("dim", number, "at least 1, the dimension of the tokens", low=1)
+    memory = 8.0 * _MATRICES * number**2
+    check_cost(f"a law of dimension {number:,}", memory=memory, remedy="choose a smaller dimension")
+    return number
+
+
+def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:
+    """Check the parameter `name` of a law: return `value` as a finite float > `above`, or ≥ `above` if `closed`."""
+    expected = f"{'at least' if closed else 'more than'} {above:g}"
+    return check_number(name, float(as_array(name, value, ndim=0)), expected, low=above, closed=closed)
+
+
+def check_weights(weights: object, count: int) -> Array:
+    """Check `weights` and return them as probabilities (count,); a sum within 1e-6 of 1 is normalised to 1."""
+    array = as_array("weights", weights, ndim=1)
+    if array.size != count:
+        raise InputError(f"weights have length {array.size}; expected {count}, one for each point or component")
+    if array.min() < 0:
+        raise InputError(f"weights hold the negative number {array.min():g}; expected probabilities")
+    total = float(array.sum())
+    if abs(total - 1) > 1e-6:
+        raise InputError(f"weights sum to {total:g}; expected 1, so divide them by their sum if that is meant")
+    return array / total
+
+
+def symmetric_root(covariance: Array) -> Array:
+    """Symmetric square root of a positive semi-definite covariance matrix (d, d), which may be singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
+
+
+def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Array:
+    """Values of `function` at tilts (..., d), computed on blocks (size, d) and joined, with the tilts' leading axes."""
+    rows = tilts.reshape(-1, tilts.shape[-1])
+    starts = range(0, max(1, len(rows)), max(1, size))
+    joined = np.concatenate([function(rows[start : start + starts.step]) for start in starts])
+    return joined.reshape(tilts.shape[:-1] + joined.shape[1:])
+
+
+def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """Shape (*shape, dim) of an array of tokens in dimension `dim`; `shape` is a number of tokens or a tuple."""
+    return (*shape, dim) if isinstance(shape, tuple) else (shape, dim)
+
+
+def standard_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent N(0, 1) numbers of the given shape in float64, on the generator's device."""
+    if generator.device.type == "cpu":  # NumPy is twice as fast as torch, and torch truncates the tails
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).standard_normal(shape))
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent uniform numbers on [0, 1) of the given shape in float64, on the generator's device."""
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Independent indices of the given shape, with probabilities `weights`, by inverting the distribution function."""
+    steps = np.cumsum(weights)
+    bounds = torch.as_tensor(steps / steps[-1], device=generator.device)
+    return torch.searchsorted(bounds, uniform(shape, generator), right=True)
+
+
+def brief(value: Array) -> str:
+    """Short text of an array for `repr`: the common value of equal entries, or up to four entries, or the shape."""
+    value = value + 0.0  # prints no negative zero
+    if value.ndim < 2 and (value == value.flat[0]).all():
+        return f"{value.flat[0]:g}"
+    if value.ndim == 1 and value.size <= 4:
+        return "[" + ", ".join(f"{entry:g}" for entry in value) + "]"
+    return "array(" + ", ".join(str(length) for length in value.shape) + ")"

@@ -1,11 +1,8 @@
-"""User-defined laws of tokens: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure.
-
-The mean of the tokens is ∇K(0). ∇²K is computed from central differences of ∇K unless the object has a `hess_K`.
-Every public function with an argument `measure` passes the argument through `as_measure`.
-"""
+"""User-defined laws of tokens: every argument `measure` may be an object with `dim`, `K`, `grad_K` and `sample`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -13,8 +10,7 @@ import numpy as np
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.measures._shared import brief, check_dim, token_shape
-from limitlens.measures.base import Measure
+from limitlens.measures.base import Measure, brief, check_dim, token_shape
 
 _STEP = 1e-3  # step in tilt of the differences, times 1 / the tokens' spread: errors are about 1e-12
 _CHECKED, _NEAR = 4, 0.2  # number of random tilts at which a law is checked, and their scale times 1 / the spread
@@ -55,6 +51,11 @@ def as_measure(law: TokenLaw) -> Measure:
     return custom
 
 
+def _change(g: Callable[[Array], Array], at: Array, step: Array) -> Array:
+    """Change of a function g over a step h, to fourth order: [8(g(h) − g(−h)) − g(2h) + g(−2h)] / 12."""
+    return (8 * (g(at + step) - g(at - step)) - (g(at + 2 * step) - g(at - 2 * step))) / 12
+
+
 def _spread(law: Measure) -> Array:
     """Standard deviation of the tokens of a law along each axis, (d,), from ∇²K(0)."""
     return np.sqrt(np.maximum(np.diagonal(law.covariance), 0.0))
@@ -79,10 +80,7 @@ class CustomMeasure(Measure):
         return self.factor * self._answer("grad_K", self.law.grad_K(at), at.shape)
 
     def hess_K(self, tilts: Array) -> Array:
-        """∇²K at tilts (..., d), by the user's `hess_K` or by differences of g = ∇K along each axis, made symmetric.
-
-        The differences are [8(g(h) − g(−h)) − g(2h) + g(−2h)] / 12h.
-        """
+        """∇²K at tilts (..., d), by the user's `hess_K` or by differences of ∇K along each axis, made symmetric."""
         at = self.check_tilts(tilts)
         if hasattr(self.law, "hess_K"):
             return self.factor**2 * self._answer("hess_K", self.law.hess_K(self.factor * at), (*at.shape, self.dim))
@@ -93,18 +91,16 @@ class CustomMeasure(Measure):
         tilts = self.check_tilts(tilts)
         direction = np.random.default_rng(1).standard_normal(self.dim)
         step = _STEP / max(float(np.linalg.norm(direction * _spread(self))), 1e-300) * direction
-        moved = [self.K(tilts + move * step) for move in (1, -1, 2, -2)]
-        change = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
+        change = _change(self.K, tilts, step)
         claimed = self.grad_K(tilts) @ step
         # K has a rounding error of 1e-16 |K|, so differences over a step of 1e-3 have one of 1e-13 |K|.
-        rounding = 1e-12 * (1 + np.abs(moved[0]))
+        rounding = 1e-12 * (1 + np.abs(self.K(tilts)))
         wrong = np.abs(change - claimed) > 1e-4 * np.maximum(np.abs(change), np.abs(claimed)) + rounding
         if wrong.any():
             i = int(np.argmax(wrong))
-            raise InputError(
-                f"grad_K is not the gradient of K: along a small step from the tilt {brief(tilts[i])} K changes by "
-                f"{change[i]:.6g} and grad_K gives {claimed[i]:.6g}; expected K(t) = log E exp<t, X> and its gradient"
-            )
+            step_of = f"along a small step from the tilt {brief(tilts[i])} K changes by {change[i]:.6g}"
+            found = f"grad_K is not the gradient of K: {step_of} and grad_K gives {claimed[i]:.6g}"
+            raise InputError(f"{found}; expected K(t) = log E exp<t, X> and its gradient")
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens X of the user-defined law and return factor · X, of shape (*shape, d)."""
@@ -128,8 +124,7 @@ class CustomMeasure(Measure):
         return steps
 
     def _differences(self, at: Array, steps: Array) -> Array:
-        moved = [self.grad_K(at[..., None, :] + move * np.diag(steps)) for move in (1, -1, 2, -2)]
-        slopes = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / (12 * steps[:, None])
+        slopes = _change(self.grad_K, at[..., None, :], np.diag(steps)) / steps[:, None]
         return np.asarray((slopes + np.swapaxes(slopes, -1, -2)) / 2)
 
     def _answer(self, name: str, found: Any, shape: tuple[int, ...]) -> Array:

@@ -1,7 +1,7 @@
 """Laws of tokens on finitely many points x_i: points with weights w_i, and the empirical law of a sample of tokens.
 
-The infinite-token limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>). Points
-are read in blocks with a running maximum, so memory is bounded by one block of tilts times one block of points.
+The infinite-token limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>), and
+∇²K(t) = Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ. Points are read in blocks with a running maximum, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.measures._shared import by_blocks, check_weights, choose, token_shape
-from limitlens.measures.base import Measure
+from limitlens.measures.base import Measure, by_blocks, check_weights, choose, token_shape
 
 _TILTS = 1024  # tilts in a block
 LONGEST = 1e15  # largest norm of a token: its square times any dimension does not overflow in float32
@@ -29,15 +28,12 @@ class _Finite(Measure):
     _weights: Array | None = None  # None: equal
 
     def K(self, tilts: Array) -> Array:
-        """K(t) = log Σ_i w_i exp<t, x_i> over the law's points x_i at tilts t (..., d), by log-sum-exp over blocks."""
         return by_blocks(lambda rows: self._sweep(rows, with_mean=False)[0], self.check_tilts(tilts), _TILTS)
 
     def grad_K(self, tilts: Array) -> Array:
-        """∇K(t) = Σ_i p_i x_i at tilts t (..., d): attention over points x_i with p = softmax(log w_i + <t, x_i>)."""
         return by_blocks(lambda rows: self._sweep(rows, with_mean=True)[3], self.check_tilts(tilts), _TILTS)
 
     def hess_K(self, tilts: Array) -> Array:
-        """∇²K(t) = Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ, p = softmax(log w_i + <t, x_i>): tilts (..., d) to (..., d, d)."""
         return by_blocks(self._hessians, self.check_tilts(tilts), _TILTS)
 
     def _hessians(self, tilts: Array) -> Array:
@@ -77,15 +73,10 @@ class _Finite(Measure):
 
 
 class Discrete(_Finite):
-    """Law of tokens on points x (n, d) with probabilities w (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>.
-
-    >>> ll.Discrete([[-1.0], [1.0]], [0.25, 0.75]).mean.tolist()
-    [0.5]
-    """
+    """Law of tokens on points x (n, d) with probabilities w (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>."""
 
     def __init__(self, points: ArrayLike, weights: ArrayLike | None = None) -> None:
-        self.points = as_array("points", points, ndim=2).copy()
-        _check_rows("points", self.points)
+        self.points = _check_rows("points", as_array("points", points, ndim=2)).copy()
         count, self.dim = self.points.shape
         self.weights = check_weights(np.full(count, 1 / count) if weights is None else weights, count)
         support = self.weights > 0  # the running maximum must ignore points of weight zero
@@ -108,16 +99,14 @@ class Discrete(_Finite):
 class Sample(_Finite):
     """Empirical law of a sample of tokens x_1, …, x_n: K(t) = log (1/n) Σ_i exp<t, x_i>.
 
-    Tokens (n, d) are an array or tensor of any real type, or a memory map. The tokens are not copied: each block is
-    converted to float64 when used.
+    Tokens (n, d) are an array, tensor or memory map of any real type; blocks are converted to float64 when used.
 
     >>> ll.Sample(np.arange(5.0)[:, None]).mean.tolist()
     [2.0]
     """
 
     def __init__(self, tokens: Any) -> None:
-        self.tokens = self._points = _as_tokens(tokens)
-        _check_rows("tokens", self.tokens)
+        self.tokens = self._points = _check_rows("tokens", _as_tokens(tokens))
         self.dim = self.tokens.shape[1]
         self.radius, seen = 0.0, 0
         for block, _ in self._point_blocks(1):
@@ -152,9 +141,10 @@ def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
     return tokens if tokens.dtype.isnative and tokens.dtype.itemsize <= 8 else tokens.astype(np.float64)
 
 
-def _check_rows(name: str, array: np.ndarray[Any, Any]) -> None:
+def _check_rows(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not array.size:
         raise InputError(f"{name} have shape {array.shape}; expected (n, dim) with at least one row and one column")
+    return array
 
 
 def _largest_length(name: str, points: Array) -> float:

@@ -10,15 +10,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array, check_covariance
-from limitlens.measures._shared import (
-    brief,
-    by_blocks,
-    check_weights,
-    choose,
-    standard_normal,
-    symmetric_root,
-    token_shape,
-)
+from limitlens.measures import base
 from limitlens.measures.base import Measure
 
 _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it stays in the processor's cache
@@ -65,7 +57,7 @@ class Gaussian(Measure):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens m + Σ^{1/2} z of N(m, Σ), of shape (*shape, d), with z standard normal."""
-        return self.transport(standard_normal(token_shape(shape, self.dim), generator))
+        return self.transport(base.standard_normal(base.token_shape(shape, self.dim), generator))
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
         """Tokens m + Σ^{1/2} z of N(m, Σ) from standard normal vectors z: (..., d) to (..., d)."""
@@ -88,13 +80,13 @@ class Gaussian(Measure):
     @cached_property
     def _root(self) -> Array:
         """Root Σ^{1/2} of the covariance: a symmetric matrix (d, d), or standard deviations if variances were given."""
-        return np.sqrt(self._spread) if self._spread.ndim < 2 else symmetric_root(self._spread)
+        return np.sqrt(self._spread) if self._spread.ndim < 2 else base.symmetric_root(self._spread)
 
     def _times_covariance(self, tilts: Array) -> Array:
         return np.asarray(tilts @ self._spread if self._spread.ndim == 2 else tilts * self._spread)
 
     def __repr__(self) -> str:
-        return f"Gaussian(dim={self.dim}, mean={brief(self.mean)}, covariance={brief(self._spread)})"
+        return f"Gaussian(dim={self.dim}, mean={base.brief(self.mean)}, covariance={base.brief(self._spread)})"
 
 
 class GaussianMixture(Measure):
@@ -115,13 +107,12 @@ class GaussianMixture(Measure):
             raise InputError(f"means have shape {centers.shape}; expected (components, dim) with at least one of each")
         spreads = as_array("covariances", covariances, ndim=(0, 1, 2, 3))
         if spreads.shape not in ((), (count,), (dim, dim), (count, dim, dim)):
-            raise InputError(
-                f"covariances have shape {spreads.shape}; expected a scalar, ({count},), ({dim}, {dim}) or "
-                f"({count}, {dim}, {dim}) to go with means of shape {centers.shape}"
-            )
+            expected = f"a scalar, ({count},), ({dim}, {dim}) or ({count}, {dim}, {dim})"
+            given = f"covariances have shape {spreads.shape}; expected {expected}"
+            raise InputError(f"{given} to go with means of shape {centers.shape}")
         each = spreads if spreads.ndim in (1, 3) else [spreads] * count
         self.dim, self.means = dim, centers.copy()
-        self.weights = check_weights(weights, count)
+        self.weights = base.check_weights(weights, count)
         with np.errstate(divide="ignore"):  # a component of weight zero scores −∞
             self._log_weights = np.log(self.weights)
         self.components = tuple(Gaussian(center, spread) for center, spread in zip(centers, each, strict=True))
@@ -133,7 +124,7 @@ class GaussianMixture(Measure):
 
     def grad_K(self, tilts: Array) -> Array:
         """∇K(t) = Σ_c p_c (m_c + Σ_c t), the mean of the mixture tilted by exp<t, x>: tilts t (..., d) to (..., d)."""
-        return self._by_blocks(lambda rows: _average(*self._tilted(rows)[1:]), tilts)
+        return self._by_blocks(lambda rows: self._tilted(rows)[1], tilts)
 
     def hess_K(self, tilts: Array) -> Array:
         """∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: covariance within components plus between their means."""
@@ -141,8 +132,8 @@ class GaussianMixture(Measure):
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Sample tokens (*shape, d) of the mixture: first a component for every token, then the token from it."""
-        tokens = standard_normal(token_shape(shape, self.dim), generator)
-        chosen = choose(self.weights, tuple(tokens.shape[:-1]), generator)
+        tokens = base.standard_normal(base.token_shape(shape, self.dim), generator)
+        chosen = base.choose(self.weights, tuple(tokens.shape[:-1]), generator)
         for index, component in enumerate(self.components):
             rows = chosen == index
             tokens[rows] = component.transport(tokens[rows])
@@ -153,10 +144,10 @@ class GaussianMixture(Measure):
         return GaussianMixture(self.weights, factor * self.means, factor**2 * self.covariances)
 
     def _by_blocks(self, function: Callable[[Array], Array], tilts: Array) -> Array:
-        return by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
+        return base.by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
 
-    def _tilted(self, tilts: Array) -> tuple[Array, Array, Array]:
-        """K (m,) at tilts (m, d), softmax weights p (c, m) of the components, tilted means (c, m, d) of components."""
+    def _tilted(self, tilts: Array) -> tuple[Array, Array, Array, Array]:
+        """K (m,) and ∇K (m, d) at tilts (m, d), and of the components softmax weights p (c, m) and means (c, m, d)."""
         spreads = self.covariances
         by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) if all components share one covariance
         moves = tilts @ spreads.reshape(-1, self.dim, self.dim) if by_matrix else spreads.reshape(-1, 1, 1) * tilts
@@ -165,19 +156,16 @@ class GaussianMixture(Measure):
         top = scores.max(axis=0)
         shares = np.exp(scores - top)
         total = shares.sum(axis=0)
-        return top + np.log(total), shares / total, centers + moves
+        shares, means = shares / total, centers + moves
+        return top + np.log(total), np.einsum("cm,cmd->md", shares, means), shares, means
 
     def _hessian(self, tilts: Array) -> Array:
-        _, shares, centers = self._tilted(tilts)
-        offsets = centers - _average(shares, centers)
+        _, mean, shares, means = self._tilted(tilts)
+        offsets = means - mean
         between = (shares[..., None] * offsets).transpose(1, 2, 0) @ offsets.transpose(1, 0, 2)
         within = np.tensordot(shares, [component.covariance for component in self.components], axes=(0, 0))
         return np.asarray(between + within)
 
     def __repr__(self) -> str:
-        return f"GaussianMixture(dim={self.dim}, components={len(self.components)}, weights={brief(self.weights)})"
-
-
-def _average(shares: Array, centers: Array) -> Array:
-    """Average Σ_c p_c m_c over components c, of weights p (c, m) and means m (c, m, d): (m, d)."""
-    return np.asarray(np.einsum("cm,cmd->md", shares, centers))
+        weights = base.brief(self.weights)
+        return f"GaussianMixture(dim={self.dim}, components={len(self.components)}, weights={weights})"

@@ -6,7 +6,7 @@ import numpy as np
 
 from limitlens.errors import InputError, check_number
 from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sample, Sphere, VonMisesFisher
-from limitlens.measures._shared import check_dim
+from limitlens.measures.base import check_dim
 
 NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 

@@ -4,9 +4,8 @@ Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 
 
     K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
 
-No Bessel function is computed, so nothing overflows or underflows. At a high order (ν ≥ 24) the logarithm of the Debye
-expansion is summed in a form from which its value at r = 0 is subtracted exactly. Lower orders follow by downward
-recurrence, which is stable: with g = A/r,
+Nothing overflows or underflows: at a high order (ν ≥ 24) the logarithm of the Debye expansion is summed, with its value
+at r = 0 subtracted exactly. Lower orders follow by downward recurrence, which is stable: with g = A/r,
 
     g_ν = 1 / (2(ν+1) + r² g_{ν+1}),
     K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
@@ -24,7 +23,7 @@ from numpy.polynomial import Polynomial
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.measures._shared import by_blocks
+from limitlens.measures.base import by_blocks
 
 _LOWEST_DEBYE_ORDER = 24.0
 _DEBYE_TERMS = 11
@@ -52,10 +51,7 @@ def radial_variance(r: ArrayLike, dim: float) -> Array:
 
 
 def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r of any shape, in blocks.
-
-    K(r) = log E exp(r X₁) for X uniform on S^{d-1}, d = `dim`, and A = K'.
-    """
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1}, d = `dim`, at radii r of any shape."""
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
@@ -64,10 +60,7 @@ def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
 
 
 def _recur(r: Array, order: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1} at radii r (m,); `order` is ν = d/2 − 1.
-
-    A high order is computed by the Debye expansion of its Bessel function; a recurrence leads down to ν.
-    """
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r (m,) for the `order` ν = d/2 − 1, as above."""
     if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)

@@ -1,8 +1,4 @@
-"""Uniform laws of tokens on sphere, ball and cube, the von Mises-Fisher law, and limit outputs over the sphere.
-
-K of each law follows from Λ(r) = log E exp(r X₁), X uniform on a unit sphere (`radial.py`). The first d coordinates
-of a uniform point on the sphere of R^{d+2} are uniform on the ball of R^d. Tilting a law on the sphere shifts t.
-"""
+"""Laws of tokens whose K follows from that of the unit sphere (`radial.py`): sphere, ball, cube, von Mises-Fisher."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.arrays import torch
 from limitlens.errors import Array, InputError, as_array
-from limitlens.measures._shared import brief, check_dim, check_scalar, standard_normal, token_shape, uniform
-from limitlens.measures.base import Measure
+from limitlens.measures.base import Measure, brief, check_dim, check_scalar, standard_normal, token_shape, uniform
 from limitlens.measures.radial import radial_K, radial_tangential, radial_variance
 
 SMOOTH_FROM = 8  # dimension from which on `limit_covariance` is accurate: the density of Q is smooth
@@ -88,11 +83,7 @@ class Sphere(_Uniform):
 
 
 class Ball(_Uniform):
-    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|.
-
-    >>> ll.Ball(3, radius=2.0).covariance.round(4).tolist()[0]
-    [0.8, 0.0, 0.0]
-    """
+    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
 
     _dropped = 2
 
@@ -168,11 +159,7 @@ class VonMisesFisher(_Spherical):
 class Cube(Measure):
     """Uniform law on the cube [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
 
-    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is the radial function of
-    d = 3, which avoids the cancellation in coth x − 1/x near zero.
-
-    >>> ll.Cube(2).grad_K(np.array([1.0, 0.0])).round(4).tolist()
-    [0.313, 0.0]
+    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is Λ(w|t_i|) in d = 3.
     """
 
     def __init__(self, dim: int, half_width: float = 1.0) -> None:
@@ -181,7 +168,7 @@ class Cube(Measure):
         self.radius = self.half_width * self.dim**0.5
 
     def K(self, tilts: Array) -> Array:
-        """K(t) = Σ_i Λ_3(w|t_i|) at tilts t (..., d), Λ_3 the radial function of the unit sphere in R³."""
+        """K(t) = Σ_i Λ_3(w|t_i|) at tilts t (..., d), Λ_3 the function Λ of the unit sphere in R³."""
         return np.asarray(radial_K(self._arguments(tilts), 3).sum(axis=-1))
 
     def grad_K(self, tilts: Array) -> Array:
@@ -217,8 +204,7 @@ def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
 
         Γ(X) = R² τ(R |A X|) A X,    Cov Γ(X) = U diag(λ) Uᵀ,    λ_i = R⁶ s_i² E[τ(R² √Q)² z_i²],    Q = Σ_j s_j² z_j².
 
-    Weighting by d z_i² gives z_i² in z_j² = χ²_j/Σχ² three degrees of freedom instead of one, so only the density of
-    the ratio Q remains. From P(Q ≤ q) = P(Σ_j (s_j² − q) χ²_j ≤ 0) and the inversion of characteristic functions,
+    The density of Q weighted by d z_i² follows from z_j² = χ²_j/Σχ² by inverting a characteristic function,
 
         p_i(q) = 1/π ∫ Re[φ r_i (Σ_j r_j + 2 r_i)] du,    r_j = 1/(1 − 2iu (s_j² − q)),    φ = Π_j r_j^{1/2}.
     """
@@ -227,12 +213,12 @@ def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
     if largest == 0:
         return np.zeros((len(s), len(s)))
     squares = np.square(s / largest)
-    x, weights = _rule(_RATIOS)
-    low, high = float(squares[-1]), 1.0
-    if high - low < 1e-9:  # all singular values are equal, so Q is constant
+    low = float(squares[-1])
+    if 1 - low < 1e-9:  # all singular values are equal, so Q is constant
         ratios, densities = np.ones(1), np.ones((1, len(s)))
     else:
-        ratios = low + (high - low) * (x + 1) / 2
+        x, weights = _rule(_RATIOS)
+        ratios = low + (1 - low) * (x + 1) / 2
         densities = np.stack([_densities(squares, q) for q in ratios]) * weights[:, None]
         densities /= densities.sum(axis=0)
     tangential = radial_tangential(radius**2 * largest * np.sqrt(ratios), len(s))
@@ -253,9 +239,7 @@ def _densities(squares: Array, q: float) -> Array:
     return np.asarray((weights / np.cos(angle) ** 2 / scale) @ inside)
 
 
-@cache
-def _rule(nodes: int) -> tuple[Array, Array]:
-    return np.polynomial.legendre.leggauss(nodes)
+_rule = cache(np.polynomial.legendre.leggauss)
 
 
 def _length(vectors: Array) -> Array:

@@ -1,9 +1,7 @@
 """Predictions as pure functions of NumPy arrays: rates, bounds, limit theorems; no sampling and no torch.
 
-`summary` computes all predictions for a law, a head and n. Modules: `spectrum` (horizons, coupling), `rates`,
-`token_influence` (errors of the outputs' mean and covariance), `curve` (error at finite n), `exact_bootstrap` (error
-over n of any given tokens), `clt` (confidence intervals), `bounds`, `hardmax`, `heavy` (tails), `scaling`, `schedules`.
-Public names are listed with their modules in the stub `__init__.pyi` and loaded when first used.
+`summary` computes all predictions for a law, a head and n. Public names are listed with their modules in the stub
+`__init__.pyi` and loaded when first used.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Summary:
     """All predictions for one law of tokens, one head and one number n of tokens.
 
     `predicted` holds the JSON document: inputs, theory (numbers by name), rates, uniform, queries and warnings; for
-    Gaussian tokens also local_rates, constants and curve, and in d = 1 hardmax. `ll.theory_report` makes a page of it.
+    Gaussian tokens also local_rates, constants and curve, and in d = 1 hardmax.
     """
 
     predicted: Mapping[str, Any]
@@ -57,9 +57,9 @@ def summary(
     """Compute all predictions for a head's attention over n tokens of a law, without sampling.
 
     `head` is a Head without biases, or a score matrix A (d, d) whose values are the tokens themselves. The error curve
-    is predicted at `sizes` (n alone by default), the uniform bound over the ball of `radius` (by default the root mean
-    square norm of the tokens). `error` is the relative error whose probability is bounded at each query of the summary;
-    `mask_self` excludes a query's own token from its softmax.
+    is predicted at `sizes` (default n), the uniform bound over the ball of `radius` (default: the root mean square norm
+    of the tokens). The probability of a relative `error` is bounded at each query of the summary. `mask_self` excludes
+    a query's own token from its softmax.
 
     >>> summary = theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000)
     >>> round(summary.predicted['theory']['rate_sharp'], 4)
@@ -74,12 +74,9 @@ def summary(
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
     A, V = _matrices(head, law.dim)
     case = _Case(law, A, V, n, reach(law.covariance, A), rates.proxy_reach(law, A))
-    exponents = rates.predictions(
-        case.reach,
-        gaussian=case.gaussian,
-        compact=bool(np.isfinite(law.radius)),
-        proxy_coupling=None if case.proxy is None else case.proxy.coupling,
-    )
+    coupling = None if case.proxy is None else case.proxy.coupling
+    compact = bool(np.isfinite(law.radius))
+    exponents = rates.predictions(case.reach, gaussian=case.gaussian, compact=compact, proxy_coupling=coupling)
     warnings = case.reach.warnings(n, mask_self=mask_self)
     if not case.gaussian:
         warnings.append("sharp rates hold for Gaussian tokens; for this law they use its covariance alone")
@@ -96,23 +93,22 @@ def summary(
     if case.gaussian:
         document["local_rates"] = {moment: case.local_rate(moment) for moment in ("mean", "covariance")}
         document |= {"constants": case.constants(), "curve": case.curve(counts, mask_self)}
-        if law.dim == 1:
-            scale = case.gain * float(np.sqrt(law.covariance[0, 0]))
-            document["hardmax"] = {
-                "finite": predicted(hardmax.hardmax_finite(n, scale), hardmax.finite_status(n)),
-                "asymptotic": predicted(hardmax.hardmax_asymptotic(n, scale), PROVED),
-            }
+    if case.gaussian and law.dim == 1:
+        document["hardmax"] = {
+            "finite": predicted(hardmax.hardmax_finite(n, case.scale), hardmax.finite_status(n)),
+            "asymptotic": predicted(hardmax.hardmax_asymptotic(n, case.scale), PROVED),
+        }
     return Summary({**document, "warnings": warnings})
 
 
-def _matrices(head: Any, dim: int) -> tuple[Array, Array | None]:
-    """Score matrix A (d, d) and value matrix V (d_out, d) of `head`, a Head or a score matrix; V = None is identity."""
+def _matrices(head: Any, dim: int) -> tuple[Array, Array]:
+    """Score matrix A (d, d) and value matrix V (d_out, d) of `head`, a Head or a score matrix with identity values."""
     if not hasattr(head, "value_map"):
         score = as_array("A", head, ndim=(0, 2))
-        return (score * np.eye(dim) if score.ndim == 0 else score), None
+        return (score * np.eye(dim) if score.ndim == 0 else score), np.eye(dim)
     if head.query_bias.any() or head.value_bias.any():
         raise InputError("the head has a bias; expected one without, so pass its score matrix head.A alone")
-    return head.A, head.value_map
+    return head.A, value_matrix(head.value_map, dim)
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class _Case:
 
     law: Measure
     A: Array
-    V: Array | None
+    V: Array
     n: float
     reach: Reach
     proxy: Reach | None  # from a variance proxy of the law instead of its covariance
@@ -131,9 +127,9 @@ class _Case:
         return isinstance(self.law, Gaussian)
 
     @property
-    def gain(self) -> float:
-        """Norm |V| of the value matrix: in d = 1, the factor by which values scale every length."""
-        return 1.0 if self.V is None else float(np.linalg.norm(self.V))
+    def scale(self) -> float:
+        """Norm |V Σ^{1/2}|: in d = 1, the standard deviation of the values."""
+        return float(np.linalg.norm(self.V @ square_root(self.law.covariance)))
 
     @property
     def moments(self) -> Status:
@@ -151,13 +147,11 @@ class _Case:
         """Limits of n times the variance of the outputs' mean and covariance, if the horizon H < 1; None otherwise."""
         if self.reach.horizon >= 1:
             return None
-        covariance = self.law.covariance
-        trace = float(np.trace(token_influence.mean_error_covariance(covariance, self.A, self.V)))
+        trace = float(np.trace(token_influence.mean_error_covariance(self.law.covariance, self.A, self.V)))
         constants = {"mean": predicted(trace, self.moments, formula="tr of n·Cov(mean output)")}
         if self.law.dim == 1:
-            value = token_influence.covariance_error_variance_1d(self.reach.horizon) * float(covariance[0, 0]) ** 2
-            formula = "n·Var(variance of the outputs)"
-            constants["covariance"] = predicted(self.gain**4 * value, VERIFIED, formula=formula)
+            value = self.scale**4 * token_influence.covariance_error_variance_1d(self.reach.horizon)
+            constants["covariance"] = predicted(value, VERIFIED, formula="n·Var(variance of the outputs)")
         return constants
 
     def uniform(self, radius: float) -> dict[str, Any]:
@@ -173,11 +167,7 @@ class _Case:
         }
 
     def query(self, deviations: float, error: float) -> dict[str, Any]:
-        """Predictions at one query: limit, errors and their bounds, validity of the confidence interval.
-
-        The query lies `deviations` standard deviations from the mean of the law, along the direction of the horizon;
-        `error` is the relative error whose probability is bounded.
-        """
+        """Predictions at the query `deviations` standard deviations from the mean, along the axis of the horizon."""
         law, A, n = self.law, self.A, self.n
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
@@ -185,8 +175,12 @@ class _Case:
         cost = bounds.tilt_cost(law, tilt, self.V)
         validity = clt.interval_validity(law, tilt, n, self.V)
         absolute = error * cost.limit
-        asymptotic, bound = map(float, np.sqrt((cost.mean_square_asymptotic(n), cost.mean_square_bound(n))))
+        asymptotic, bound = map(float, np.sqrt((cost.trace / n, cost.mean_square_bound(n))))
         bound_parts = {"note": "at every n, bounded laws only", "useful_from": cost.mean_square_useful_from()}
+        chance, useful_from = 1.0, float("inf")
+        if absolute > 0:
+            chance, useful_from = cost.deviation_bound(n, absolute), cost.deviation_useful_from(absolute)
+        deviation = {"error": absolute, "probability_at_most": chance, "useful_from": useful_from}
         found: dict[str, Any] = {
             "deviations": deviations,
             "tilt": float(np.linalg.norm(root @ tilt)),
@@ -194,12 +188,7 @@ class _Case:
             "effective_sample_size": predicted(float(n * np.exp(-cost.log_cost)), PROVED),
             "rms_error": predicted(asymptotic, PROVED, note="as n → ∞, by the central limit theorem"),
             "rms_error_bound": predicted(bound, PROVED, **bound_parts),
-            "deviation": {
-                "error": absolute,
-                "probability_at_most": cost.deviation_bound(n, absolute) if absolute > 0 else 1.0,
-                "useful_from": cost.deviation_useful_from(absolute) if absolute > 0 else float("inf"),
-                "status": PROVED.value,
-            },
+            "deviation": {**deviation, "status": PROVED.value},
             "interval": {"validity": validity.value, "meaning": validity.meaning, "remedy": validity.remedy},
         }
         if self.gaussian:
@@ -211,32 +200,31 @@ class _Case:
 
     def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
         """Predicted errors at every number of tokens in `sizes`, for Gaussian tokens, by kind of error."""
-        covariance, mean, V = self.law.covariance, self.law.mean, self.V
-        root, identity = square_root(covariance), np.eye(self.law.dim)
-        value = value_matrix(V, self.law.dim)
+        covariance, mean = self.law.covariance, self.law.mean
         # E|Γ(X)|² = |V Σ A Σ^{1/2}|² + |V (Σ A + I) m|²
-        random, constant = value @ covariance @ self.A @ root, value @ (covariance @ self.A + identity) @ mean
-        scale = float(np.sqrt(np.sum(random**2) + np.sum(constant**2)))
-        output = curve.output_error(covariance, self.A, sizes, V=V, mean=mean, mask_self=mask_self)
+        random = self.V @ covariance @ self.A @ square_root(covariance)
+        constant = self.V @ (covariance @ self.A @ mean + mean)
+        size = float(np.sqrt(np.sum(random**2) + np.sum(constant**2)))
+        output = curve.output_error(covariance, self.A, sizes, V=self.V, mean=mean, mask_self=mask_self)
         found = {
             "n": sizes,
             "output": predicted(output, VERIFIED, note="root mean square over queries and samples"),
-            "relative_output": predicted(output / scale if scale > 0 else None, VERIFIED),
+            "relative_output": predicted(output / size if size > 0 else None, VERIFIED),
         }
         if mean.any():
             return found
-        mean_error = curve.mean_error(covariance, self.A, sizes, V)
+        mean_error = curve.mean_error(covariance, self.A, sizes, self.V)
         if mean_error is not None:
             # Simulations confirm the finite-n law of d = 1 up to H = 1, and in d > 1 its limit where ‖B‖_F is small.
             status = self.moments if self.reach.horizon <= 1 else HEURISTIC
             found["mean"] = predicted(mean_error, status, note="E|error of the mean output|")
         if self.law.dim > 1:
             return found
-        horizon, variance = float(whitened(covariance, self.A)[0, 0]), float(covariance[0, 0])
+        horizon = float(whitened(covariance, self.A)[0, 0])
         if mean_error is not None:
-            of_variance = self.gain**2 * variance * token_influence.variance_error_1d(horizon, sizes)
+            of_variance = self.scale**2 * token_influence.variance_error_1d(horizon, sizes)
             found["covariance"] = predicted(of_variance, HEURISTIC, note="E|error of the variance of the outputs|")
-        averaged = self.gain * float(np.sqrt(variance)) * curve.averaged_error_1d(horizon, sizes)
+        averaged = self.scale * curve.averaged_error_1d(horizon, sizes)
         status = VERIFIED if abs(horizon) <= curve.VERIFIED_HORIZON else HEURISTIC
         note = "E|Γ_n − Γ| averaged over queries, by the three-piece law"
         return {**found, "averaged": predicted(averaged, status, note=note)}

@@ -2,13 +2,7 @@
 
 Γ_n is the output over n tokens and Γ its infinite-token limit. Over the queries |x| ≤ R, attention converges like
 C(R)/√n, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² (proved). The bound says nothing (exceeds 1) for n < C(R)²; every
-result carries C(R)² as `useful_from`.
-
-At one query of tilt t = A x write D = Γ_n - Γ, W = e^{<t,X> - K(t)} for the weight of a token (mean 1), Z for the mean
-of W over the n tokens and N for the mean of W (v - Γ). Then D = N/Z, E|N|² = tr S/n and Var Z = χ²/n exactly, with
-χ² = e^{K(2t)-2K(t)} - 1 the chi-squared divergence of the tilted law, and P(Z ≤ 1-δ) ≤ exp(-n δ² / (2 (1+χ²))) because
-W ≥ 0. From these follow `mean_square_bound`, because D = N + D(1-Z) and |D| ≤ R for bounded values |v - Γ| ≤ R, and
-`deviation_bound`, since either |N| > ε(1-δ) or Z ≤ 1-δ.
+result carries C(R)² as `useful_from`. docs/theory.md has the proofs of the bounds at one query of tilt t = A x.
 """
 
 from dataclasses import dataclass
@@ -48,11 +42,7 @@ class UniformBound:
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
     """Order of magnitude e^{τ²}/√n of the error over queries |x| ≤ R, for tokens of variance proxy Σ (heuristic).
 
-    τ = R ‖Σ^{1/2}A‖₂. The factor e^{τ²} alone is not a bound: it is the square root of the largest factor by which a
-    tilt multiplies the variance, since K(2t) ≤ 2 τ² and K(t) ≥ 0 give e^{K(2t) - 2K(t)} ≤ e^{2τ²}.
-
-    >>> round(theory.uniform_exponential(radius=2.0, horizon_one_sided=0.5).prediction.value, 3)
-    2.718
+    τ = R ‖Σ^{1/2}A‖₂; e^{2τ²} bounds the factor e^{K(2t) - 2K(t)} by which a tilt multiplies the variance.
     """
     tau = check_nonnegative("the radius", radius) * check_nonnegative("the one-sided horizon", horizon_one_sided)
     note = "the order of the proved constant, without the factor polynomial in R and d that makes it a bound"
@@ -62,14 +52,8 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
     """Asymptotic error at the worst query |x| ≤ R for Gaussian tokens: the largest √tr(V S Vᵀ), over √n (proved).
 
-    V S Vᵀ is the covariance in the central limit theorem of √n times the error (`clt`).
-    tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ), and log u = min over λ of
-    λu - log λ - 1. The objective grows with both forms, whose joint range is convex where it matters, so the maximum
-    over the sphere is the minimum over λ of R² λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable. It
-    concerns one query at a time: the largest error of a sample over the ball is larger (`uniform_supremum`).
-
-    >>> round(theory.uniform_gaussian([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
-    2.332
+    V S Vᵀ is the covariance of √n times the error (`clt`): tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA,
+    Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ). The largest error of a sample over the whole ball is larger (`uniform_supremum`).
     """
     root = square_root(covariance)
     half = half_whitened(root, A)
@@ -84,15 +68,8 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
     """Upper bound constant/√n, as n → ∞, of the expected largest error over queries |x| ≤ R, Gaussian tokens (proved).
 
-    In whitened coordinates the error at the tilt t is ∇g(t), g the Gaussian field of covariance e^{<t,t'>} - 1: a sum
-    of homogeneous Gaussian polynomials of covariance <t,t'>^k/k!. By Banach the gradient of the k-th is at most
-    k ρ^{k-1} times its maximum on the unit sphere, for |t| ≤ ρ = R ‖Σ^{1/2}A‖₂, and by Sudakov and Fernique, comparing
-    with √k <g, t>, that maximum is at most (√k E|g| + √(2/π))/√k!, g standard normal in R^d. So the bound is
-
-        ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!.
-
-    >>> round(theory.uniform_supremum([[1.0]], [[0.5]], radius=2.0).prediction.value, 3)
-    8.989
+    The constant is ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!, with ρ = R ‖Σ^{1/2}A‖₂ and g
+    standard normal in R^d, by the inequalities of Banach and of Sudakov and Fernique (derivation in docs/theory.md).
     """
     root = square_root(covariance)
     dim = len(root)
@@ -111,7 +88,11 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
-    """Maximum over unit vectors x of xᵀPx + log(c + xᵀQx), for P and Q (d, d) positive semi-definite."""
+    """Maximum over unit vectors x of xᵀPx + log(c + xᵀQx), for P and Q (d, d) positive semi-definite.
+
+    Since log u = min over λ of λu - log λ - 1, and the joint range of the two forms is convex where it matters, it is
+    the minimum over λ of λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable.
+    """
     from scipy.optimize import minimize_scalar
 
     if c <= 0:
@@ -136,26 +117,13 @@ def _bound(
 
 @dataclass(frozen=True)
 class TiltCost:
-    """Bounds at finite n of the error D = Γ_n - Γ (output over n tokens minus its limit) at one tilt t = A x.
-
-    >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(cost.mean_square_asymptotic(1000), 7), round(cost.mean_square_bound(1000), 6)
-    (0.001, 0.006727)
-    >>> round(cost.mean_square_useful_from(), 2), cost.deviation_useful_from(error=0.1)
-    (2.85, 186.0)
-    >>> round(cost.deviation_bound(10_000, error=0.1), 4)
-    0.0115
-    """
+    """Bounds at finite n of the error D = Γ_n - Γ (output over n tokens minus its limit) at one tilt t = A x."""
 
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
     trace: float  # tr V S Vᵀ of the central limit theorem: n times the asymptotic mean square error
     limit: float  # |Γ|
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
-
-    def mean_square_asymptotic(self, n: float) -> float:
-        """Asymptotic mean square error of the output over n tokens, E|D|² ≈ tr V S Vᵀ/n as n → ∞ (proved)."""
-        return self.trace / _count(n)
 
     def mean_square_bound(self, n: float) -> float:
         """Upper bound (√(tr S) + R χ)²/n of the mean square error E|D|² at every n; infinite if unbounded (proved)."""
@@ -168,10 +136,9 @@ class TiltCost:
         return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
 
     def deviation_bound(self, n: float, error: float) -> float:
-        """Proved upper bound, at most 1, of P(|Γ_n - Γ| > error) for the output over n tokens of any law and its limit.
+        """Upper bound, at most 1, of P(|Γ_n - Γ| > error) for the output over n tokens of any law (proved).
 
-        The minimum over 0 < δ < 1 of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), S the asymptotic covariance of the
-        output (`trace`) and χ² the chi-squared divergence of the weighted from the original law (`chi_squared`).
+        The minimum over 0 < δ < 1 of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), tr S the field `trace`.
         """
         wanted = check_number("the error", error, "a positive number", closed=False)
         delta = np.linspace(0.001, 0.999, 999)
@@ -193,8 +160,8 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
     """Error bounds of attention at one tilt t = A x (d,) over tokens of a law, with values V (d_out, d) times tokens.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
-    >>> round(cost.chi_squared, 4), round(cost.reach, 4)
-    (1.0746, 1.5373)
+    >>> round(cost.mean_square_bound(1000), 6), cost.deviation_useful_from(error=0.1)
+    (0.006727, 186.0)
     """
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)

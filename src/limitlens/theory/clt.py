@@ -4,9 +4,9 @@ For a fixed query x of tilt t = A x, with Γ the infinite-token limit, √n (Γ_
 
     S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    (proved),
 
-the covariance of an importance-sampling average. The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates
-V S Vᵀ / n from one set of tokens. Uneven weights w leave few effective tokens, so confidence intervals are Student's,
-with 2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
+The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n from one set of tokens. Uneven weights w
+leave few effective tokens, so confidence intervals are Student's, with 2/(κ - 1/n) degrees of freedom,
+κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
-from limitlens.theory.prediction import check_level, value_matrix
+from limitlens.theory.prediction import value_matrix
 
 DIRECTIONS = 8  # number of largest axes of V S Vᵀ along which `plug_in_degrees` looks for the fewest degrees of freedom
 SAFE_DEGREES = 20.0  # degrees of freedom from which a 95% interval of `plug_in` covers 0.93 to 0.97
@@ -39,29 +39,17 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
     t = measure.check_tilts(tilts)
     shift = measure.grad_K(2 * t) - measure.grad_K(t)
     spread = measure.hess_K(2 * t) + shift[..., :, None] * shift[..., None, :]
-    spread = np.exp(log_weight_cost(measure, t))[..., None, None] * spread
-    if V is None:
-        return spread
     matrix = value_matrix(V, measure.dim)
-    return np.asarray(matrix @ spread @ matrix.T)
+    return np.asarray(np.exp(log_weight_cost(measure, t))[..., None, None] * (matrix @ spread @ matrix.T))
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
     """Logarithm K(2t) - 2K(t) = log(1 + χ²) of the variance factor of uneven softmax weights at tilts (..., d): (...).
 
-    χ² is the chi-squared divergence of the tilted law from the law itself; for Gaussian tokens the result is τ².
+    n tokens have the effective sample size n / (1 + χ²), which is 1/Σw² for large n (proved).
     """
     t = measure.check_tilts(tilts)
     return np.asarray(measure.K(2 * t) - 2 * measure.K(t))
-
-
-def effective_sample_size(measure: Measure, tilts: ArrayLike, n: float) -> Array:
-    """Effective sample size n e^{2K(t) - K(2t)} of n tokens at tilts (..., d): 1/Σw² for large n, shape (...) (proved).
-
-    >>> round(float(theory.effective_sample_size(ll.Gaussian(0.0, 1.0), [1.0], 1000)), 2)
-    367.88
-    """
-    return np.asarray(n * np.exp(-log_weight_cost(measure, tilts)))
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,8 @@ class PlugIn:
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Lower and upper ends of Student's confidence interval for each output coordinate, both (..., d_out)."""
-        quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + check_level(level)) / 2)
+        check_number("level", level, "between 0 and 1, such as 0.95", closed=False, below=1.0)
+        quantile = stdtrit(np.maximum(self.degrees, 1.0), (1 + level) / 2)
         half = quantile * np.sqrt(np.diagonal(self.covariance, axis1=-2, axis2=-1))
         return self.output - half, self.output + half
 
@@ -82,8 +71,7 @@ class PlugIn:
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     """Attention output with its estimated covariance, from softmax weights (..., n) and values (n, d_out) (verified).
 
-    The weights are divided by their sum. A coordinate has 2/(κ - 1/n) degrees of freedom, at most n - 1, with
-    κ = Σu⁴/(Σu²)².
+    The weights are divided by their sum. A coordinate has 2/(Σu⁴/(Σu²)² - 1/n) degrees of freedom, at most n - 1.
 
     >>> estimate = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
     >>> estimate.output.tolist(), estimate.degrees.round(3).tolist()
@@ -119,9 +107,6 @@ def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | 
     2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
     along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
     tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
-
-    >>> round(theory.plug_in_degrees(ll.Gaussian(0.0, 1.0), [0.5], 1000), 1)
-    54.8
     """
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)
@@ -167,8 +152,8 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
     """Validity of the 95% intervals of `plug_in` over n tokens of a law at one tilt (d,) (verified).
 
     Valid: at least `SAFE_DEGREES` degrees of freedom in the worst direction (`plug_in_degrees`). Meaningless: n ≤ e^D,
-    D = KL(μ_2t | μ) = 2<t, ∇K(2t)> - K(2t), because the plug-in estimate averages over the law tilted by 2t, which
-    n tokens cannot show (Chatterjee and Diaconis, 2018); for Gaussian tokens, τ ≥ √(2 ln n)/2. Otherwise doubtful.
+    D = KL(μ_2t | μ) = 2<t, ∇K(2t)> - K(2t), as n tokens cannot show the law tilted by 2t (Chatterjee and Diaconis,
+    2018); for Gaussian tokens, τ ≥ √(2 ln n)/2. Otherwise doubtful.
 
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
@@ -181,9 +166,7 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Validity of the `plug_in` interval of one sample, from the sample's own `PlugIn.degrees` (verified).
-
-    Parts of the law that the tokens do not show go unnoticed; use `interval_validity` if the law is known.
+    """Validity of the `plug_in` interval of one sample, judged from its `PlugIn.degrees` alone (verified).
 
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')

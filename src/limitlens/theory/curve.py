@@ -11,11 +11,7 @@ where z is the standard normal coordinate of a whitened token along the tilt, W 
     E[Σ w²]                    = ∫ s n b₂ (1-q)^{n-1} ds.
 
 Across the tilt the whitened coordinates are independent of the weights, so each has mean square error E Σ w². By
-Stein's identity the mean output is shrunk towards the mean m by the same factor, E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m),
-exactly for every n. In log s and τz the trapezoid rule converges geometrically for all of these integrals.
-
-The output error (root mean square over queries and samples) is therefore exact in any dimension. The averaged |error|
-in d = 1 follows the three-piece law, the error of the mean output its influence function (`token_influence`).
+Stein's identity E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m), m the mean of the tokens. All of this is exact for every n.
 """
 
 from dataclasses import dataclass
@@ -33,8 +29,7 @@ from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d, mea
 VERIFIED_HORIZON = 3.0  # largest H at which simulations confirm the three-piece law
 QUERY_POINTS = 1024  # quadrature points for the law of queries in d > 1
 _TILTS = (1.5, 2.5, 5.0, 8.0)  # root mean square tilts of the wider Gaussians that part of the points come from
-# Trapezoid steps: the integrands are analytic in a strip of half-width π/2 around log s, so a step h costs e^{-π²/h}.
-_STEP = 0.25
+_STEP = 0.25  # trapezoid step h in log s: error e^{-π²/h}, since integrands are analytic in a strip of half-width π/2
 LARGEST = 1e20  # largest n; for larger ones a₁ loses its digits to cancellation
 _STEEP = 30.0  # tilt from which the step is doubled, at an error of 5e-7
 _WIDEST = 0.4  # largest step h over standard normal coordinates: error e^{-2π²/h²}
@@ -54,12 +49,7 @@ class PointwiseError:
 def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = None) -> PointwiseError:
     """Exact error of attention at whitened tilts τ = |Σ^{1/2} A x| (tilts,) over n Gaussian tokens (sizes,).
 
-    If the query is one of the n tokens, `own` (tilts,) is the coordinate of that token along the query's tilt; when
-    absent, queries are independent of the tokens.
-
-    >>> error = theory.pointwise_error([1.0], [100, 1000])
-    >>> error.along.round(5).tolist(), error.across.round(5).tolist()
-    ([[0.04659, 0.00533]], [[0.02554, 0.0027]])
+    If the query is one of the n tokens, `own` (tilts,) is the coordinate of that token along the query's tilt.
     """
     taus = np.atleast_1d(as_array("tilts", tilts, ndim=(0, 1)))
     counts = as_sizes(sizes)
@@ -80,18 +70,13 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
     none_out = np.exp(others * log_rest)
     one_out = others * np.exp((others - 1) * log_rest)
     two_out = others * (others - 1) * np.exp((others - 2) * log_rest)
-    # In the variable log s, s ds = s² d(log s); the averages below include the powers of s.
-    if own is None:
-        along, across = one_out @ a2 + two_out @ a1**2, one_out @ b2
-        return step * along, step * across, np.zeros_like(n), np.zeros_like(n)
-    weight = np.exp(np.minimum(log_s + tau * own, 300.0))  # s times the own token's weight, which is squared below
-    damping = np.exp(-weight)
-    pull = weight * (own - tau)
-    along = one_out @ (damping * a2) + two_out @ (damping * a1**2)
-    along += one_out @ (2 * damping * pull * a1) + none_out @ (damping * pull**2)
+    # s times the weight of the query's own token, zero without one; squared below
+    weight = np.zeros_like(log_s) if own is None else np.exp(np.minimum(log_s + tau * own, 300.0))
+    pull = weight * ((own or 0.0) - tau)
+    damping = step * np.exp(-weight)  # in log s, s ds = s² d(log s); the averages include the powers of s
+    along = one_out @ (damping * (a2 + 2 * pull * a1)) + two_out @ (damping * a1**2) + none_out @ (damping * pull**2)
     own_along = one_out @ (damping * weight * a1) + none_out @ (damping * weight * pull)
-    own_square = none_out @ (damping * weight**2)
-    return step * along, step * (one_out @ (damping * b2)), step * own_square, step * own_along
+    return along, one_out @ (damping * b2), none_out @ (damping * weight**2), own_along
 
 
 def _laplace_averages(
@@ -100,12 +85,16 @@ def _laplace_averages(
     """Grid of log s in steps of `step`, and the Laplace averages log(1-q), s a₁, s² a₂, s² b₂ on it: each (nodes,).
 
     The grid is wide enough for n from `smallest` to `largest`. The averages are over the token coordinate z, of
-    functions of u = log s + τ z that are negligible for u < -`depth`. They are computed as correlations if the grids
-    of log s and τ z align, which they do unless τ is so small that z needs a finer step.
+    functions of u = log s + τ z that are negligible for u < -`depth`: correlations if the grids of log s and τ z align,
+    which they do unless τ is so small that z needs a finer step.
     """
     aligned = tau * _WIDEST >= step
     depth = np.log(largest) + 40.0
-    low, high = _token_range(tau, smallest, largest)
+    # Coordinates z of tokens that can influence the output. Beyond τ = L only the largest tokens have weight; before,
+    # the mass of W² lies around 2τ, or around 1.155 L where one token balances all others, with Gaussian tails.
+    low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
+    edge = np.sqrt(2 * np.log(max(largest, 2.0)))
+    high = float(np.sqrt(edge**2 + _TAIL**2) if tau > edge else min(2 * tau, 1.16 * edge) + _TAIL)
     z = np.arange(max(-_TAIL, low - depth / max(tau, 1e-300)), high, step / tau if aligned else _WIDEST)
     # 1/s covers the possible values of the sum of the weights, from its lowest (`smallest` tokens) to its largest.
     extreme = np.sqrt(2 * np.log(largest))
@@ -114,28 +103,14 @@ def _laplace_averages(
     log_s = np.arange(-largest_sum, 8.0 - tau * low, step)
     density = np.exp(-(z**2) / 2) * ((z[1] - z[0]) / np.sqrt(2 * np.pi))
     gap = z - tau
-    weights = np.stack((density, density * gap, density * gap**2, density))
-    if aligned:  # u takes only len(log_s) + len(z) - 1 values
-        sw = np.exp(np.minimum(log_s[0] + tau * z[0] + step * np.arange(len(log_s) + len(z) - 1), 700.0))
-        once = sw * np.exp(-sw)
-        kernels = (-np.expm1(-sw), once, sw * once, sw * once)
-        q, a1, a2, b2 = (np.correlate(kernel, row, "valid") for kernel, row in zip(kernels, weights, strict=True))
-    else:
-        sw = np.exp(np.minimum(log_s[:, None] + tau * z, 700.0))
-        once = sw * np.exp(-sw)
-        q, a1 = -np.expm1(-sw) @ weights[0], once @ weights[1]
-        a2, b2 = (sw * once) @ weights[2], (sw * once) @ weights[3]
+    # On aligned grids u takes only len(log_s) + len(z) - 1 values.
+    u = log_s[0] + tau * z[0] + step * np.arange(len(log_s) + len(z) - 1) if aligned else log_s[:, None] + tau * z
+    average = np.correlate if aligned else np.matmul
+    sw = np.exp(np.minimum(u, 700.0))
+    once = sw * np.exp(-sw)
+    q, a1 = average(-np.expm1(-sw), density), average(once, density * gap)
+    a2, b2 = average(sw * once, density * gap**2), average(sw * once, density)
     return log_s, np.log1p(-np.minimum(q, 1.0 - 1e-16)), a1, a2, b2
-
-
-def _token_range(tau: float, smallest: float, largest: float) -> tuple[float, float]:
-    """Lowest and highest coordinate z (along the tilt) of tokens that can influence the output over n tokens."""
-    low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
-    extreme = np.sqrt(2 * np.log(max(largest, 2.0)))
-    if tau > extreme:  # only the largest tokens have weight
-        return low, float(np.sqrt(extreme**2 + _TAIL**2))
-    # The mass of W² lies around 2τ, or around 1.155 L where one token balances all others, with Gaussian tails.
-    return low, float(min(2 * tau, 1.16 * extreme)) + _TAIL
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
@@ -143,9 +118,6 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
 
     With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 (many
     tokens average), exp(-(L-τ)²/2) up to L (few tokens dominate), τ - b_n above (the largest token is the output).
-
-    >>> theory.three_piece([0.5, 3.0, 6.0], 1000).round(3).tolist()
-    [0.032, 0.773, 2.91]
     """
     tau = as_array("tilts", tilts)
     if not n > 1 or (tau < 0).any():
@@ -161,9 +133,6 @@ def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
     """Error E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1, by the three-piece law: (sizes,) (verified).
 
     In units of the tokens' standard deviation. Within 25% of the measured average for n from 1e3 to 1e9 and H ≤ 3.
-
-    >>> theory.averaged_error_1d(0.5, [100, 10_000]).round(4).tolist()
-    [0.1045, 0.0105]
     """
     x, step = np.linspace(0.0, 12.0, 6001, retstep=True)
     weight = np.exp(-(x**2) / 2) * (step * np.sqrt(2 / np.pi))
@@ -177,11 +146,8 @@ def query_error(
 ) -> Array:  # fmt: skip
     """Exact mean square output error E|Γ_n(x) - Γ(x)|² over n Gaussian tokens at given queries: (queries, sizes).
 
-    Queries (queries, d) are in whitened coordinates: x = mean + Σ^{1/2} z for the row z. V (d_out, d) is the identity
-    and the mean zero when absent. With `own`, the query is one of the n tokens; otherwise it is independent of them.
-
-    >>> theory.query_error([[1.0]], [[0.5]], [[1.0]], [100, 1000]).round(5).tolist()
-    [[0.01591, 0.0016]]
+    A row z of `queries` (queries, d) is the query x = mean + Σ^{1/2} z. V (d_out, d) is the identity and the mean zero
+    when absent. With `own`, the query is one of the n tokens; otherwise it is independent of them.
     """
     root = square_root(covariance)
     B = whitened(covariance, A)
@@ -211,17 +177,15 @@ def output_error(
 ) -> Array:  # fmt: skip
     """Predicted root mean square output error over queries and samples of n Gaussian tokens: (sizes,) (verified).
 
-    At each query the expectation over tokens is exact (`query_error`). The expectation over queries is a quadrature in
-    d = 1 and an average over `QUERY_POINTS` points in d > 1, accurate to 1.4% up to n = 1e10 (for d up to 64, flat and
-    1/k spectra, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1). `mask_self` excludes the query's own
-    token from the softmax, which leaves n - 1 tokens; otherwise the query is one of the n tokens.
+    Exact at each query (`query_error`). The average over queries is exact in d = 1, and accurate to 1.4% in d > 1 up to
+    n = 1e10 (for d up to 64, flat and 1/k spectra, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1).
+    `mask_self` excludes the query's own token from the softmax; otherwise the query is one of the n tokens.
 
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]
     """
-    counts = as_sizes(sizes)
     z, weight = _query_points(whitened(covariance, A))
-    others = counts - 1 if mask_self else counts
+    others = as_sizes(sizes) - mask_self
     return np.asarray(np.sqrt(weight @ query_error(covariance, A, z, others, V=V, mean=mean, own=not mask_self)))
 
 
@@ -230,17 +194,14 @@ def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLi
 
     In d = 1 the finite-n law of the influence function, for H ≤ 2 (verified up to H = 1); in d > 1 its Gaussian limit,
     for H < 1 (verified for ‖B‖_F ≤ 1, within 10% from n = 300 on; a heuristic that overpredicts for larger ‖B‖_F).
-
-    >>> theory.mean_error(np.eye(2), 0.3 * np.eye(2), [100, 10_000]).round(4).tolist()
-    [0.1637, 0.0164]
     """
     counts = as_sizes(sizes)
     B = whitened(covariance, A)
     if np.linalg.norm(B, 2) > (INFLUENCE_UP_TO if len(B) == 1 else np.nextafter(1.0, 0.0)):
         return None
     if len(B) == 1:
-        scale = float(square_root(covariance)[0, 0])
-        return np.asarray(float(np.linalg.norm(value_matrix(V, 1))) * scale * mean_error_1d(float(B[0, 0]), counts))
+        scale = float(np.linalg.norm(value_matrix(V, 1) @ square_root(covariance)))
+        return np.asarray(scale * mean_error_1d(float(B[0, 0]), counts))
     return np.asarray(expected_norm(mean_error_covariance(covariance, A, V)) / np.sqrt(counts))
 
 
@@ -258,9 +219,9 @@ def expected_norm(covariance: ArrayLike) -> float:
 def _query_points(B: Array) -> tuple[Array, Array]:
     """Quadrature points z (m, d) and weights (m,) for averages over queries z ~ N(0, I) of functions of the tilt B z.
 
-    In d > 1 the error at large n comes from rare queries with a large tilt. Importance sampling therefore takes points
-    from a mixture of N(0, I) and the wider laws N(0, (I - 2λBᵀB)^{-1}), λ such that the root mean square of |B z| is
-    one of `_TILTS`, and weights them by the standard normal density over the density of the mixture.
+    In d > 1 the error at large n comes from rare queries with a large tilt. Points come from a mixture of N(0, I) and
+    the wider laws N(0, (I - 2λBᵀB)^{-1}), λ such that the root mean square of |B z| is one of `_TILTS`, and weights are
+    the standard normal density over that of the mixture (importance sampling).
     """
     if len(B) == 1:
         x: Array = np.linspace(-8.5, 8.5, 69)
@@ -285,10 +246,7 @@ def _query_points(B: Array) -> tuple[Array, Array]:
 
 
 def _even_normal(dim: int, count: int) -> Array:
-    """Quasi-random (low-discrepancy) points (count, dim) of N(0, I), with lengths at even quantiles of the χ law.
-
-    The lengths matter most for the error, and points that are even by coordinate have uneven lengths.
-    """
+    """Quasi-random (low-discrepancy) points (count, dim) of N(0, I), with lengths at even quantiles of the χ law."""
     # Fractional parts of multiples of square roots of primes fill the cube evenly in every projection.
     numbers = range(2, 20 + int(2 * dim * np.log(dim + 2)))
     primes = [number for number in numbers if all(number % factor for factor in range(2, isqrt(number) + 1))]

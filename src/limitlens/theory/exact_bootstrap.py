@@ -1,15 +1,14 @@
 """Exact expected squared error of attention over n tokens drawn from given tokens, computed without drawing (proved).
 
-The given tokens are the pilot. With W = e^{score} of a token, v its value, Γ the output over all tokens and d = v − Γ,
+The given M tokens are the pilot. With W = e^{score} of a token, v its value, Γ the output over all of them, d = v − Γ,
 the output over n independent tokens is Γ + Σ W d / Σ W. Since 1/Z² = ∫ s e^{−sZ} ds and the tokens are independent,
 
     E|Γ_n − Γ|² = ∫ s [ n a₂ (1−q)^{n−1} + n(n−1) |a₁|² (1−q)^{n−2} ] ds,
     q = E[1 − e^{−sW}],   a₁ = E[W d e^{−sW}],   a₂ = E[W² |d|² e^{−sW}].
 
-The first term comes from pairs of equal tokens, the second from pairs of different ones. With expectations over the M
-tokens of the pilot this is the bootstrap with infinitely many replicates. An atom is a token of weight b and value v_a
-that belongs to every sample (an attention sink). It moves the centre to g = (b v_a + n Γ)/(b + n) (with E W = 1) and
-adds to the bracket, which is then multiplied by e^{−sb} and has a₁ and a₂ centred at g,
+With expectations over the pilot this is the bootstrap with infinitely many replicates. An atom is a token of weight b
+and value v_a that belongs to every sample (an attention sink). It moves the centre to g = (b v_a + n Γ)/(b + n) (with
+E W = 1) and adds to the bracket, which is then multiplied by e^{−sb} and has a₁ and a₂ centred at g,
 
     b² |u|² (1−q)^n + 2 n b u·a₁ (1−q)^{n−1},   u = v_a − g.
 
@@ -18,12 +17,10 @@ For n near M, sampling without replacement matters. If each token is kept with p
 
     ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds.
 
-It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures against its pool.
-
-All of these are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first on a grid
-of weights (nodes): each token is split between the two nodes next to its W such that count and weight are preserved.
-The cost after binning does not depend on M, and all queries share the exponentials of the nodes. Nodes are stored as
-logarithms, and sums relative to the weight of their node, so that weights of any range neither overflow nor vanish.
+It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures against all of its tokens. All of these
+are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first on a grid of weights
+(nodes): each token is split between the two nodes next to its W such that count and weight are preserved. The cost
+after binning does not depend on M.
 """
 
 from collections.abc import Callable
@@ -72,15 +69,11 @@ class PilotErrors:
 
 
 Product: TypeAlias = Callable[[Any, Any], Any]
-# Sums (bags, w) of the rows (M, w) in each bag, times their weights: (ends (bags + 1,), places, weights, rows)
 Bags: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int32], NDArray[Any], NDArray[Any]], Any]
 
 
 def sparse_bags(ends: Any, places: Any, weights: Any, rows: Any) -> Any:
-    """Weighted sums (bags, w) of the rows (M, w) in each bag, as in `Bags`, by a product with a sparse matrix.
-
-    Bag b holds `rows[places[k]]` times `weights[k]` for k from `ends[b]` to `ends[b + 1]` − 1.
-    """
+    """Sums (bags, w) of rows (M, w): bag b sums `weights[k] · rows[places[k]]` over `ends[b]` ≤ k < `ends[b + 1]`."""
     return sparse.csr_array((weights, places, ends), shape=(len(ends) - 1, len(rows))) @ rows
 
 
@@ -93,8 +86,8 @@ def pilot_errors(
     Scores (m, M) are those of M tokens for m queries, −inf for a token hidden from a query; values are (M, v). An
     `atom` is a pair of scores (m,) and values (m, v) of a token that belongs to every sample; with it the result has a
     second entry that includes the atom. `quarters` (M,) says which of four independent parts of the text each token
-    comes from; without it the order of the tokens counts as random. Scores in float32 are summed in float32, which adds
-    a relative error of 1e-6 (2e-3 if one token has all the weight). `matmul` and `bags` do most of the work.
+    comes from; by default tokens are in random order. float32 scores are summed in float32, which adds a relative error
+    of 1e-6 (2e-3 if one token has all the weight). `matmul` and `bags` (see `sparse_bags`) do most of the work.
 
     >>> rng = np.random.default_rng(0)
     >>> (found,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
@@ -181,8 +174,7 @@ class BinnedTokens:
     def of(cls, logs: Array, sink: Any, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Any]:
         """Bin the M tokens of a pilot for m queries by their log-weights `logs` (M, m), which are overwritten.
 
-        Weights are normalised to mean 1. The second result is `sink`, the log-weights (m,) of an atom (sink token in
-        every sample) or None, after the same normalisation.
+        Weights are normalised to mean 1, and so is the second result `sink`, log-weights (m,) of an atom, or None.
         """
         tokens, queries = logs.shape
         log_mean = np.log(np.exp(logs).mean(0, dtype=np.float64))
@@ -223,10 +215,7 @@ class BinnedTokens:
         return binned, sink
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
-        """Fields of `PilotErrors` stacked, (1 or 2, 27, m, sizes): without the atom, then with the atom if given.
-
-        An `atom` (a sink token in every sample) is a pair of weights (m,) and values (m, v), one for each query.
-        """
+        """Fields of `PilotErrors`, (1 or 2, 27, m, sizes): without, then with the `atom`, a token in every sample."""
         xp, log_s, tokens = self.xp, self.send(self.log_s[:, None]), float(self.tokens.sum())
         at, _ = scaled_weights(xp, log_s, self.node)
         gone = self.matmul(-xp.expm1(-at), self.count)  # sums of 1 − e^{−sW} over the tokens of each part
@@ -266,8 +255,7 @@ class BinnedTokens:
     ) -> list[tuple[Any, Any]]:
         """Expected squared errors and outputs, each (c, m, sizes), of n tokens drawn with replacement.
 
-        The tokens come from each of the c `SUBSETS` of the pilot. The list has one pair without the atom (sink token in
-        every sample) and one with the atom. `sums` are (parts, 2 S or more, m, v + 2).
+        The tokens come from each of the c `SUBSETS` of the pilot. The list has one pair without and one with the atom.
         """
         xp, size, s = self.xp, self.send(n), self.xp.exp(log_s.clip(None, MAX_EXPONENT))
         shares = self.send(SUBSETS / (SUBSETS @ self.tokens)[:, None])  # (c, parts): averages over a subset's tokens
@@ -322,10 +310,7 @@ class BinnedTokens:
     def _without_replacement(
         self, n: Array, log_s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> list[Any]:
-        """Expected squared errors (m, sizes) of n of the pilot's M tokens without replacement, divided by 1 − n/M.
-
-        The list has one array without the atom (sink token in every sample) and one with the atom, if given.
-        """
+        """Squared errors (m, sizes) of n of M tokens without replacement, over 1 − n/M: without and with the atom."""
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
         counted = points > np.log(grid.SMALLEST_S / n[:, None])
         step = self.send(counted * (STEP / (1 - n[:, None] / tokens)))[..., None]

@@ -33,20 +33,12 @@ class Existence(Outcome):
 
 
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
-    """Infinite-token limit Γ = ∇K(t) of attention over Laplace tokens of scale b at tilts t (..., d): shape (..., d).
-
-    Coordinates are 2b² t_i / (1 - b² t_i²), for |t_i| < 1/b.
-
-    >>> theory.laplace_limit([[0.5]], scale=1.0).round(4).tolist()
-    [[1.3333]]
-    """
+    """Infinite-token limit of attention over Laplace tokens of scale b, at tilts |t_i| < 1/b: 2b²t_i / (1 - b²t_i²)."""
     t = as_array("tilts", tilts)
     product = (_scale(scale) * t) ** 2
     if (product >= 1).any():
-        raise InputError(
-            f"a tilt has a coordinate of {np.abs(t).max():.4g}; the limit of Laplace tokens exists only below "
-            f"1/b = {1 / scale:.4g}, so scale the tokens or the scores down"
-        )
+        exists = f"the limit of Laplace tokens exists only below 1/b = {1 / scale:.4g}"
+        raise InputError(f"a tilt has a coordinate of {np.abs(t).max():.4g}; {exists}, so scale tokens or scores down")
     return np.asarray(2 * scale**2 * t / (1 - product))
 
 
@@ -65,9 +57,6 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     - b t = 1: no limit either; every height up to b ln n has equal weight, so the output grows like (b/2) ln n.
-
-    >>> theory.laplace_law(0.4, 1.0).existence.value, theory.laplace_law(2.0, 1.0).existence.value
-    ('limit with a central limit theorem', 'no limit')
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     if product < 1:
@@ -88,11 +77,7 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
 def student_law(degrees: float) -> HeavyLaw:
     """Predictions for attention over Student tokens with ν = `degrees` of freedom at any tilt but zero: no limit.
 
-    K(t) is infinite for t ≠ 0. The largest token is of order n^{1/ν} and exceeds the second by a gap of that order, so
-    its weight tends to 1, as in hardmax attention, and the output grows like n^{1/ν}.
-
-    >>> theory.student_law(3.0).existence.value
-    'no limit'
+    The largest token is of order n^{1/ν} and exceeds the second by a gap of that order, so its weight tends to 1.
     """
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token has all the weight"

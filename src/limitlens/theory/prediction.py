@@ -14,7 +14,6 @@ BOHBOT = "Bohbot, Letrouit, Peyré, Vialard, Token Sample Complexity of Attentio
 DERIVED = "derived here; docs/theory.md"
 
 check_nonnegative = partial(check_number, expected="a finite number that is zero or positive")
-check_level = partial(check_number, "level", expected="between 0 and 1, such as 0.95", closed=False, below=1.0)
 
 
 class Status(Outcome):

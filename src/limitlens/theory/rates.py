@@ -1,11 +1,8 @@
 """Exponents β (rates) of the decay n^{-β} of attention's error over n sub-Gaussian tokens: proved, drawn and sharp.
 
 H = ‖Σ^{1/2} A Σ^{1/2}‖₂ is the horizon and Ψ the coupling of a head (`spectrum.Reach`). "Drawn" exponents are those
-that the literature draws next to its measurements.
-
-
-Two kinds of error have different exponents and must not be compared: the error of the moments of the outputs (mean and
-covariance over queries, `rate_sharp`) and the root mean square output error (`rate_sharp_output`).
+that the literature draws next to its measurements. Two kinds of error have different exponents and must not be
+compared: the error of the outputs' mean and covariance over queries, and the root mean square output error.
 """
 
 from dataclasses import dataclass
@@ -22,17 +19,14 @@ from limitlens.theory.spectrum import Reach, reach
 # Largest ‖B‖_F at which simulations in d > 1 confirm the law of the mean error: measured over predicted is 0.92 to 1.00
 # there for n from 300 on, and 0.45 to 0.61 at d = 16, H = 0.69, where ‖B‖_F is 2.8, for n = 300 to 10,000.
 VERIFIED_FROBENIUS = 1.0
-# Smallest n at which simulations confirm local slopes: at H = 1.5, n = 1e4 the slope is .334 and the law says .291.
-SLOPES_FROM = 1e6
+SLOPES_FROM = 1e6  # smallest n at which simulations confirm local slopes: at H = 1.5, n = 1e4 it is .334, the law .291
 # Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} = Σ_k (r²/4)^k / (k! (d/2)_k) ≤ e^{r²/(2d)}, since
 # (d/2)_k ≥ (d/2)^k; balls and cubes follow from it.
 STRICTLY_SUBGAUSSIAN = (Gaussian, Sphere, Ball, Cube)
 
 
 def rate_proved(coupling: float) -> float:
-    """Proved exponent 1 / (2 (1 + 32 Ψ)) of the error of the outputs' mean and covariance over queries.
-
-    Ψ is the coupling of the head, computed from a variance proxy of the tokens.
+    """Proved exponent 1 / (2 (1 + 32 Ψ)) of the error of the outputs' mean and covariance, Ψ from a variance proxy.
 
     >>> round(theory.rate_proved(1.0), 4)
     0.0152
@@ -41,27 +35,19 @@ def rate_proved(coupling: float) -> float:
 
 
 def rate_drawn_coupling(coupling: float) -> float:
-    """Exponent 1 / (2 (1 + Ψ)) of the error, Ψ the coupling, that the literature draws next to measurements.
-
-    >>> theory.rate_drawn_coupling(1.0)
-    0.25
-    """
+    """Exponent 1 / (2 (1 + Ψ)) of the error, Ψ the coupling, that the literature draws next to measurements."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("coupling", coupling)))
 
 
 def rate_drawn(horizon: float) -> float:
-    """Exponent 1 / (2 (1 + H²)), H the horizon, that the literature draws: a lower bound of the rate, not the rate.
-
-    >>> round(theory.rate_drawn(1.5), 4)
-    0.1538
-    """
+    """Exponent 1 / (2 (1 + H²)), H the horizon, that the literature draws: a lower bound of the rate, not the rate."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("horizon", horizon) ** 2))
 
 
 def rate_sharp(horizon: float) -> float:
-    """Sharp exponent min(1/2, 1 / (1 + H²)) of the error of the outputs' mean and covariance, for Gaussian tokens.
+    """Exponent min(1/2, 1 / (1 + H²)) of the error of the outputs' mean and covariance, Gaussian tokens.
 
-    H is the horizon. Verified in d = 1, heuristic in d > 1.
+    Verified in d = 1, heuristic in d > 1.
 
     >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
     (0.5, 0.3077)
@@ -70,35 +56,23 @@ def rate_sharp(horizon: float) -> float:
 
 
 def rate_sharp_output(horizon: float) -> float:
-    """Exponent min(1/2, 1 / (1 + 2 H²)) of the root mean square output error over queries of one sample (heuristic).
-
-    >>> round(theory.rate_sharp_output(1.5), 4)
-    0.1818
-    """
+    """Exponent min(1/2, 1 / (1 + 2 H²)) of the root mean square output error over queries of one sample (heuristic)."""
     return min(0.5, 1.0 / (1.0 + 2.0 * check_nonnegative("horizon", horizon) ** 2))
 
 
 def rate_rms_output(horizon: float) -> float:
-    """Exponent of the root mean square output error over queries and replicates (verified).
+    """Exponent min(1/2, (√(1+4/H²) - 1)/4) of the root mean square output error over queries and samples (verified).
 
-    min(1/2, (√(1 + 4/H²) - 1) / 4), the slope of the exact curve (`limitlens.theory.curve.output_error`).
     `rate_sharp_output` describes one typical sample, which lacks the rare tokens that carry the second moment.
-
-    >>> round(theory.rate_rms_output(1.5), 4)
-    0.1667
     """
     h = check_nonnegative("horizon", horizon)
     return 0.5 if h**2 <= 0.5 else (sqrt(1.0 + 4.0 / h**2) - 1.0) / 4.0
 
 
 def rate_rms(horizon: float) -> float:
-    """Exponent of the root mean square, over replicates, of the error of the outputs' mean and covariance (heuristic).
+    """Exponent min(1/2, (√(1 + 8/H²) - 1) / 4) of the root mean square error of the outputs' moments (heuristic).
 
-    min(1/2, (√(1 + 8/H²) - 1) / 4). For H > 1 this is smaller than `rate_sharp`, the exponent of the mean absolute
-    error, because rare replicates carry the second moment.
-
-    >>> round(theory.rate_rms(1.5), 4)
-    0.2836
+    For H > 1 it is below `rate_sharp`, that of the mean absolute error: rare samples carry the second moment.
     """
     h = check_nonnegative("horizon", horizon)
     return 0.5 if h <= 1.0 else (sqrt(1.0 + 8.0 / h**2) - 1.0) / 4.0
@@ -117,16 +91,11 @@ class SharpLaw:
 
 
 def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> SharpLaw:
-    """Sharp law, with powers of ln n, of the error of the outputs' mean or covariance, for Gaussian tokens.
+    """Law n^{-exponent} (ln n)^{log_power} of the error of the outputs' mean or covariance, for Gaussian tokens.
 
-    The mean error is n^{-1/2} for H < 1, n^{-1/2} (ln n)^{3/4} at H = 1 and (√ln n / n)^{1/(1+H²)} for H > 1; from
-    H = 1 on the covariance has an extra √ln n. If the top singular value of B occurs m times (`multiplicity`), as in a
-    flat spectrum, the power of ln n in the mean is (α+m-2)/(2α) for H > 1, α = 1 + 1/H², and (m+2)/4 at H = 1.
-    Verified in d = 1, heuristic in d > 1.
-
-    >>> law = theory.sharp_law(1.5)
-    >>> round(law.exponent, 4), round(law.log_power, 4)
-    (0.3077, 0.1538)
+    `exponent` is that of `rate_sharp`. For the mean, `log_power` is 0 for H < 1, (m+2)/4 at H = 1 and (α+m-2)/(2α) for
+    H > 1, α = 1 + 1/H², m = `multiplicity` the number of equal top singular values of B; the covariance has 1/2 more
+    from H = 1 on. Verified in d = 1, heuristic in d > 1.
     """
     if moment not in ("mean", "covariance"):
         raise InputError(f"moment is {moment!r}; expected 'mean' or 'covariance'")
@@ -147,15 +116,10 @@ def moments_verified(of: Reach) -> bool:
 def variance_proxy(law: Measure) -> Array | None:
     """Variance proxy S (d, d) of a law of tokens X, or None if none is known (proved).
 
-    S satisfies K(t) - <E X, t> ≤ ½ tᵀSt for every tilt t, with K(t) = log E exp<t, X>. Theorems on sub-Gaussian tokens
-    use S in place of the covariance, which can be far too small: .99 N(0, .5) +
-    .01 N(0, 50) has the variance 0.995 and the smallest proxy 50. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws;
-    for a Gaussian mixture an upper bound of its covariances plus D²/4, D the largest distance between two means; for
-    another bounded law the square of its radius R. A variable in an interval of length D, or 2R, has the proxy D²/4,
-    or R² (Hoeffding).
-
-    >>> theory.variance_proxy(ll.Sphere(2)).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
+    log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every tilt t. Theorems on sub-Gaussian tokens use S in place of the
+    covariance, which can be far too small. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws; for a Gaussian mixture
+    an upper bound of its covariances plus D²/4, D the largest distance between two means; for another bounded law R²,
+    R its radius (both by Hoeffding).
     """
     if isinstance(law, STRICTLY_SUBGAUSSIAN):
         return law.covariance
@@ -179,9 +143,8 @@ def predictions(
 ) -> list[Prediction]:
     """Every predicted exponent of the error's decay for a head with the given spectral quantities, with its status.
 
-    Formulas that are verified for `gaussian` tokens are only heuristic for other laws. `compact` (bounded) tokens have
-    the exponent 1/2 in the end. `proxy_coupling` is Ψ of a variance proxy of tokens that are not Gaussian; without one
-    nothing is proved about them.
+    Formulas that are verified for `gaussian` tokens are heuristic for other laws, about which nothing is proved without
+    Ψ of a variance proxy (`proxy_coupling`). Bounded tokens (`compact`) have the exponent 1/2 in the end.
 
     >>> found = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(rate.name, round(rate.value, 4), rate.status.value) for rate in found][:2]
@@ -196,31 +159,22 @@ def predictions(
     elif proxy != of.coupling:
         proved_note += f"; Ψ = {proxy:.4g} of a variance proxy of these tokens"
     limits = f"; verified in d = 1 and for ‖B‖_F ≤ {VERIFIED_FROBENIUS:g}, here ‖B‖_F = {of.frobenius:.3g}"
+    proved = Status.HEURISTIC if proxy is None else Status.PROVED
+    rate = rate_proved(of.coupling if proxy is None else proxy)
+    drawn = rate_drawn_coupling(of.coupling)
+    one_sample = "output error, root mean square over the queries of one sample; not comparable with the moments"
+    all_samples = "output error, root mean square over queries and replicates"
+    squared = "error of the moments, as root mean square over replicates instead of E|·|"
+    sharp = moments + (limits if of.dim > 1 else "")
     found = [
-        Prediction(
-            "rate_proved", rate_proved(of.coupling if proxy is None else proxy),
-            Status.HEURISTIC if proxy is None else Status.PROVED, "1/(2(1+32Ψ))", proved_note, BOHBOT,
-        ),
-        Prediction(
-            "rate_drawn_coupling", rate_drawn_coupling(of.coupling), Status.DRAWN, "1/(2(1+Ψ))", moments, BOHBOT
-        ),
+        Prediction("rate_proved", rate, proved, "1/(2(1+32Ψ))", proved_note, BOHBOT),
+        Prediction("rate_drawn_coupling", drawn, Status.DRAWN, "1/(2(1+Ψ))", moments, BOHBOT),
         Prediction("rate_drawn", rate_drawn(H), Status.DRAWN, "1/(2(1+H²))", moments, BOHBOT),
-        Prediction(
-            "rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", moments + (limits if of.dim > 1 else "")
-        ),
-        Prediction(
-            "rate_sharp_output", rate_sharp_output(H), Status.HEURISTIC, "min(1/2, 1/(1+2H²))",
-            "output error, root mean square over the queries of one sample; not comparable with the moments",
-        ),
-        Prediction(
-            "rate_rms_output", rate_rms_output(H), verified, "min(1/2, (√(1+4/H²)−1)/4)",
-            "output error, root mean square over queries and replicates",
-        ),
-        Prediction(
-            "rate_rms", rate_rms(H), Status.HEURISTIC, "min(1/2, (√(1+8/H²)−1)/4)",
-            "error of the moments, as root mean square over replicates instead of E|·|",
-        ),
-    ]  # fmt: skip
+        Prediction("rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", sharp),
+        Prediction("rate_sharp_output", rate_sharp_output(H), Status.HEURISTIC, "min(1/2, 1/(1+2H²))", one_sample),
+        Prediction("rate_rms_output", rate_rms_output(H), verified, "min(1/2, (√(1+4/H²)−1)/4)", all_samples),
+        Prediction("rate_rms", rate_rms(H), Status.HEURISTIC, "min(1/2, (√(1+8/H²)−1)/4)", squared),
+    ]
     if compact:
         note = "bounded tokens: every error, once n is past the constant of the uniform bound"
         found.append(Prediction("rate_compact", 0.5, Status.PROVED, "1/2", note, BOHBOT))

@@ -5,8 +5,7 @@
     yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
     critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
 
-`compare_schedules` gives the control parameter θ, the effective number of keys 1/EΣw² and the entropy for each
-schedule: exact at every n for a known law of the keys, those of the scaling limit if only the local power law is known.
+Results are exact at every n for a known law of the keys, those of the scaling limit if only a power law is known.
 """
 
 import math
@@ -47,10 +46,7 @@ def yarn_scale(n: ArrayLike, first: float) -> Array:
 
 
 def entropy_scale(n: ArrayLike, first: float, dim: int) -> Array:
-    """Factor on the scores of n keys that keeps the entropy of attention at its value for n₀ = `first` keys.
-
-    √((1 − n^{−2/d}) / (1 − n₀^{−2/d})), d = `dim` the head dimension (entropy invariance, arXiv 2501.08570).
-    """
+    """Score factor √((1 − n^{−2/d})/(1 − n₀^{−2/d})), n₀ = `first`, d = `dim`: keeps the entropy (arXiv 2501.08570)."""
     return np.asarray(np.sqrt((1 - np.asarray(n, float) ** (-2 / dim)) / (1 - first ** (-2 / dim))))
 
 

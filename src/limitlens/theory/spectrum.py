@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_covariance
-from limitlens.measures._shared import symmetric_root
+from limitlens.measures.base import symmetric_root
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,13 @@ class Reach:
         found = []
         threshold = log(n) + self.frobenius**2 / 2
         if self.trace > threshold and not mask_self:
-            found.append(
-                f"each token dominates its own softmax at n = {n:.3g}: its score with itself, about tr B = "
-                f"{self.trace:.3g}, exceeds ln n + ‖B‖_F²/2 = {threshold:.3g}; outputs copy their "
-                "queries and slopes are not rates, so pass mask_self=True to exclude the query's own token"
-            )
+            score = f"its score with itself, about tr B = {self.trace:.3g}, exceeds ln n + ‖B‖_F²/2 = {threshold:.3g}"
+            remedy = "so pass mask_self=True to exclude the query's own token"
+            copied = f"outputs copy their queries and slopes are not rates, {remedy}"
+            found.append(f"each token dominates its own softmax at n = {n:.3g}: {score}; {copied}")
         if log(n) < self.frobenius**2:
-            found.append(
-                f"pre-asymptotic at n = {n:.3g}: ln n = {log(n):.3g} is below ‖B‖_F² = {self.frobenius**2:.3g}, so the "
-                "local slope is not yet the exponent"
-            )
+            below = f"ln n = {log(n):.3g} is below ‖B‖_F² = {self.frobenius**2:.3g}"
+            found.append(f"pre-asymptotic at n = {n:.3g}: {below}, so the local slope is not yet the exponent")
         return found
 
 
@@ -58,11 +55,7 @@ def half_whitened(root: Array, A: ArrayLike) -> Array:
 
 
 def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
-    """Score matrix B = Σ^{1/2} A Σ^{1/2} (d, d) of the whitened tokens, from covariance Σ and score matrix A.
-
-    >>> theory.whitened([[4.0]], [[0.5]]).tolist()
-    [[2.0]]
-    """
+    """Score matrix B = Σ^{1/2} A Σ^{1/2} (d, d) of the whitened tokens, from covariance Σ and score matrix A."""
     root = square_root(covariance)
     return half_whitened(root, A) @ root
 

@@ -47,10 +47,7 @@ def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[ND
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Log-weights (K,) of the nodes that cover log-weights from `low` to `high`, and the one a `GAP` below node 1.
-
-    The first node is −∞ (weight 0), for hidden tokens; the others are multiples of GAP, one grid for all queries.
-    """
+    """Log-weights (K,) of the nodes: −∞ for hidden tokens, then `low` to `high`; and the value a GAP below node 1."""
     first = np.floor(low / GAP) * GAP
     return np.concatenate(([-np.inf], first + GAP * np.arange(int((high - first) / GAP) + 3))), float(first - GAP)
 
@@ -67,10 +64,7 @@ def points(n: Array, lightest: float) -> Array:
 
 
 def scaled_weights(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
-    """Products s W of points `log_s` (S, 1) and nodes (K,), and s times the unit of the sums at each node: (S, K) each.
-
-    The two results differ only at the first node, of weight 0, whose sums are in units of the second node's weight.
-    """
+    """Products s W of points `log_s` (S, 1) and nodes (K,), and s times the unit (`unit_logs`) of each node: (S, K)."""
     relative = xp.exp((log_s + unit_logs(xp, node)).clip(None, MAX_EXPONENT))
     return xp.where(xp.isfinite(node), relative, xp.zeros_like(relative)), relative
 

@@ -29,20 +29,12 @@ from limitlens.theory.scaling.laws import check_dim, uniform
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation, c_l(t) = c_l e^{l(l+d−2)t}.
-
-    >>> theory.heat_growth(2, dim=3)
-    6.0
-    """
+    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation: c_l(t) = c_l e^{rate·t}."""
     return float(degree * (degree + dim - 2))
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`.
-
-    >>> round(theory.mode_growth(1, beta=2000.0, dim=2), 6)
-    1.0005
-    """
+    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`."""
     check_dim(dim)
     ratios = _multipliers(check_beta(beta), dim, degree)
     return 1 + heat_growth(degree, dim) * float(ratios[degree] / ratios[1]) / beta
@@ -52,8 +44,7 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 class ZonalFlow:
     """Evolution of a token density Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by layers of attention at β, exactly.
 
-    Modes above `degree` are dropped after each layer: the backward heat equation amplifies the mode l by e^{l²t},
-    rounding errors included, so only the band-limited problem is well posed.
+    Modes above `degree` are dropped after each layer, since the backward heat equation amplifies rounding by e^{l²t}.
     """
 
     dim: int
@@ -84,17 +75,19 @@ class ZonalFlow:
 
     def displacement(self, coefficients: Array, t: Array) -> Array:
         """Change in one layer of the polar angle θ of tokens at t = cos θ (points,): angles (points,)."""
-        modes, slopes = _legendre(t, self.dim, self.degree)
+        degrees = np.arange(self.degree + 1)
         multiplier, derivative = self._kernel
         full = np.concatenate([[1.0], coefficients])
-        tangential = -np.sqrt(1 - t * t) * ((full * multiplier) @ slopes) / self.beta
-        return np.asarray(np.arctan2(tangential, (full * derivative) @ modes))
+        # In dimension d, G_l' is l(l+d−2)/(d−1) times G_{l−1} in dimension d + 2.
+        slopes = (full * multiplier * degrees * (degrees + self.dim - 2) / (self.dim - 1))[1:]
+        tangential = -np.sqrt(1 - t * t) * (slopes @ _legendre(t, self.dim + 2, self.degree - 1)) / self.beta
+        return np.asarray(np.arctan2(tangential, (full * derivative) @ _legendre(t, self.dim, self.degree)))
 
     def _push(self, coefficients: Array) -> Array:
         """Coefficients of the token density after one layer x → T(x): c_l' = N_l ∫ G_l(T x) f(x) dσ(x)."""
         t, weight, _ = self._nodes
         moved = np.cos(np.arccos(t) + self.displacement(coefficients, t))
-        images = _legendre(moved, self.dim, self.degree)[0]
+        images = _legendre(moved, self.dim, self.degree)
         degrees = np.arange(1.0, self.degree + 1)
         # N_l, the number of independent harmonics: ∫ G_l² dσ = 1/N_l; 2 on the circle
         many = (2 * degrees + self.dim - 2) / degrees * special.binom(degrees + self.dim - 3, degrees - 1)
@@ -113,31 +106,23 @@ class ZonalFlow:
     def _nodes(self) -> tuple[Array, Array, Array]:
         """Quadrature nodes t = cos θ, weights, and values (degree + 1, nodes) of the modes G_l at the nodes."""
         t, weight = _sphere_nodes(self.dim, 4 * self.degree + 64)
-        return t, weight, _legendre(t, self.dim, self.degree)[0]
+        return t, weight, _legendre(t, self.dim, self.degree)
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
     """Exact covariance of tokens N(0, Σ) after 0, 1, … layers of attention at `beta`: (layers + 1, d, d).
 
     A layer maps Σ to MΣM, M = Σ(Σ + I/β)^{−1}; the backward heat equation gives Σ − 2tI.
-
-    >>> theory.gaussian_flow([[1.0]], beta=100.0, layers=2).ravel().round(4).tolist()
-    [1.0, 0.9803, 0.9606]
     """
-    sigma = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
-    values, axes = np.linalg.eigh(sigma)
-    path = np.empty((layers + 1, values.size))
-    path[0] = values
-    for layer in range(layers):
-        path[layer + 1] = path[layer] * np.square(path[layer] / (path[layer] + 1 / check_beta(beta)))
+    values, axes = np.linalg.eigh(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
+    path = [values]
+    for _ in range(layers):
+        path.append(path[-1] * np.square(path[-1] / (path[-1] + 1 / check_beta(beta))))
     return np.asarray(np.einsum("ij,tj,kj->tik", axes, path, axes))
 
 
 def rms_slope(amplitude: float, dim: int) -> float:
-    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`.
-
-    √(1 − √(1 − ε²)) on the circle (d = 2).
-    """
+    """Root mean square of |∇log f| over tokens of density f = 1 + ε cos θ, ε = `amplitude`: √(1−√(1−ε²)) for d = 2."""
     t, weight = _sphere_nodes(dim, 256)
     return math.sqrt(float(weight @ (amplitude**2 * (1 - t * t) / (1 + amplitude * t))))
 
@@ -145,20 +130,16 @@ def rms_slope(amplitude: float, dim: int) -> float:
 def token_noise(n: float, beta: float, dim: int) -> float:
     """Standard deviation, along one direction, of a token's position after a layer of attention over n random keys.
 
-    √(tangential variance)/A_d(β), about √(1/(2β n_eff)), averaged over tokens of any density f: the noise at x is that
-    of n f(x) keys, and 1/f averages to one over f.
+    √(tangential variance)/A_d(β), about √(1/(2β n_eff)); averaged over the tokens, the same for every density of them.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Ratio of a token's drift in one layer (root mean square) to the noise of n keys: ~ n^{1/2} β^{−(d+1)/4}.
+    """Ratio of the drift (root mean square) to the noise of n keys for tokens of density 1 + `amplitude` · cos θ.
 
-    The token density is 1 + ε cos θ on S^{d−1}, ε = `amplitude`.
-
-    >>> round(theory.drift_to_noise(10_000, beta=100.0, dim=2, amplitude=0.5), 3)
-    1.225
+    It is of order n^{1/2} β^{−(d+1)/4} on S^{d−1}.
     """
     t, weight = _sphere_nodes(dim, 256)
     drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
@@ -169,9 +150,6 @@ def visible_until(n: float, dim: int, amplitude: float) -> float:
     """Inverse temperature β up to which the drift of tokens in a layer exceeds the noise of n keys, for large n.
 
     β = (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope` of the density 1 + `amplitude` cos θ.
-
-    >>> round(theory.visible_until(10_000, dim=2, amplitude=0.5), 1)
-    131.7
     """
     law = uniform(dim)
     log_scale = math.log(check_keys(n)) + law.local.log_laplace(1.0)
@@ -191,15 +169,7 @@ def _multipliers(beta: float, dim: int, degree: int) -> Array:
     return np.concatenate([[1.0], np.cumprod(ratios)])
 
 
-def _legendre(t: Array, dim: int, degree: int) -> tuple[Array, Array]:
-    """Legendre polynomials G_l(t) in dimension d and derivatives G_l'(t), l ≤ degree, each (degree + 1, nodes).
-
-    By the recursion (l+d−2)G_{l+1} = (2l+d−2)tG_l − lG_{l−1}.
-    """
-    value, slope = np.ones((degree + 1, t.size)), np.zeros((degree + 1, t.size))
-    value[1], slope[1] = t, 1
-    for step in range(1, degree):
-        lead, back, norm = 2 * step + dim - 2, step, step + dim - 2
-        value[step + 1] = (lead * t * value[step] - back * value[step - 1]) / norm
-        slope[step + 1] = (lead * (value[step] + t * slope[step]) - back * slope[step - 1]) / norm
-    return value, slope
+def _legendre(t: Array, dim: int, degree: int) -> Array:
+    """Legendre polynomials G_l(t) in dimension d, l ≤ degree: Jacobi polynomials over their value at 1, (l, nodes)."""
+    degrees, power = np.arange(degree + 1)[:, None], (dim - 3) / 2
+    return np.asarray(special.eval_jacobi(degrees, power, power, t) / special.eval_jacobi(degrees, power, power, 1.0))

@@ -20,21 +20,18 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures.radial import radial_K
 
 _NODES = 401
-_SMALLEST_EXPONENT = 0.3  # smallest α: the quadrature would miss mass at the singularity below
-_LARGEST_EXPONENT = 1000  # largest α: constants of the sphere would overflow float64 above
+_EXPONENTS = 0.3, 1000  # range of α: quadrature misses mass at the singularity below, float64 overflows above
 
 
 @lru_cache(maxsize=8)
 def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
     """Nodes v, complements 1 − v and weights of the tanh-sinh quadrature rule on (0, 1), each (nodes,).
 
-    v and 1 − v have full relative accuracy. v = 1 / (1 + exp(−π sinh t)) is close to both ends, so the trapezoidal rule
-    in t converges almost exponentially for analytic integrands times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101,
-    which integrates v^p to 1e-15 down to p = −0.85.
+    v = 1 / (1 + exp(−π sinh t)), so the trapezoidal rule in t converges almost exponentially for analytic integrands
+    times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101, which integrates v^p to 1e-15 down to p = −0.85.
     """
     t = np.linspace(-5.0, 5.0, nodes)
-    exponent = np.pi * np.sinh(t)
-    node, complement = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
+    node, complement = special.expit(np.pi * np.sinh(t)), special.expit(-np.pi * np.sinh(t))  # both fully accurate
     weight = np.pi * np.cosh(t) * node * complement * (t[1] - t[0])
     for array in (node, complement, weight):
         array.setflags(write=False)  # all callers share the cached arrays
@@ -43,11 +40,7 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class LocalPower:
-    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention.
-
-    >>> round(theory.critical_beta(10_000, theory.LocalPower(a=2.0, log_c=0.0)), 2)
-    141.42
-    """
+    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention."""
 
     a: float  # half the local exponent α
     log_c: float
@@ -77,6 +70,10 @@ class GapLaw(ABC):
     log_c: float
     tangent_dim: int | None  # number of directions around the query; None if keys are not uniform over them
 
+    @abstractmethod
+    def log_density(self, gap: Array, to_antipode: Array) -> Array:
+        """Log-density of D at `gap`; `to_antipode` = 2 − gap is passed separately to keep its relative accuracy."""
+
     @property
     def local(self) -> LocalPower:
         """Power law P(D ≤ s) ~ c s^a of the gap near zero."""
@@ -86,10 +83,6 @@ class GapLaw(ABC):
     def parameters(self) -> dict[str, float]:
         """Constructor arguments of the law by name, such as dim and power."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    @abstractmethod
-    def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density of D at `gap`; `to_antipode` = 2 − gap is passed separately to keep its relative accuracy."""
 
     @property
     def exponent(self) -> float:
@@ -105,10 +98,7 @@ class GapLaw(ABC):
         return np.asarray(s * (density @ weight))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """Gap s with P(D ≤ s) = u, for probabilities u (...): shape (...).
-
-        A cubic Hermite interpolation, with exact slopes, of the smooth function log s − log(u/c)/a of log u.
-        """
+        """Gap s with P(D ≤ s) = u, for probabilities u (...): shape (...)."""
         lowest, correction = self._quantile_table
         log_u = np.log(np.clip(as_array("probability", probability), np.finfo(float).tiny, 1))
         leading = (log_u - self.log_c) / self.a
@@ -119,10 +109,7 @@ class GapLaw(ABC):
         return self.tilted(beta)[0]
 
     def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape.
-
-        For uniform keys mean and variance are 1 − A_d(β) and A_d'(β), A_d a ratio of Bessel functions (`radial_mean`).
-        """
+        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape."""
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
@@ -139,6 +126,7 @@ class GapLaw(ABC):
 
     @cached_property
     def _quantile_table(self) -> tuple[float, CubicHermiteSpline]:
+        """Smallest log u, and a spline with exact slopes of the smooth function log s − log(u/c)/a of log u."""
         # Below the first gap the relative error of the leading term is the gap itself, or u is below 1e-270.
         first = max(1e-12, math.exp((-620 - self.log_c) / self.a))
         linear = np.linspace(max(first, 0.1), 1.9, 4000)
@@ -162,13 +150,9 @@ def negligible_beyond(a: float) -> float:
 
 @dataclass(frozen=True)
 class PowerGap(GapLaw):
-    """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(a + γ/2, a) with a = (d−1)/2.
+    """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(b + γ/2, b) with b = (d−1)/2.
 
-    γ = 0 is the uniform law; the density vanishes at the query for γ > 0 and diverges there for γ < 0. The local
-    exponent is α = d − 1 + γ. A subsphere through the query has the uniform law of its own dimension.
-
-    >>> theory.PowerGap(5, power=1.0).exponent
-    5.0
+    γ is `power`: 0 for uniform keys, positive if keys avoid the query. The local exponent is α = d − 1 + γ.
     """
 
     dim: int
@@ -176,16 +160,15 @@ class PowerGap(GapLaw):
 
     def __post_init__(self) -> None:
         check_dim(self.dim)
-        if not _SMALLEST_EXPONENT <= self.dim - 1 + self.power <= _LARGEST_EXPONENT:
-            raise InputError(
-                f"power is {self.power:g} in dimension {self.dim}; expected an exponent d − 1 + power from "
-                f"{_SMALLEST_EXPONENT:g} to {_LARGEST_EXPONENT:g}: power {_SMALLEST_EXPONENT + 1 - self.dim:g} or more"
-            )
-        name = "power" if self.power else "uniform"
+        low, high = _EXPONENTS
+        if not low <= self.dim - 1 + self.power <= high:
+            expected = f"an exponent d − 1 + power from {low:g} to {high:g}: power {low + 1 - self.dim:g} or more"
+            raise InputError(f"power is {self.power:g} in dimension {self.dim}; expected {expected}")
         tangent_dim = self.dim - 1
         a = (tangent_dim + self.power) / 2
         # c = 1/(a B(a, b) 2^a): for γ = 0 that is 2^{(d−3)/2} Γ(d/2) / (√π Γ((d+1)/2))
         log_c = -float(special.betaln(a, tangent_dim / 2)) - a * math.log(2) - math.log(a)
+        name = "power" if self.power else "uniform"
         vars(self).update(name=name, a=a, log_c=log_c, tangent_dim=tangent_dim)  # follow from the frozen fields
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
@@ -203,12 +186,8 @@ class PowerGap(GapLaw):
 class VonMisesFisherGap(GapLaw):
     """Keys of the von Mises-Fisher law exp(κ<μ, k>) on S^{d−1}, for a query with <μ, q> = cosine = cos φ.
 
-    At the gap s the directions around the query follow a von Mises-Fisher law of concentration κ sinφ √(s(2−s)) on
-    S^{d−2}, so the density of D is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), and
-    c is the constant of the uniform law times the density e^{κ cosφ − K_d(κ)} at the query.
-
-    >>> round(theory.theta(10_000, 100.0, theory.VonMisesFisherGap(5, concentration=3.0)), 3)
-    12.539
+    The density of D at s is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)): directions
+    around the query follow the same law on S^{d−2}. At s = 0 this factor multiplies the constant c of uniform keys.
     """
 
     dim: int
@@ -227,7 +206,7 @@ class VonMisesFisherGap(GapLaw):
         vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density of D at s: uniform log-density plus κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)."""
+        """Log-density of D at s = `gap`, where `to_antipode` is 2 − s."""
         sine = math.sqrt(max(0.0, 1 - self.cosine**2))
         around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
         along = self.concentration * self.cosine * (1 - gap)
@@ -238,9 +217,8 @@ class VonMisesFisherGap(GapLaw):
 def uniform(dim: int) -> PowerGap:
     """Gap law of keys that are uniform on the sphere S^{d−1}, d = `dim`: a = (d−1)/2.
 
-    >>> law = theory.uniform(5)
-    >>> law.a, law.exponent
-    (2.0, 4.0)
+    >>> theory.uniform(5).exponent
+    4.0
     """
     return PowerGap(dim)
 
@@ -248,13 +226,7 @@ def uniform(dim: int) -> PowerGap:
 def named_law(
     name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
 ) -> GapLaw:
-    """Gap law by its name on the command line: uniform, vmf, subsphere (of dimension `sub`) or power.
-
-    Keys that are uniform on a subsphere S^{m−1} of S^{d−1} through the query have the uniform law of dimension m.
-
-    >>> theory.named_law('vmf', 5, concentration=10.0).exponent
-    4.0
-    """
+    """Gap law by its name on the command line: uniform, vmf, power, or subsphere (uniform, of dimension `sub`)."""
     if name == "vmf":
         return VonMisesFisherGap(dim, concentration, cosine)
     if name == "subsphere":

@@ -13,7 +13,6 @@ where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n 
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +31,7 @@ _SATURATED = 4.0  # z above which 1 − e^{−e^z} is 1 up to 2e-24
 _SMALLEST, _LARGEST = 1e-17, 45.0  # Φ outside this range contributes nothing in float64
 
 
-class Points(ABC):
+class Points:
     """Point process of rescaled gaps x = βD of keys to a query; its mean measure Λ is number of keys × law of βD."""
 
     law: Law  # of the gap D
@@ -41,7 +40,7 @@ class Points(ABC):
     a: float  # half the local exponent
     log_theta: float  # θ = ∫ e^{−x} dΛ(x)
     edge: float = math.inf  # the x beyond which there are no points
-    total: float = math.inf  # the number of keys
+    total: float = math.inf  # the number n of keys
 
     def reach(self, count: ArrayLike) -> Array:
         """Rescaled gap x below which there are `count` keys on average, the inverse of `cumulative`: (...) to (...)."""
@@ -51,17 +50,23 @@ class Points(ABC):
         """Mean number Λ([0, x]) of keys with a rescaled gap of at most x."""
         return self.mass * self.law.cdf(x / self.beta)
 
-    def density(self, x: Array, to_edge: Array) -> Array:
-        """Density dΛ/dx of keys at x; `to_edge` = edge − x, infinite without an edge, is passed for its accuracy."""
-        return self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
-
-    @abstractmethod
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor V(Φ) in the integrand, of all keys but `chosen` ones (1, or 2 for a pair), at Φ = `expected`."""
+        """Factor V(Φ) in the integrand, of all keys but `chosen` ones (1, or 2 for a pair), at Φ = `expected`.
 
-    @abstractmethod
+        e^{−Φ} for a Poisson process. For n keys (1 − Φ/n)^{n−1}, and (1 − 1/n)(1 − Φ/n)^{n−2} for a pair.
+        """
+        if math.isinf(self.total):
+            return np.asarray(np.exp(-expected))
+        ordered_pairs = 1 - 1 / self.total if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
+        none_left = expected >= self.total  # the logarithm of zero, up to rounding
+        log_share = np.log1p(-np.where(none_left, 0, expected) / self.total)
+        factor = np.asarray(ordered_pairs * np.exp((self.total - chosen) * log_share))
+        factor[none_left] = float(self.total == chosen)
+        return factor
+
     def tangent_square(self, x: Array) -> Array:
-        """Squared distance, times β, of a key with rescaled gap x from the axis through the query."""
+        """Squared distance, times β, of a key from the axis through the query: β D(2 − D), in the scaling limit 2x."""
+        return 2 * x * (1 - x / self.edge)
 
     def mean_over(self, kernel: Callable[[Array, Array], Array], chosen: int = 1) -> float:
         """Expectation of a sum over keys (`chosen` = 1) or over ordered pairs of keys (2), given by its kernel.
@@ -96,8 +101,9 @@ class Points(ABC):
         node, complement, weight = tanh_sinh(nodes)
         span = (high - low)[:, None]
         x = low[:, None] + span * node
-        to_edge = span * complement + (self.edge - high)[:, None]
-        return x, self.density(x, to_edge) * (span * weight)
+        to_edge = span * complement + (self.edge - high)[:, None]  # edge − x with full relative accuracy
+        density = self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
+        return x, density * (span * weight)
 
     def _panel_edges(self) -> Array:
         """Edges of the quadrature panels in y, on each of which Φ grows by at most a factor e; widths are ≤ |y|/4."""
@@ -121,11 +127,7 @@ class Points(ABC):
 
 @dataclass(frozen=True)
 class PoissonPoints(Points):
-    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a).
-
-    >>> round(1 / theory.participation(theory.PoissonPoints(theta=1.0, a=2.0)), 2)
-    4.92
-    """
+    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a)."""
 
     theta: float
     a: float
@@ -136,23 +138,10 @@ class PoissonPoints(Points):
         log_theta = math.log(check_theta(self.theta))
         vars(self).update(law=law, mass=self.theta, beta=1.0, log_theta=log_theta)  # follow from the frozen fields
 
-    def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor e^{−Φ} in the integrand, of all other keys, independent of the chosen keys in a Poisson process."""
-        return np.asarray(np.exp(-expected))
-
-    def tangent_square(self, x: Array) -> Array:
-        """Squared distance of a key from the query's axis, times β, in the scaling limit: 2x."""
-        return 2 * x
-
 
 @dataclass(frozen=True)
 class KeyPoints(Points):
-    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n.
-
-    >>> keys = theory.KeyPoints(theory.uniform(5), 10_000, 122.0)
-    >>> round(1 / theory.participation(keys), 2)  # effective number of keys
-    4.89
-    """
+    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n."""
 
     law: GapLaw
     n: float
@@ -162,16 +151,3 @@ class KeyPoints(Points):
         log_theta = math.log(check_keys(self.n)) + float(self.law.log_laplace(check_beta(self.beta)))
         edge = 2 * self.beta  # the antipode of the query
         vars(self).update(mass=self.n, a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)
-
-    def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor in the integrand of all keys but one, (1 − Φ/n)^{n−1}, or but a pair, (1 − 1/n)(1 − Φ/n)^{n−2}."""
-        ordered_pairs = 1 - 1 / self.n if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
-        none_left = expected >= self.n  # the logarithm of zero, up to rounding
-        log_share = np.log1p(-np.where(none_left, 0, expected) / self.n)
-        factor = np.asarray(ordered_pairs * np.exp((self.n - chosen) * log_share))
-        factor[none_left] = float(self.n == chosen)
-        return factor
-
-    def tangent_square(self, x: Array) -> Array:
-        """Squared distance of a key from the query's axis, times β: β D(2 − D) = x (2 − x/β)."""
-        return x * (2 - x / self.beta)

@@ -1,11 +1,8 @@
 """Expectations of the softmax weights and moments of the output, in the scaling limit or exact at finite n.
 
 `PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n keys. x = βD is the
-rescaled gap of a key. The output Γ is given by its gap β(1 − <q, Γ>) = Σ w x along the query q, and by √β times its
-coordinates orthogonal to q.
-
-If the nearest key is at x, the others are beyond it and the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i}. With V as
-in `points.py`,
+rescaled gap of a key, and the output Γ has the gap β(1 − <q, Γ>) = Σ w x along the query q. If the nearest key is at x,
+the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i} over the others, which are beyond it. With V as in `points.py`,
 
     E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u),
 
@@ -21,10 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from limitlens.errors import Array, InputError, as_array
-from limitlens.theory.prediction import value_matrix
-from limitlens.theory.scaling.control import check_keys, critical_beta
-from limitlens.theory.scaling.laws import GapLaw, negligible_beyond, tanh_sinh
-from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
+from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
+from limitlens.theory.scaling.points import Points, PoissonPoints
 
 _MOST_KEYS = 45.0  # the nearest key is within reach(45) but for a probability e^{−45}
 _NEAREST_NODES, _PATH_NODES = 151, 201
@@ -35,38 +30,14 @@ _ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times th
 def participation(points: Points) -> float:
     """Expected participation E Σ w² of softmax weights w: 1 for one key, 1/m for m equal keys. Kernel e^{2z − e^z}.
 
-    >>> round(theory.participation(theory.PoissonPoints(1.0, 1.0)), 4)  # the scaling limit in dimension 3
-    0.4385
-    >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)  # exact at n
+    >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)
     0.2045
     """
     return points.mean_over(lambda x, z: _softened(z, 2))
 
 
-def beta_sharing(n: float, law: GapLaw, keys: float) -> float:
-    """Inverse temperature β at which the effective number 1/EΣw² of the n keys equals `keys`, exactly at finite n.
-
-    >>> round(theory.beta_sharing(10_000, theory.uniform(5), keys=5), 1)
-    120.2
-    """
-    if not 1 < keys < check_keys(n):
-        raise InputError(f"keys is {keys:g} of {n:g}; expected more than one and less than all of them")
-
-    def excess(log_beta: float) -> float:
-        return math.log(keys * participation(KeyPoints(law, n, math.exp(log_beta))))
-
-    low = high = math.log(critical_beta(n, law, min(1.0, n / 2)))
-    while excess(low) > 0:
-        low -= 1
-    while excess(high) < 0:
-        high += 1
-    return math.exp(float(optimize.brentq(excess, low, high, xtol=1e-9)))
-
-
 def entropy(points: Points) -> float:
-    """Expected entropy E[−Σ w log w] of the softmax weights w, which is −d/dp E Σ w^p at p = 1.
-
-    The kernel (`Points.mean_over`) is −(z + γ) e^{z − e^z}, γ Euler's constant.
+    """Expected entropy E[−Σ w log w] of the softmax weights w. Kernel −(z + γ) e^{z − e^z}, γ Euler's constant.
 
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
@@ -75,65 +46,26 @@ def entropy(points: Points) -> float:
 
 
 def gap_mean(points: Points) -> float:
-    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q.
-
-    >>> round(theory.gap_mean(theory.PoissonPoints(1.0, 2.0)), 4)
-    2.2773
-    """
+    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q."""
     return points.mean_over(lambda x, z: x * _softened(z, 1))
 
 
 def gap_variance(points: Points) -> float:
-    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs.
-
-    >>> round(theory.gap_variance(theory.PoissonPoints(1.0, 2.0)), 4)
-    0.4741
-    """
+    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs."""
     mean = gap_mean(points)
     single = points.mean_over(lambda x, z: np.square(x - mean) * _softened(z, 2))
     return single + points.mean_over(lambda x, z: (x - mean) * _softened(z, 1), chosen=2)
 
 
 def tangential_variance(points: Points, tangent_dim: int) -> float:
-    """Variance, times β, of one coordinate of the output orthogonal to the query: E Σ w² ρ² / tangent_dim.
-
-    Keys are uniform around the query, so pairs average to zero; ρ is √β times a key's distance to the query's axis.
-
-    >>> round(theory.tangential_variance(theory.PoissonPoints(1.0, 2.0), tangent_dim=4), 4)
-    0.1386
-    """
+    """Variance, times β, of an output coordinate orthogonal to the query: E Σw²ρ²/tangent_dim, ρ² = tangent_square."""
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
-
-
-def output_law(points: KeyPoints, query: ArrayLike, V: ArrayLike | None = None) -> tuple[Array, Array]:
-    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n over n keys at a unit query (d,) (verified).
-
-    Exact at n. V (d_out, d) is the identity when absent. For keys uniform around the query, E Γ_n = (1 − E Σwx/β) q and
-    Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and orthogonal to q; values V k give V (Cov Γ_n) Vᵀ.
-
-    >>> mean, covariance = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [0.0, 0.0, 1.0])
-    >>> mean.round(4).tolist(), covariance.shape
-    ([0.0, 0.0, 0.9495], (3, 3))
-    """
-    q = as_array("query", query, ndim=1)
-    value = value_matrix(V, len(q))
-    around = points.law.tangent_dim
-    if around is None or len(q) != around + 1 or abs(float(q @ q) - 1) > 1e-6:
-        given = f"the query has shape {q.shape} and length {float(np.linalg.norm(q)):.4g}"
-        raise InputError(f"{given}; expected a unit query of the dimension of the keys, and keys uniform around it")
-    along = gap_variance(points) / points.beta**2
-    across = tangential_variance(points, around) / points.beta
-    spread = along * np.outer(q, q) + across * (np.eye(len(q)) - np.outer(q, q))
-    return value @ q * (1 - gap_mean(points) / points.beta), np.asarray(value @ spread @ value.T)
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
     """Number of nearest keys that together hold a `share` of the softmax weight, for large θ.
 
     Λ([0, x]) with ∫_0^x e^{−u} dΛ = share · θ; in the scaling limit θ x^a/Γ(a+1), x the `share` quantile of Gamma(a).
-
-    >>> round(theory.keys_holding(theory.KeyPoints(theory.uniform(5), 10_000, 20.0)), 1)
-    251.8
     """
     goal = share * math.exp(points.log_theta)
 
@@ -147,11 +79,7 @@ def keys_holding(points: Points, share: float = 0.9) -> float:
 
 
 def mean_inverse_top(points: Points) -> float:
-    """Expected inverse of the largest weight, E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x).
-
-    >>> round(theory.mean_inverse_top(theory.PoissonPoints(1.0, 1.0)), 4)  # 1 + θ in dimension 3
-    2.0
-    """
+    """Expected inverse of the largest weight, E[1/w₁] = 1 + ∫ V₂(Λ[0, x]) ∫_x^∞ e^{x−u} dΛ(u) dΛ(x)."""
     mass, within, ratio, rest = _grid(points, 1.0)
     return 1 + float(mass @ (points.void(within, chosen=2) * np.einsum("ij,ij->i", ratio, rest)))
 
@@ -165,19 +93,17 @@ def mean_top(points: Points) -> float:
     lowest, highest = -math.log(mean_inverse_top(points)) - 37, 4.0
     log_lambda = np.arange(lowest, highest, _STEP)
     mass, within, ratio, rest = _grid(points, math.exp(highest))
-
-    def transform(lam: float) -> float:
-        """Laplace transform ψ(λ) = E e^{−λ(1/w₁ − 1)} at λ = `lam`."""
-        return float(mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)))
-
-    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ [transform(math.exp(value)) for value in log_lambda])
+    transform = [  # ψ(λ)
+        mass @ points.void(within + np.einsum("ij,ij->i", -np.expm1(-lam * ratio), rest)) for lam in np.exp(log_lambda)
+    ]
+    return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ transform)
 
 
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     """Probability P(w₁ ≤ t) that the largest softmax weight is at most t, for `weights` t in (0, 1), scaling limit.
 
-    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1 at v = 1/t − 1, with an absolute
-    error of about 1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
+    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1, with an absolute error of about
+    1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
 
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
@@ -186,24 +112,17 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     if t.size and not (t.min() > 0 and t.max() < 1):
         raise InputError(f"weights reach from {t.min():g} to {t.max():g}; expected weights strictly between 0 and 1")
     abscissae, coefficients = _euler(_ORDER)
-    below = np.empty(t.size)
-    for index, v in enumerate((1 / t - 1).ravel()):
-        below[index] = coefficients @ np.array([(_rotated_laplace(points, s / v) / s).real for s in abscissae])
+    transform = [[(_rotated_laplace(points, s / v) / s).real for s in abscissae] for v in (1 / t - 1).ravel()]
+    below = np.reshape(transform, (t.size, len(abscissae))) @ coefficients
     return np.clip(1 - below.reshape(t.shape), 0, 1)
-
-
-def _nearest(points: Points) -> tuple[Array, Array]:
-    """Quadrature nodes x (rows,) for the rescaled gap of the nearest key, and their masses (rows,) under Λ."""
-    x, mass = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
-    return x[0], mass[0]
 
 
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
     """Quadrature over the nearest key's gap x, dΛ(x) and Λ([0, x]) (rows,), and over u > x, e^{x−u} and dΛ(u).
 
-    The last two are (rows, nodes). Accurate for |λ| up to `largest`: u ends where λ e^{x−u} is negligible.
+    The last two are (rows, nodes). u ends where λ e^{x−u} is negligible for all |λ| up to `largest`.
     """
-    x, mass = _nearest(points)
+    (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
     return mass, points.cumulative(x), np.exp(x[:, None] - u), rest
@@ -212,10 +131,9 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
     """Laplace transform ψ(λ) of 1/w₁ − 1 at one complex λ = |λ| e^{iφ} with positive real part, w₁ the largest weight.
 
-    exp(−λ e^{x−u}) oscillates along the real u ≥ x. The integrand is analytic, so the path goes from x to x + iφ and
-    then parallel to the real axis, where λ e^{x−u} is real.
+    The path goes from x to x + iφ and then parallel to the real axis, where λ e^{x−u} is real and does not oscillate.
     """
-    x, mass = _nearest(points)
+    (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
     node, _, weight = tanh_sinh(_PATH_NODES)
     climb = angle * node
@@ -241,5 +159,4 @@ def _euler(order: int) -> tuple[NDArray[np.complex128], Array]:
 
 
 def _softened(z: Array, power: int) -> Array:
-    """Kernel e^{pz − e^z} of the integrals over keys, p = `power`."""
     return np.exp(power * z - np.exp(z))
