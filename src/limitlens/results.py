@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from limitlens.errors import InputError
 from limitlens.record import Run, from_json, provenance, save_figure, to_json, write_page, write_run
 from limitlens.report.view import Figure, View
 
@@ -102,6 +103,8 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures of views side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
+    if not figures:
+        raise InputError("this result has no figure, because it has too few numbers to draw; see its table")
     drawing = draw(figures)
     if path is not None:
         save_figure(drawing, path)

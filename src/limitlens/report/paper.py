@@ -52,7 +52,7 @@ class Picture(Drawing):
         return sheet.getvalue()
 
 
-def draw(figures: Sequence[Figure]) -> Drawing:
+def draw(figures: Sequence[Figure]) -> Picture:
     """Draw figures of a view side by side with matplotlib, at most four in a row."""
     rows = ceil(len(figures) / COLUMNS)
     columns = ceil(len(figures) / rows)
