@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.record import write_page
+from limitlens.record import provenance
 from limitlens.report.notebook import as_html
-from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets
+from limitlens.report.page import SCRIPTS, compact, embedded, page, widgets
 from limitlens.report.paper import PALETTE, draw
 from limitlens.report.terminal import as_text, show
 from limitlens.report.text import cell, falling, join, numeric, plural, sentence, short
@@ -43,7 +44,7 @@ from limitlens.report.view import (
     look,
     points,
 )  # fmt: skip
-from limitlens.results import plot
+from limitlens.results import plot, write_page
 from page_reader import Reader
 
 NASTY = "</script><script>window.hacked=1</script><!-- <b>&amp; \"'\u2028 ü"
@@ -169,7 +170,7 @@ def test_figures_travel_as_descriptions() -> None:
     assert (fitted["dash"], likely["kind"], unnamed["listed"]) == ("dashed", "band", False)
     assert numbers["series"][0]["values"] == [[0.1, 0.5, None], [0.2, 0.3, 0.4]]
     assert words["series"][0]["words"] == ["averaging", "selective", "frozen"]
-    assert plain["y"] == {"label": "share", "log": False, "min": 0, "max": 1, "whole": False}
+    assert plain["y"] == {"label": "share", "log": False, "low": 0, "high": 1, "whole": False}
 
 
 def test_cells_of_a_page_carry_their_numbers() -> None:
@@ -187,19 +188,10 @@ def test_a_page_without_provenance_shows_no_command() -> None:
     assert "Versions, machine and times" in html  # the device at least
 
 
-def test_the_page_shows_the_command_line_with_its_options() -> None:
-    words = command_line(MADE)
-    assert words.startswith("limitlens study --measure '")
-    assert "--context 2048 --seed 0 --radius 0.5 --mask-self" in words
-    assert "--out" not in words
-    assert command_line({"command": "compare", "arguments": {"runs": ["a", "b c"]}}) == "limitlens compare a 'b c'"
-    tried = {"plan": "runs/plan", "far": [0.0, 0.2], "designs": "random,recent", "model": None}
-    assert command_line({"command": "trial", "arguments": tried}) == (
-        "limitlens trial runs/plan --far 0 --far 0.2 --only random,recent"
-    )
-    again = {"name": "gaussian-horizon", "quick": True, "model": "minilm"}
-    told = "limitlens reproduce gaussian-horizon --quick --model minilm"
-    assert command_line({"command": "reproduce", "arguments": again}) == told
+def test_the_page_shows_the_command_that_was_typed() -> None:
+    typed = provenance("compare", {}, typed=("compare", "a", "b c"))["typed"]
+    assert typed == "limitlens compare a 'b c'"
+    assert f"<pre>{escape(typed)}</pre>" in page(everything(), MADE | {"typed": typed})
 
 
 def test_embedded_json_cannot_leave_its_element() -> None:

@@ -59,7 +59,7 @@ def test_the_page_of_a_large_model_is_small_and_needs_no_network() -> None:
 
 def test_names_from_outside_are_shown_as_text() -> None:
     run = probe_case(1, 2, model=NASTY, corpus=NASTY, warnings=(NASTY,))
-    html = page(run.view(), {"command": "probe", "arguments": {"model": NASTY}})
+    html = page(run.view(), {"command": "probe", "typed": f"limitlens probe {NASTY}"})
     parsed = Reader(html)
     assert sum(tag == "script" for tag, _ in parsed.tags) == 2  # the data and the page's own
     visible = " ".join(NASTY.split())

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     code: Any = 2
     message = ""
     try:
-        code = app(args=arguments or ["--help"], standalone_mode=False)
+        code = app(args=arguments or ["--help"], standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except InputError as error:
         message = in_options(str(error))

@@ -32,18 +32,14 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
     "threads": (Annotated[int | None, Option(min=1, help="CPU threads; by default fewer on a busy machine.")], None),
-    "precision": (
-        Annotated[str, Option(metavar="fast|accurate|exact", help="GPU attention: 1e-3, 1e-6 or float32.")], "accurate"
-    ),
+    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="GPU: 1e-3, 1e-6, float32.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
     "plot": (Annotated[bool, Option("--plot", help="Save a figure in --out, or in this folder.")], False),
     "out": (Annotated[str | None, Option(metavar="DIR", help="Write run.json and tables to this folder.")], None),
     "overwrite": (Annotated[bool, Option("--overwrite", help="Replace a run of another command in --out.")], False),
     "yes": (Annotated[bool, Option("--yes", help="Start even if it takes long or much memory.")], False),
-    "checkpoint_every": (
-        Annotated[str | None, Option(metavar="TOKENS|60s", help="Write a checkpoint to --out so often.")], None
-    ),
+    "checkpoint_every": (Annotated[str | None, Option(metavar="TOKENS|60s", help="How often to save in --out.")], None),
     "resume": (Annotated[bool, Option("--resume", help="Continue from the checkpoint in --out.")], False),
     "json": (Json, False),
     "quiet": (Quiet, False),
@@ -106,7 +102,7 @@ def command(
                 with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
-                result = replace(result, made=record.provenance(name, call.params, started))
+                result = replace(result, made=record.provenance(name, call.params, started, call.obj or ()))
             show(call, result, name if given.get("plot") else None)
             if checkpoint is not None:
                 checkpoint.remove()
