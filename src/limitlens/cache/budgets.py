@@ -21,6 +21,7 @@ from limitlens.probing.result import ProbeRun
 from limitlens.statistics.documents import jackknife
 
 BEST, RANDOM = "best", "random"  # names: the best policy for each head; random keys, whose curve a probe measures
+FULL = "full"  # name for the cache that is not cut
 ALLOCATIONS = ("uniform", "equal_error", "fisher_weighted")  # functions that divide a cache among key/value heads
 SAMPLES = 4  # continuations sampled for the Fisher costs of each window
 BISECTIONS = 60  # steps of the bisection for equal errors
@@ -36,6 +37,11 @@ class PolicyTotal:
     error: Estimate  # median over query heads of the relative output error, on windows not used for the budgets
     error_high: float  # 90% quantile over query heads of that error
     within: float | None  # share of query heads within the target error; None for a plan without one
+
+
+def policy_label(policy: str) -> str:
+    """Name of a key policy in tables and figures; also for "best" and for "full", the cache that is not cut."""
+    return {BEST: "best policy for each head", FULL: "full cache"}.get(policy) or POLICIES[policy].label
 
 
 def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array:

@@ -21,7 +21,7 @@ from torch import Tensor
 from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.budgets import BEST
+from limitlens.cache.budgets import BEST, FULL, policy_label
 from limitlens.cache.cut import BEHIND, cut_windows, window_order
 from limitlens.cache.plan import Plan
 from limitlens.cost import check_cost, forward_cost
@@ -36,7 +36,6 @@ from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
-FULL = "full"  # name of the row of the full cache
 OWN = "plan"  # name of the allocation that the plan itself chose
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red"}
 NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll", "nll_increase")
@@ -85,14 +84,8 @@ class Trial(Result):
     @cached_property
     def table(self) -> pd.DataFrame:
         """Table of KL, agreement and nll with standard errors, one row per policy and allocation, by increasing KL."""
-        table = []
-        for row in self.ranked:
-            cells: dict[str, Any] = {name: getattr(row, name) for name in TABLE}
-            for name in NUMBERS:
-                found = row.estimate(name)
-                cells |= {name: found.value, f"{name}_stderr": found.stderr}
-            table.append(cells)
-        return pd.DataFrame(table)
+        table = pd.DataFrame([vars(row) | {f"{n}_stderr": row.stderr.get(n) for n in NUMBERS} for row in self.ranked])
+        return table.drop(columns="stderr")
 
     def view(self) -> View:
         """View of the trial: a table of all policies and allocations, and a figure of KL against agreement."""
@@ -101,7 +94,7 @@ class Trial(Result):
         series = []
         for allocation, colour in COLOURS.items():
             own = [row for row in cut if row.allocation == allocation]
-            labels = [_label(row.policy) for row in own]
+            labels = [policy_label(row.policy) for row in own]
             agreement, kl = ([getattr(row, name) for row in own] for name in ("agreement", "kl"))
             bars = [row.stderr["kl"] for row in own]
             series.append(points(_allocation(allocation), agreement, kl, colour, bars, labels=labels))
@@ -109,7 +102,7 @@ class Trial(Result):
         columns = ("key policy", "allocation", "KL", "KL minus uniform", "KL minus equal error", "agreement", "nll",
                    "nll increase")  # fmt: skip
         cells: list[list[Cell]] = [
-            [_label(row.policy), _allocation(row.allocation), *map(row.estimate, NUMBERS)] for row in self.ranked
+            [policy_label(row.policy), _allocation(row.allocation), *map(row.estimate, NUMBERS)] for row in self.ranked
         ]
         lead = (
             "KL and nll in nats a token, agreement as a share of tokens: means over documents ± standard errors; "
@@ -138,18 +131,12 @@ class Trial(Result):
         """Sentence on the best policy and allocation other than an oracle, and its gain over uniform budgets."""
         usable = [row for row in self.ranked[1:] if row.policy == BEST or not POLICIES[row.policy].sees_queries]
         best, gain = usable[0], usable[0].kl_minus_uniform
-        text = f"Smallest KL: {_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
+        text = f"Smallest KL: {policy_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
         if gain is None:
             return f"{text}."
         stderr = best.stderr["kl_minus_uniform"]
         clear = "more" if gain < -2 * stderr else "no more"
         return f"{text}; {-gain:.4f} ± {stderr:.4f} less than with uniform budgets, {clear} than two standard errors."
-
-    def __repr__(self) -> str:
-        return f"<Trial of {self.model}: {len(self.rows)} rows, {self.documents} documents>"
-
-
-TABLE = ("policy", "allocation", "task", "share", "bytes")
 
 
 def trial(
@@ -163,8 +150,8 @@ def trial(
     finished documents; with a `checkpoint`, calling again continues after them.
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
-    >>> ll.trial(made, documents=2, model=model)
-    <Trial of letters: 29 rows, 2 documents>
+    >>> len(ll.trial(made, documents=2, model=model).rows)
+    29
     """
     check_number("documents", documents, "at least 2, for the standard errors", low=2)
     made: Plan = read_run(plan).result(Plan) if isinstance(plan, str | Path) else plan
@@ -276,11 +263,6 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
         budgets = plan.budgets if allocation == OWN else plan.allocations[policy][allocation]
         rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
     return tuple(rows)
-
-
-def _label(policy: str) -> str:
-    special = {FULL: "full cache", BEST: "plan: best policy for each head"}
-    return special.get(policy) or POLICIES[policy].label
 
 
 def _allocation(name: str) -> str:
