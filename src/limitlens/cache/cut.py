@@ -23,7 +23,7 @@ from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.cost import FORWARD_RATE, computing_threads, forward_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
-from limitlens.models.policy_hook import policy_input
+from limitlens.models.intervene import policy_input
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 

@@ -28,7 +28,7 @@ from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
-from limitlens.models.policy_hook import PolicyHook
+from limitlens.models.intervene import PolicyHook
 from limitlens.record import json_text, read_run
 from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
