@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from limitlens.attention.policies import POLICIES
@@ -119,38 +119,23 @@ def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[n
 
     `costs` (..., sizes) are the Fisher costs c_h (divergence of predictions) of each head at each number of keys.
 
-    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull. Segments
-    of the hulls are taken in the order of cost saved per key; the last segment is cut where the keys run out.
+    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull, whose
+    slopes are the monotone (isotonic) regression of the curve's slopes. Segments of the hulls are taken in the order of
+    cost saved per key; the last segment is cut where the keys run out.
     """
-    segments = []
-    for head, cost in enumerate(costs.reshape(-1, len(sizes))):
-        corners = _hull(sizes, cost)
-        for left, right in pairwise(corners):
-            width = sizes[right] - sizes[left]
-            segments.append(((cost[left] - cost[right]) / width, head, width))
+    widths = np.diff(sizes)
+    saved = -np.diff(costs.reshape(-1, len(sizes))) / widths  # per key, (heads, segments)
+    saved = np.stack([isotonic_regression(row, weights=widths, increasing=False).x for row in saved])
     keys = np.full(costs.shape[:-1], sizes[0], dtype=np.intp)
     left_over = total - int(keys.sum())
-    for gain, head, width in sorted(segments, key=lambda segment: -segment[0]):
-        taken = min(width, left_over)
-        if gain <= 0 or taken <= 0:
+    for place in np.argsort(-saved, axis=None, kind="stable"):
+        head, segment = divmod(int(place), len(widths))
+        taken = min(int(widths[segment]), left_over)
+        if saved[head, segment] <= 0 or taken <= 0:
             break
         keys.flat[head] += taken
         left_over -= taken
     return keys
-
-
-def _hull(sizes: Sequence[int], cost: Array) -> list[int]:
-    """Indices of the corners of the lower convex hull of points (size, cost), from left to right."""
-    corners: list[int] = []
-    for new in range(len(sizes)):
-        while len(corners) > 1:
-            first, middle = corners[-2:]
-            rise = (cost[new] - cost[first]) * (sizes[middle] - sizes[first])
-            if (cost[middle] - cost[first]) * (sizes[new] - sizes[first]) < rise:
-                break
-            corners.pop()
-        corners.append(new)
-    return corners
 
 
 def fisher_costs(

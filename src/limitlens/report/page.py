@@ -96,7 +96,7 @@ def _block(block: Block, figures: list[Figure], heading: str = "") -> str:
         figures.append(block)
         return f'<figure data-figure="{len(figures) - 1}"></figure>'
     if isinstance(block, Table):
-        return _table(block, heading)
+        return table_html(block, heading)
     if isinstance(block, Widget):
         return widgets()[block.name]
     if isinstance(block, Row):
@@ -106,7 +106,7 @@ def _block(block: Block, figures: list[Figure], heading: str = "") -> str:
     return "".join(f'<p class="note">{escape(line)}</p>' for line in block.lines)
 
 
-def _table(table: Table, heading: str = "") -> str:
+def table_html(table: Table, heading: str = "") -> str:
     """HTML of a table with a CSV download, and a caption unless it equals the `heading` of the table's section."""
     kinds = [' class="number"' if number else "" for number in numeric(table)]
     head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
@@ -148,7 +148,7 @@ def _provenance(view: View, made: Mapping[str, Any]) -> str:
         html = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
         html += f"<pre>{escape(str(made['typed']))}</pre>"
     table = Table("Versions, machine and times", ("name", "value"), rows, folded=True)
-    return html + (_table(table) if rows else "")
+    return html + (table_html(table) if rows else "")
 
 
 @cache
