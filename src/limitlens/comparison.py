@@ -126,7 +126,8 @@ class Comparison(Result):
             groups[row.quantity, row.run].append(row)
         rows = []
         for (quantity, run), found in groups.items():
-            medians = pd.DataFrame([(row.first.value, row.value.value) for row in found]).median()  # of known values
+            pairs = pd.DataFrame([(row.first.value, row.value.value) for row in found])
+            first, value = pairs.median().tolist()  # of the values that are known
             tested = [row.exceeds for row in found if row.exceeds is not None]
             known = [row.difference for row in found if row.difference.known]
             difference, p = UNKNOWN, None
@@ -136,7 +137,8 @@ class Comparison(Result):
                 values = [one.value for one in known]
                 difference = Estimate(mean(values), math.hypot(stdev(values) / math.sqrt(len(values)), shared))
                 p = p_value(difference.value, difference.stderr, len(values) - 1)
-            rows.append(QuantitySummary(quantity, run, len(found), *medians, len(tested), sum(tested), difference, p))
+            counts = len(tested), sum(tested)
+            rows.append(QuantitySummary(quantity, run, len(found), first, value, *counts, difference, p))
         adjusted = iter(holm([row.p for row in rows if row.p is not None]))
         return [row if row.p is None else replace(row, p=next(adjusted)) for row in rows]
 
@@ -207,7 +209,7 @@ class Comparison(Result):
         for row in self.summary:
             differ = f"{row.marked} of {row.tested}" if row.tested else None
             verdict = None if row.p is None else row.real
-            cells = [row.quantity, row.run, row.first, row.value, differ, row.difference, row.p, verdict]
+            cells: list[Cell] = [row.quantity, row.run, row.first, row.value, differ, row.difference, row.p, verdict]
             rows.append(cells[: len(columns) + len(paired)])
         marked = frozenset(i for i, row in enumerate(self.summary) if row.real)
         return Table("summary", [*columns, *paired], rows, marked)

@@ -34,12 +34,12 @@ from limitlens.report.view import (
     Guide,
     Row,
     Section,
+    Series,
     Table,
     Text,
     View,
     Widget,
     band,
-    heat,
     line,
     look,
     points,
@@ -53,6 +53,8 @@ ERRORS = [0.9 * n**-0.47 for n in N]
 STDERRS = [0.05 * error for error in ERRORS]
 TOKENS, ERROR = Axis("number of tokens n", log=True), Axis("relative error", log=True)
 
+REGIMES = ["averaging", "selective", "frozen"]
+
 CURVES = Figure(
     f"Errors {NASTY}",
     TOKENS,
@@ -65,15 +67,14 @@ CURVES = Figure(
         line("unnamed", N, ERRORS, "ink", "dotted", listed=False),
     ],
     guides=[Guide("5% wanted", y=0.05), Guide("here", x=1000), Guide("outside", y=70.0)],
-    note="a note",
 )
 NUMBERS = Figure(
     "Rates", Axis("head", whole=True), Axis("layer", whole=True),
-    [heat("rate", [0, 1], [0, 1, 2], [[0.1, 0.5, np.nan], [0.2, 0.3, 0.4]])],
+    [Series("rate", "map", [0, 1, 2], [0, 1], values=np.array([[0.1, 0.5, np.nan], [0.2, 0.3, 0.4]]))],
 )  # fmt: skip
 WORDS = Figure(
     "Regimes", Axis("head"), Axis("layer"),
-    [heat("regime", [0, 1], range(15), [[0, 1, 2] * 5, [2, np.nan, 0] * 5], ["averaging", "selective", "frozen"])],
+    [Series("regime", "map", range(15), [0, 1], values=np.array([[0, 1, 2] * 5, [2, np.nan, 0] * 5]), words=REGIMES)],
 )  # fmt: skip
 PLAIN = Figure("Linear", Axis("R", low=0.0), Axis("share", low=0.0, high=1.0), [points("share", [1, 2], [0.2, 0.9])])
 ROWS: list[Sequence[Any]] = [(n, Estimate(e, s), "power") for n, e, s in zip(N, ERRORS, STDERRS, strict=True)]

@@ -39,7 +39,7 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     data = view.data() if callable(view.data) else view.data
     figures: list[Figure] = []
     above = "".join(_block(block, figures) for block in view.above)
-    shown = [part for part in (*view.sections, *view.later()) if part.blocks and part.only in ("", "page")]
+    shown = [part for part in view.sections if part.blocks and part.only in ("", "page")]
     body = "\n".join(_section(part, figures) for part in shown)
     year = str(made.get("finished", ""))[:4]
     version = str((made.get("versions") or {}).get("limitlens") or metadata.version("limitlens"))

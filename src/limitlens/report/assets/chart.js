@@ -2,7 +2,7 @@
 // Draw one chart as SVG from a description of its axes, guide lines and series. Sizes are screen pixels, so text is never scaled.
 //
 // spec = {x: {label, log, low, high, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
-// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, sizes, listed}
+// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, listed}
 //       or {name, kind: "map", x: column labels, y: row labels, values, words}: a heat map of numbers, or of indices into `words`
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
@@ -261,7 +261,7 @@ function drawPoints(plot, series, x, y, spec) {
     if (series.low && known(series.low[i]) && known(series.high[i])) {
       plot.append(shape("line", { class: `bar c-${series.colour}`, x1: cx, x2: cx, y1: y.at(series.low[i]), y2: y.at(series.high[i]) }));
     }
-    const dot = mark(series, cx, cy, series.sizes?.[i] ?? series.radius ?? 3.6);
+    const dot = mark(series, cx, cy, series.radius ?? 3.6);
     const range = series.low && known(series.low[i]) ? ` (95%: ${short(series.low[i])} to ${short(series.high[i])})` : "";
     dot.dataset.tip = series.labels?.[i] || `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
     if (series.ids) {
