@@ -19,7 +19,6 @@ from limitlens.arrays import pd
 from limitlens.errors import InputError
 from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.experiments.study_result import StudyResult
-from limitlens.experiments.sweeps import HorizonSweep, RadiusSweep
 from limitlens.probing.result import ProbeRun
 from limitlens.record import Run, read_run, to_json
 from limitlens.report.text import join, plural, short
@@ -27,7 +26,6 @@ from limitlens.report.view import Axis, Cell, Colour, Figure, Row, Section, Tabl
 from limitlens.results import Result
 from limitlens.statistics.documents import holm, p_value
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.regimes import Regime
 
 Value: TypeAlias = tuple[Estimate, int | None]  # a number of a run, and the number of replicates behind it, if known
 Column: TypeAlias = dict[tuple[str, str], Value]  # the numbers of a run by place (head, error) and quantity
@@ -41,7 +39,7 @@ QUANTITIES = {
     "top_weight": "largest weight", "entropy": "entropy", "horizon": "horizon", "score_std": "score spread",
     "mean_tilt": "mean tilt", "sink_mass": "mass on the sink", "pareto_k": "tail k̂",
 }  # fmt: skip
-CLASSES = {"probe": ProbeRun, "study": StudyResult, "horizons": HorizonSweep, "radii": RadiusSweep}  # by kind
+CLASSES = {"probe": ProbeRun, "study": StudyResult}  # by kind
 OVER_HEADS = (
     " Mean differences are paired by head; p has Holm's correction over all rows. For quantities without a standard "
     "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
@@ -100,7 +98,6 @@ class Comparison(Result):
     command: str  # the command that makes such runs
     unit: str  # kind of place at which runs are compared: head, error or model average
     runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
-    regimes: Mapping[str, Any] | None  # of probes: heads in each regime by run, and heads that changed from the first
     differences: tuple[Difference, ...]  # one for each place, quantity and later run
 
     @property
@@ -157,11 +154,7 @@ class Comparison(Result):
         first = self.names[0]
         in_common = plural(self.matched, self.unit)
         keys = list(dict.fromkeys(key for run in self.runs for key in run if key != "name"))
-        about = [Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in self.runs])]
-        if self.regimes:
-            *words, _ = self.regimes[first]
-            rows = [(name, *counts.values()) for name, counts in self.regimes.items()]
-            about.append(Table("regimes", ("run", *words, f"changed from {first}"), rows))
+        about = Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in self.runs])
         trust = [
             f"A difference is marked if it is significant at the level {LEVEL:.0%} over all comparisons of its "
             "quantity (Holm); quantities without a standard error are never marked."
@@ -172,7 +165,7 @@ class Comparison(Result):
             trust.append("The runs scaled the scores differently, which may cause the differences.")
         lead = f"Each run compared with {first}.{OVER_HEADS if self.unit == 'head' else ''}"
         sections = [
-            Section("The runs", "", about),
+            Section("The runs", "", [about]),
             Section("By quantity", lead, (self._summary_table(), Row(self._figures()))),
             Section("By place", f"The {LISTED} clearest differences; the table has all.", [self._differences_table()]),
         ]
@@ -271,9 +264,8 @@ def compare(*runs: Result | str | Path) -> Comparison:
     about = [{"name": name} for name in names]
     for row, run in zip(about, results, strict=True):
         row |= {key: value for key in keys if (value := getattr(run, key, None)) is not None}
-        row |= {"horizon": run.theory["horizon"]} if run.kind == "study" else {}
-    regimes = None if command == "study" else _regimes(results, names, one_model=unit == "head")
-    return Comparison(command, unit, tuple(about), regimes, tuple(differences))
+        row |= {"horizon": run.theory["horizon"]} if command == "study" else {}
+    return Comparison(command, unit, tuple(about), tuple(differences))
 
 
 def _name(run: Result | str | Path) -> str:
@@ -281,22 +273,6 @@ def _name(run: Result | str | Path) -> str:
     if isinstance(run, str | Path):
         return Path(run).resolve().name
     return f"{run.model} on {run.corpus}" if isinstance(run, ProbeRun) else run.kind
-
-
-def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], one_model: bool) -> dict[str, Any] | None:
-    """Number of heads in each regime (class of error curve) by run, and of heads whose regime differs from run 1.
-
-    None for predictions, which have no regimes. `one_model` says whether all runs are of the same model.
-    """
-    first, *_ = by_head = [{head.place: head.regime for head in run.records} for run in runs]
-    if not any(regimes[place] for regimes in by_head for place in regimes):
-        return None
-    found = {}
-    for name, regimes in zip(names, by_head, strict=True):
-        counts = {regime.value: list(regimes.values()).count(regime) for regime in Regime}
-        changed = sum(regimes[place] is not first[place] for place in regimes.keys() & first)
-        found[name] = {**counts, "changed": changed if one_model or regimes is first else None}
-    return found
 
 
 def _value(value: Any, stderr: Any = None, replicates: int | None = None) -> Value:
@@ -335,16 +311,11 @@ def _model_means(run: ProbeRun) -> Column:
     }
 
 
-def _study(run: Any) -> Column:
-    """Numbers to compare of a study, or of every study of a sweep: rate and errors of each error curve."""
-    studies = [("", run)]
-    if run.kind != "study":
-        name = "H" if run.kind == "horizons" else "R"
-        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(run.values, run.curves, strict=False)]
+def _study(run: StudyResult) -> Column:
+    """Numbers to compare of a study: rate and errors of each error curve."""
     found: Column = {}
-    for prefix, study in studies:
-        for name, errors in study.errors.items():  # each is its own quantity: errors have no common median
-            found |= _curve(f"{prefix}{name}", errors, study.replicates, f" of the {name}")
+    for name, errors in run.errors.items():  # each is its own quantity: errors have no common median
+        found |= _curve(name, errors, run.replicates, f" of the {name}")
     return found
 
 

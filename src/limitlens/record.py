@@ -68,9 +68,7 @@ class Run:
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
             given = f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs"
             reason = f"{type(error).__name__}: {error}"
-            raise InputError(
-                f"{given} ({reason}); expected one that limitlens wrote, so run its command again"
-            ) from None
+            raise InputError(f"{given} ({reason}); expected one that limitlens wrote, so run it again") from None
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

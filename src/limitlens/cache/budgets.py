@@ -69,9 +69,9 @@ def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array
 
 def at_keys(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
     """Values (policies, ...) of curves (policies, ..., sizes) at `keys` (...) keys, interpolated linearly."""
-    flat = [[np.interp(n, sizes, row) for n, row in zip(keys.ravel(), rows.reshape(-1, len(sizes)), strict=True)]
-            for rows in curves]  # fmt: skip
-    return np.asarray(flat).reshape(curves.shape[:-1])
+    counts = np.broadcast_to(keys, curves.shape[:-1]).ravel()
+    flat = [np.interp(n, sizes, row) for n, row in zip(counts, curves.reshape(-1, len(sizes)), strict=True)]
+    return np.reshape(flat, curves.shape[:-1])
 
 
 def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None) -> PolicyTotal:
@@ -138,9 +138,7 @@ def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[n
     return keys
 
 
-def fisher_costs(
-    loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, *, seed: int = 0
-) -> Array:
+def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, seed: int = 0) -> Array:
     """Fisher costs g_h of all heads, (layers, heads): nats of divergence a token per unit of squared output error.
 
     To second order, a change δ of a head's output changes the predicted distributions by the divergence

@@ -133,8 +133,7 @@ class Plan(Result):
             for one in self.totals
         ]  # fmt: skip
         places, shares = zip(*(((row.layer, row.kv_head), row.share) for row in self.table.itertuples()), strict=True)
-        columns = ("key policy", "share of the cache", "error, median head", "90% of heads below",
-                   "heads within the target error")  # fmt: skip
+        columns = ("key policy", "share of cache", "error, median head", "90% of heads below", "heads within target")
         lead = (
             f"The cache is cut once, after {self.context:,} tokens. Curves come from {self.fitted} windows of the text "
             f"and errors from {self.checked} others. An oracle uses the scores of later queries and is never chosen. A "

@@ -30,7 +30,7 @@ from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
 from limitlens.models.intervene import PolicyHook
 from limitlens.record import json_text, read_run
-from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
+from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.statistics.documents import paired_mean
@@ -99,11 +99,9 @@ class Trial(Result):
             bars = [row.stderr["kl"] for row in own]
             series.append(points(_allocation(allocation), agreement, kl, colour, bars, labels=labels))
         axes = Axis("share of tokens with the same most likely successor"), Axis("KL, nats a token", log=True)
-        columns = ("key policy", "allocation", "KL", "KL minus uniform", "KL minus equal error", "agreement", "nll",
-                   "nll increase")  # fmt: skip
-        cells: list[list[Cell]] = [
-            [policy_label(row.policy), _allocation(row.allocation), *map(row.estimate, NUMBERS)] for row in self.ranked
-        ]
+        columns = ("key policy", "allocation", *(name.replace("kl", "KL").replace("_", " ") for name in NUMBERS))
+        names = [(policy_label(row.policy), _allocation(row.allocation)) for row in self.ranked]
+        cells = [[*name, *map(row.estimate, NUMBERS)] for name, row in zip(names, self.ranked, strict=True)]
         lead = (
             "KL and nll in nats a token, agreement as a share of tokens: means over documents ± standard errors; "
             "differences are paired by document."

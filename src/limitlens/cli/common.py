@@ -52,21 +52,15 @@ def command(
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
     """Decorator that turns a function from options to a result into a command that saves, draws and prints the result.
 
-    The options of the command are the function's parameters, the options of every command (--out, --overwrite, --json,
-    --quiet), and the options of `SHARED` that are named here.
+    The options of the command are the function's parameters, those of every command (--out, --overwrite, --json,
+    --quiet), and those of `SHARED` that `shares` names, separated by spaces. `also` is a function whose parameters
+    become options too. With `computes` the command has --seed, --device and --threads; with `page` it writes an HTML
+    page of the result to --out. `runs` names the module of limitlens whose function of the command's name does the
+    work; the decorated function then only declares the options.
 
-    Parameters
-    ----------
-    title, unit : title of the progress bar, which may name options in braces, and the unit that it counts; with a title
-        the function gets an argument `progress`.
-    runs : module of limitlens whose function with the command's name does the work; the decorated function then only
-        declares the options.
-    shares : options of `SHARED` that are passed to the function, separated by spaces.
-    also : another function, whose parameters become options of this command too.
-    kept : whether the work can be resumed; the function then gets an argument `checkpoint`.
-    keeps : whether the function gets an argument `keep`, a function that saves an intermediate result in --out.
-    page : whether an HTML page of the result is written to --out too.
-    computes : whether the command has --seed, --device and --threads.
+    The function that does the work gets further arguments: with a `title` of the progress bar (it may name options in
+    braces, and counts in `unit`) `progress`; if `kept`, `checkpoint`, because the work can be resumed; with `keeps`,
+    `keep`, a function that saves an intermediate result in --out.
     """
     passed = [name for name in shares.split() if name != "plot"]
     options = {"out", "overwrite", "json", "quiet", *shares.split()}

@@ -87,7 +87,7 @@ def capture(
 
 @contextmanager
 def hook_attention(
-    model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
+    model: PreTrainedModel, handle: Handler, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
     """Pass every call of every attention layer of `model` to the function `handle` within the `with` block.
 
@@ -245,9 +245,7 @@ class _Relay:
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
             given = f"{name} attends from {tuple(query.shape)} to {tuple(key.shape)}"
-            raise InputError(
-                f"{given}; expected (batch, heads, length, dimension), and as many keys as queries or more"
-            )
+            raise InputError(f"{given}; expected (batch, heads, length, dimension), and as many keys or more")
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             if forward is None:

@@ -33,9 +33,8 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
-    verdict = "".join(
-        f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in zip(VERDICT, view.verdict, strict=True)
-    )
+    said = zip(VERDICT, view.verdict, strict=True)
+    verdict = "".join(f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in said)
     data = view.data() if callable(view.data) else view.data
     figures: list[Figure] = []
     above = "".join(_block(block, figures) for block in view.above)

@@ -16,11 +16,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from limitlens.report.view import Axis, Figure, Guide, Series
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
-BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
 PALETTE = {
-    "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
+    "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "pink": "#CC79A7", "sky": "#56B4E9", "red": "#D55E00",
+    "grey": "#666666", "ink": "black",
 }  # fmt: skip
-WORD_COLOURS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # colours of the categories of a map, in order
+WORD_COLOURS = [PALETTE[name] for name in ("blue", "green", "red", "orange", "pink", "sky", "grey")]  # of categories
 
 SIZE = (5.2, 3.6)  # inches, of a single figure
 PANEL = (3.6, 3.2)  # inches, of one figure among several
@@ -147,8 +147,8 @@ def _guide(axes: Axes, guide: Guide) -> None:
     low, high = sorted(axes.get_xlim() if vertical else axes.get_ylim())
     if at is None or not low <= at <= high:
         return
-    (axes.axvline if vertical else axes.axhline)(at, color=GREY, linewidth=0.6, linestyle=":")
-    label = axes.text(0.99, at, guide.label, fontsize=7, color=GREY, ha="right", va="bottom")
+    (axes.axvline if vertical else axes.axhline)(at, color=PALETTE["grey"], linewidth=0.6, linestyle=":")
+    label = axes.text(0.99, at, guide.label, fontsize=7, color=PALETTE["grey"], ha="right", va="bottom")
     label.set_transform(axes.get_yaxis_transform())
     if vertical:
         label.set(x=at, y=0.98, rotation=90, va="top", transform=axes.get_xaxis_transform())
