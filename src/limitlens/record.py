@@ -9,10 +9,9 @@ import json
 import math
 import os
 import platform
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
@@ -80,20 +79,14 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def provenance(
-    command: str, arguments: Mapping[str, Any], started: datetime | None = None, typed: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Provenance, a record of how a result was made: command, arguments, folder, seed, versions, host and times.
-
-    `typed` are the words that the user typed after `limitlens`, if the command line made the result.
-    """
+def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
+    """Provenance, a record of how a result was made: command, arguments, folder, seed, versions, host and times."""
     now = datetime.now(UTC)
     torch = sys.modules.get("torch")  # only a command that computes with torch has imported it
     host = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
     host |= {} if torch is None else {"threads": torch.get_num_threads()}
     return {
         "command": command,
-        "typed": shlex.join(("limitlens", *typed)) if typed else None,
         "arguments": dict(arguments),
         "folder": os.getcwd(),  # relative paths among the arguments start here
         "seed": arguments.get("seed"),

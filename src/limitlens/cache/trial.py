@@ -28,7 +28,7 @@ from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
-from limitlens.models.intervene import PolicyHook
+from limitlens.models.intervene import PolicyHook, kv_shape
 from limitlens.record import json_text, read_run
 from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
@@ -101,7 +101,8 @@ class Trial(Result):
         axes = Axis("share of tokens with the same most likely successor"), Axis("KL, nats a token", log=True)
         columns = ("key policy", "allocation", *(name.replace("kl", "KL").replace("_", " ") for name in NUMBERS))
         names = [(policy_label(row.policy), _allocation(row.allocation)) for row in self.ranked]
-        cells = [[*name, *map(row.estimate, NUMBERS)] for name, row in zip(names, self.ranked, strict=True)]
+        numbers = [map(row.estimate, NUMBERS) for row in self.ranked]
+        cells: list[tuple[Cell, ...]] = [(*name, *row) for name, row in zip(names, numbers, strict=True)]
         lead = (
             "KL and nll in nats a token, agreement as a share of tokens: means over documents ± standard errors; "
             "differences are paired by document."
@@ -156,7 +157,7 @@ def trial(
     loaded = model or load(resolve_source(made.model, made.made), device=choose_device(device), head=True)
     if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
         raise InputError(f"the weights of {loaded.name} differ from those of the plan (by their digest); plan again")
-    shape = _shape(loaded)
+    shape = kv_shape(loaded.model)
     planned = len(made.budgets), max(map(len, made.budgets))
     if planned != shape:
         given = f"the plan has {planned} layers and key/value heads, {loaded.name} has {shape}"
@@ -167,19 +168,23 @@ def trial(
     order = window_order(windows, made.seed)[used:][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
+
+    def filled(rows: Any, dummy: Any) -> list[Any]:  # the hook is never called in layers without a cache
+        return [row or (dummy,) * shape[1] for row in rows]
+
     tables: dict[tuple[str, str], tuple[Any, Any]] = {
-        (name, allocation): (name, budgets)
+        (name, allocation): (name, filled(budgets, 0))
         for name, allocations in made.allocations.items()
         for allocation, budgets in allocations.items()
     }
-    tables[made.policy, OWN] = made.policies, made.budgets
+    tables[made.policy, OWN] = filled(made.policies, "recent"), filled(made.budgets, 0)
 
     tokens = float(len(order) * (made.context + (1 + len(tables)) * BEHIND))
     check_cost("the trial", *forward_cost(loaded.model, tokens, windows.length), yes=True)
 
     def document(k: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [order[k]])
-        hooks = [_hook(made, names, budgets, shape) for names, budgets in tables.values()]
+        hooks = [PolicyHook(names, counts, made.context, made.seed, shape) for names, counts in tables.values()]
         return _read(loaded, ids, made.context, hooks)
 
     job: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
@@ -189,22 +194,6 @@ def trial(
     rows = _rows(made, list(tables), found["full"], found["cut"])
     read = len(found["full"])
     return Trial(loaded.name, text, made.context, BEHIND, read, rows, interrupted=read < len(order))
-
-
-def _shape(loaded: LoadedModel) -> tuple[int, int]:
-    """Number of layers of a model, and number of key/value heads of a layer."""
-    config = loaded.model.config.get_text_config()
-    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def _hook(plan: Plan, names: Any, budgets: Any, shape: tuple[int, int]) -> PolicyHook:
-    """Attention hook that keeps `budgets` [layer][kv_head] keys by the policies `names` (one name, or one per head).
-
-    `shape` is (layers, kv heads). Layers without a cache, whose hook is never called, get dummy entries.
-    """
-    counts = [row or (0,) * shape[1] for row in budgets]
-    policies = names if isinstance(names, str) else [row or ("recent",) * shape[1] for row in names]
-    return PolicyHook(policies, counts, plan.context, plan.seed, shape)
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:

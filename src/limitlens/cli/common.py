@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -96,7 +97,8 @@ def command(
                 with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
-                result = replace(result, made=record.provenance(name, call.params, started, call.obj or ()))
+                made = record.provenance(name, call.params, started)
+                result = replace(result, made={**made, "typed": shlex.join(["limitlens", *(call.obj or [name])])})
             show(call, result, name if given.get("plot") else None)
             if checkpoint is not None:
                 checkpoint.remove()

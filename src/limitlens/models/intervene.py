@@ -75,8 +75,7 @@ def intervene(
     if callable(keys):
         changes.append(keys)
     elif keys != "all":
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        changes.append(PolicyHook(keys, count, cut, seed, (layers, kv_heads)))
+        changes.append(PolicyHook(keys, count, cut, seed, kv_shape(stack)))
     elif count is not None or cut is not None:
         raise InputError("a count or a cut was given without a key policy; expected one, such as keys='recent'")
 
@@ -89,6 +88,12 @@ def intervene(
 
     with positions, hook_attention(stack, act):
         yield
+
+
+def kv_shape(model: PreTrainedModel) -> tuple[int, int]:
+    """Number of layers of a model, and number of key/value heads of a layer."""
+    config = model.config.get_text_config()
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
@@ -122,11 +127,10 @@ def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
 def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
     """Change (function from attention input to attention input) that multiplies the queries, and so their scores."""
     if not callable(score_scale):
-        shape = np.shape(score_scale)
+        shape = as_array("score_scale", score_scale).shape  # raises if a number is not finite
         if shape not in ((), (layers, heads)):
             expected = f"expected a number or one for each of {layers} layers and {heads} heads"
             raise InputError(f"score_scale has shape {shape}; {expected}")
-        as_array("score_scale", score_scale)  # raises if a number is not finite
         table = torch.as_tensor(score_scale)
 
     def change(call: Captured) -> Captured:

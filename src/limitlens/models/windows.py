@@ -213,11 +213,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _warnings(loaded: LoadedModel, length: int, special: str, prefix: tuple[int, ...]) -> list[str]:
-    """Warnings about windows of `length` tokens; raises an `InputError` if the model cannot run such windows.
-
-    Warnings are for windows longer than the trained positions, windows of a causal model without its first token, which
-    may be the attention sink of its heads, and a file with weights of layers that the model does not have.
-    """
+    """Warnings about windows of `length` tokens; raises an `InputError` if the model cannot run such windows."""
     rows, positions, first = loaded.position_rows, loaded.positions, first_token(loaded)
     found = []
     if rows is not None and length > rows:
