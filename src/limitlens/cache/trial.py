@@ -30,7 +30,7 @@ from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
 from limitlens.models.intervene import PolicyHook, kv_shape
 from limitlens.record import json_text, read_run
-from limitlens.report.view import Axis, Colour, Figure, Section, Table, View, points
+from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.statistics.documents import paired_mean
