@@ -34,8 +34,8 @@ from bench.peaks import REPORT
 from bench.timing import taken
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
-from limitlens.record import save_figure
 from limitlens.report.paper import BLUE, GREY, figure_style
+from limitlens.results import save_figure
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 CASE = {"cpu": (1024, 16_384), "cuda": (16_384, 65_536)}  # queries and tokens

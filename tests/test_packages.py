@@ -30,14 +30,13 @@ EDGES = {
         "attention cache comparison errors experiments interventions loading measures models probing published "
         "record report results sampling"
     ),
-    "comparison": "comparison_result errors estimate loading probing record report results statistics",
-    "comparison_result": "arrays errors estimate record report results statistics",
+    "comparison": "arrays errors estimate experiments probing record report results statistics",
     "cost": "arrays errors",
     "errors": "",
     "estimate": "",
     "experiments": "arrays attention cost errors estimate measures record report results sampling statistics theory",
     "interventions": "arrays attention cost errors estimate models record report results sampling statistics theory",
-    "loading": "cache comparison_result errors experiments interventions probing published record results statistics",
+    "loading": "cache comparison errors experiments interventions probing published record results statistics",
     "measures": "arrays cost errors",
     "models": "arrays attention cost errors record sampling",
     "outcome": "",
@@ -46,9 +45,9 @@ EDGES = {
         "arrays attention errors estimate experiments interventions measures models probing record report results "
         "sampling statistics theory"
     ),
-    "record": "errors estimate report",
+    "record": "errors estimate",
     "report": "estimate",
-    "results": "record report",
+    "results": "errors record report",
     "sampling": "arrays attention errors measures record",
     "statistics": "arrays attention errors estimate measures outcome report results theory",
     "theory": "errors measures outcome",

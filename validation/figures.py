@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import limitlens as ll
-from limitlens.record import save_figure
 from limitlens.report.paper import BLUE, GREEN, GREY, ORANGE, RED, figure_style
+from limitlens.results import save_figure
 
 DOCS = Path(__file__).parents[1] / "docs"
 ENTRY = re.compile(r"```bash\n(limitlens [^\n]*--out runs/(\S+)[^\n]*)\n```\n\n!\[[^\]]*\]\(figures/(\S+)\.png\)")

@@ -1,37 +1,237 @@
 """Comparison of two or more runs of one kind with the first of them (`limitlens.compare`).
 
 A difference is tested at 5% after Holm's correction over all comparisons of its quantity, by Welch's t where the
-numbers of replicates are known. Quantities without a standard error are shown and never marked. The heads of two models
-have no counterparts, so models are compared by means over their heads, with standard errors from the spread over heads.
+numbers of replicates are known. Quantities without a standard error are shown and never marked. Runs of one model are
+also compared over all heads, which shows small differences that all heads share. The heads of two models have no
+counterparts, so models are compared by means over their heads, with standard errors from the spread over heads.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
-from limitlens.comparison_result import LEVEL, TOKENS, Comparison, Difference
+from limitlens.arrays import pd
 from limitlens.errors import InputError
 from limitlens.estimate import UNKNOWN, Estimate
-from limitlens.loading import load
+from limitlens.experiments.study_result import StudyResult
 from limitlens.probing.result import ProbeRun
-from limitlens.record import to_json
-from limitlens.report.text import plural
+from limitlens.record import Run, read_run, to_json
+from limitlens.report.text import join, plural, short
+from limitlens.report.view import Axis, Cell, Colour, Figure, Row, Section, Table, View, line, points
 from limitlens.results import Result
 from limitlens.statistics.documents import holm, p_value
 from limitlens.statistics.error_curve import ErrorCurve
-from limitlens.statistics.regimes import Regime
 
 Value: TypeAlias = tuple[Estimate, int | None]  # a number of a run, and the number of replicates behind it, if known
 Column: TypeAlias = dict[tuple[str, str], Value]  # the numbers of a run by place (head, error) and quantity
 
+LEVEL = 0.05  # significance level of the tests of differences
+LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
+PLACES = 6  # places (heads, errors) that a quantity needs for a figure and for a test over all heads
 AT = " at n = "  # between a quantity and the n at which it was measured
+TOKENS = "tokens for 5%"  # the quantity n(5%)
 QUANTITIES = {
     "top_weight": "largest weight", "entropy": "entropy", "horizon": "horizon", "score_std": "score spread",
     "mean_tilt": "mean tilt", "sink_mass": "mass on the sink", "pareto_k": "tail k̂",
 }  # fmt: skip
+CLASSES = {"probe": ProbeRun, "study": StudyResult}  # by kind
+OVER_HEADS = (
+    " Mean differences are paired by head; p has Holm's correction over all rows. For quantities without a standard "
+    "error, p ignores the random choice of text: two runs on the same text show how large its effect is."
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One quantity at one place (head or error) in the first run and in a later run, and the difference."""
+
+    where: str
+    quantity: str
+    run: str
+    first: Estimate
+    value: Estimate
+    difference: Estimate
+    exceeds: bool | None  # whether the difference is significant; None without a standard error
+
+    @property
+    def in_errors(self) -> float | None:
+        """Difference divided by its standard error; None where either is not known."""
+        stderr = self.difference.stderr
+        return self.difference.value / stderr if self.difference.known and stderr and not math.isnan(stderr) else None
+
+
+@dataclass(frozen=True)
+class QuantitySummary:
+    """One quantity of a later run against the first run, over all places (heads or errors) that the runs share.
+
+    For runs of one model, `difference` is the mean over heads of the difference, paired by head. Its squared standard
+    error is the variance over heads divided by the number of heads, plus the square of the mean standard error of a
+    head where that is known: all heads read the same windows, so the error of the sample does not average out.
+    """
+
+    quantity: str
+    run: str
+    places: int
+    first: float  # median over places in the first run
+    value: float  # median over places in the later run
+    tested: int  # places where the difference has a standard error
+    marked: int  # places where the difference is significant
+    difference: Estimate  # unknown unless the runs are of one model
+    p: float | None  # of that mean difference by Student's t, with Holm's correction over all quantities and runs
+
+    @property
+    def real(self) -> bool:
+        """Whether the mean difference over all heads is significant."""
+        return self.p is not None and self.p < LEVEL
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """Result of `limitlens.compare`: two or more runs, each compared with the first run."""
+
+    kind, file = "comparison", "differences"
+    command: str  # the command that makes such runs
+    unit: str  # kind of place at which runs are compared: head, error or model average
+    runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
+    differences: tuple[Difference, ...]  # one for each place, quantity and later run
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the compared runs, the first run first."""
+        return [run["name"] for run in self.runs]
+
+    @property
+    def matched(self) -> int:
+        """Number of places (heads or errors) that the runs have in common."""
+        return len({row.where for row in self.differences})
+
+    @cached_property
+    def ranked(self) -> list[Difference]:
+        """All differences in order: significant ones first, then by size in standard errors, unknown ones last."""
+        return sorted(self.differences, key=lambda r: (not r.exceeds, -abs(r.in_errors or 0.0), not r.difference.known))
+
+    @cached_property
+    def summary(self) -> list[QuantitySummary]:
+        """Summary of each quantity in each later run: medians, numbers of significant differences, mean difference."""
+        groups: dict[tuple[str, str], list[Difference]] = defaultdict(list)
+        for row in self.differences:
+            groups[row.quantity, row.run].append(row)
+        rows = []
+        for (quantity, run), found in groups.items():
+            pairs = pd.DataFrame([(row.first.value, row.value.value) for row in found])
+            first, value = pairs.median().tolist()  # of the values that are known
+            tested = [row.exceeds for row in found if row.exceeds is not None]
+            known = [row.difference for row in found if row.difference.known]
+            difference, p = UNKNOWN, None
+            # n(5%) is known only for heads that converge fast
+            if self.unit == "head" and quantity != TOKENS and len(known) >= PLACES:
+                shared = mean(0.0 if math.isnan(one.stderr) else one.stderr for one in known)
+                values = [one.value for one in known]
+                difference = Estimate(mean(values), math.hypot(stdev(values) / math.sqrt(len(values)), shared))
+                p = p_value(difference.value, difference.stderr, len(values) - 1)
+            counts = len(tested), sum(tested)
+            rows.append(QuantitySummary(quantity, run, len(found), first, value, *counts, difference, p))
+        adjusted = iter(holm([row.p for row in rows if row.p is not None]))
+        return [row if row.p is None else replace(row, p=next(adjusted)) for row in rows]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Table with one row per difference: place, quantity, run, both values and whether it is significant."""
+        return pd.DataFrame(to_json(self.differences))
+
+    def document(self) -> dict[str, Any]:
+        """JSON document of the comparison, with the summary of quantities."""
+        summary = [{**to_json(row), "real": row.real} for row in self.summary]
+        return {**super().document(), "matched": self.matched, "summary": summary}
+
+    def view(self) -> View:
+        """View of the comparison: tables of runs and differences, and figures of later runs against the first."""
+        first = self.names[0]
+        in_common = plural(self.matched, self.unit)
+        keys = list(dict.fromkeys(key for run in self.runs for key in run if key != "name"))
+        about = Table("runs", ["run", *keys], [[run["name"], *(run.get(key) for key in keys)] for run in self.runs])
+        trust = [
+            f"A difference is marked if it is significant at the level {LEVEL:.0%} over all comparisons of its "
+            "quantity (Holm); quantities without a standard error are never marked."
+        ]
+        if self.unit == "model average":
+            trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+        if len({run.get("score_scale") for run in self.runs}) > 1:
+            trust.append("The runs scaled the scores differently, which may cause the differences.")
+        lead = f"Each run compared with {first}.{OVER_HEADS if self.unit == 'head' else ''}"
+        sections = [
+            Section("The runs", "", [about]),
+            Section("By quantity", lead, (self._summary_table(), Row(self._figures()))),
+            Section("By place", f"The {LISTED} clearest differences; the table has all.", [self._differences_table()]),
+        ]
+        subtitle = f"{plural(len(self.runs), 'run')} of limitlens {self.command} · {in_common} in common"
+        measured = f"{join(self.names)} were compared on {in_common}: each difference from {first} with its error."
+        return View(" against ".join(self.names), subtitle, (measured, *self._verdict()), sections, trust=trust)
+
+    def _verdict(self) -> tuple[str, str]:
+        """Two sentences for the view: which quantities differ, and what to look at first."""
+        verdict = "No difference exceeds its error: the runs agree within their uncertainty."
+        advice = "Use more replicates or more tokens to detect smaller differences."
+        top = self.ranked[0]
+        if top.exceeds:
+            number = sum(row.marked for row in self.summary)
+            exceed = f"{number} differences exceed their errors" if number > 1 else "One difference exceeds its error"
+            of = {run: f" of {run}" if len(self.runs) > 2 else "" for run in self.names}
+            marked = [f"{r.quantity}{of[r.run]} in {r.marked} of {r.tested}" for r in self.summary if r.marked]
+            verdict = f"{exceed}: {join(marked)}."
+            change = f"{short(top.first.value)} to {short(top.value.value)}"
+            advice = f"Look first at {top.where}: its {top.quantity} changes from {change} in {top.run}."
+        real = [(row, row.difference) for row in self.summary if row.real]
+        if real:
+            named = [f"{row.quantity} of {row.run} ({mean.value:+.2g} ± {mean.stderr:.1g})" for row, mean in real]
+            verdict += f" Significant over all heads: {join(named)}."
+        elif any(row.p is not None for row in self.summary):
+            verdict += " Paired by head, no quantity differs significantly over all heads."
+        return verdict, advice
+
+    def _summary_table(self) -> Table:
+        average = "mean" if self.unit == "model average" else "median"
+        columns = ["quantity", "run", f"{average} in {self.names[0]}", f"{average} in run", "places that differ"]
+        paired = ["mean difference over heads", "p (Holm)", "significant"] if self.unit == "head" else []
+        rows: list[list[Cell]] = []
+        for row in self.summary:
+            differ = f"{row.marked} of {row.tested}" if row.tested else None
+            verdict = None if row.p is None else row.real
+            cells: list[Cell] = [row.quantity, row.run, row.first, row.value, differ, row.difference, row.p, verdict]
+            rows.append(cells[: len(columns) + len(paired)])
+        marked = frozenset(i for i, row in enumerate(self.summary) if row.real)
+        return Table("summary", [*columns, *paired], rows, marked)
+
+    def _differences_table(self) -> Table:
+        columns = ("where", "quantity", "run", f"in {self.names[0]}", "in run", "difference", "difference / error")
+        listed = self.ranked[:LISTED]
+        rows = [(r.where, r.quantity, r.run, r.first, r.value, r.difference, r.in_errors, r.exceeds) for r in listed]
+        marked = frozenset(i for i, row in enumerate(listed) if row.exceeds)
+        return Table("differences", (*columns, "exceeds its error"), rows, marked=marked, shown=SHOWN)
+
+    def _figures(self) -> list[Figure]:
+        """Figures of each quantity in later runs against the first run, with a point for each place."""
+        looks: dict[bool, tuple[str, Colour]] = {False: ("within errors", "grey"), True: ("exceeds its error", "blue")}
+        figures = []
+        for quantity in dict.fromkeys(row.quantity for row in self.summary if row.places >= PLACES and row.tested):
+            tested = [row for row in self.differences if row.quantity == quantity and row.exceeds is not None]
+            values = [one.value for row in tested for one in (row.first, row.value)]
+            ends = [min(values), max(values)]
+            series = [line("equal", ends, ends, "ink", "dashed")]
+            for exceeds, (name, colour) in looks.items():
+                rows = [row for row in tested if row.exceeds is exceeds]
+                x, y = [row.first.value for row in rows], [row.value.value for row in rows]
+                labels = [f"{r.where}, {r.run}\n{short(r.first.value)} → {short(r.value.value)}" for r in rows]
+                series += [points(name, x, y, colour, labels=labels)] if rows else []
+            log = ends[0] > 0 and ends[1] > 5 * ends[0]
+            axes = (Axis(f"{quantity} in {self.names[0]}", log), Axis(f"{quantity} in {join(self.names[1:])}", log))
+            figures.append(Figure(quantity.capitalize(), *axes, series, height=380))
+        return figures
 
 
 def compare(*runs: Result | str | Path) -> Comparison:
@@ -44,60 +244,35 @@ def compare(*runs: Result | str | Path) -> Comparison:
     """
     if len(runs) < 2:
         raise InputError(f"{plural(len(runs), 'run')} was given; expected at least two to compare, so name another run")
-    results: list[Any] = [load(run) if isinstance(run, str | Path) else run for run in runs]
-    kinds = list(dict.fromkeys(run.kind for run in results))
+    found: list[Any] = [read_run(run) if isinstance(run, str | Path) else run for run in runs]
+    kinds = list(dict.fromkeys(run.kind for run in found))
     if len(kinds) > 1:
         raise InputError(f"runs of {', '.join(kinds)} were given; expected runs of one kind, so leave out some")
-    if kinds[0] not in READERS:
+    if kinds[0] not in CLASSES:
         raise InputError(f"runs of {kinds[0]!r} cannot be compared; expected probes, predictions or studies")
-    command, unit, read = READERS[kinds[0]]
+    results = [run.result(CLASSES[kinds[0]]) if isinstance(run, Run) else run for run in found]
+    command, unit, read = ("probe", "head", _probe) if kinds[0] == "probe" else ("study", "error", _study)
     if unit == "head" and len({run.model_sha256 or run.model for run in results}) > 1:
         unit, read = "model average", _model_means
-    names = _names(runs)
-    differences = tuple(find_differences([read(run) for run in results], names))
+    names = [_name(run) for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    differences = find_differences([read(run) for run in results], names)
     if not differences:
         raise InputError("the runs have nothing in common to compare; expected the same sizes, errors or quantities")
-    described = tuple({"name": name, **_described(run)} for name, run in zip(names, results, strict=True))
-    regimes = _regimes(results, names, unit == "head") if kinds == ["probe"] else None
-    return Comparison(command, unit, described, regimes, differences)
-
-
-def _names(runs: Sequence[Any]) -> list[str]:
-    """Distinct names of the compared runs: the name or path of a folder, or the model and text (kind) of a result."""
-
-    def name(run: Any, whole: bool) -> str:
-        if isinstance(run, str | Path):
-            return str(run) if whole else Path(run).resolve().name
-        return f"{run.model} on {run.corpus}" if run.kind == "probe" else str(run.kind)
-
-    brief, long = ([name(run, whole) for run in runs] for whole in (False, True))
-    numbered = [f"{name} ({i})" for i, name in enumerate(long, 1)]
-    return next(names for names in (brief, long, numbered) if len(set(names)) == len(names))
-
-
-def _described(run: Any) -> dict[str, Any]:
-    """Parameters of a run (model, text, window, ...) that the table of compared runs shows."""
     keys = ("model", "corpus", "measure", "sampling", "window", "tokens", "score_scale", "device", "seed")
-    found = {key: value for key in keys if (value := getattr(run, key, None)) is not None}
-    if run.kind == "study":
-        found["horizon"] = run.theory["horizon"]
-    return found
+    about = [{"name": name} for name in names]
+    for row, run in zip(about, results, strict=True):
+        row |= {key: value for key in keys if (value := getattr(run, key, None)) is not None}
+        row |= {"horizon": run.theory["horizon"]} if command == "study" else {}
+    return Comparison(command, unit, tuple(about), tuple(differences))
 
 
-def _regimes(runs: Sequence[ProbeRun], names: Sequence[str], one_model: bool) -> dict[str, Any] | None:
-    """Number of heads in each regime (class of error curve) by run, and of heads whose regime differs from run 1.
-
-    None for predictions, which have no regimes. `one_model` says whether all runs are of the same model.
-    """
-    first, *_ = by_head = [{head.place: head.regime for head in run.records} for run in runs]
-    if not any(regimes[place] for regimes in by_head for place in regimes):
-        return None
-    found = {}
-    for name, regimes in zip(names, by_head, strict=True):
-        counts = {regime.value: list(regimes.values()).count(regime) for regime in Regime}
-        changed = sum(regimes[place] is not first[place] for place in regimes.keys() & first)
-        found[name] = {**counts, "changed": changed if one_model or regimes is first else None}
-    return found
+def _name(run: Result | str | Path) -> str:
+    """Name of a compared run: the name of its folder, or the model and text of a probe, or the kind of result."""
+    if isinstance(run, str | Path):
+        return Path(run).resolve().name
+    return f"{run.model} on {run.corpus}" if isinstance(run, ProbeRun) else run.kind
 
 
 def _value(value: Any, stderr: Any = None, replicates: int | None = None) -> Value:
@@ -136,16 +311,11 @@ def _model_means(run: ProbeRun) -> Column:
     }
 
 
-def _study(run: Any) -> Column:
-    """Numbers to compare of a study, or of every study of a sweep: rate and errors of each error curve."""
-    studies = [("", run)]
-    if run.kind != "study":
-        name = "H" if run.kind == "horizons" else "R"
-        studies = [(f"{name} = {value:.4g}, ", curve) for value, curve in zip(run.values, run.curves, strict=False)]
+def _study(run: StudyResult) -> Column:
+    """Numbers to compare of a study: rate and errors of each error curve."""
     found: Column = {}
-    for prefix, study in studies:
-        for name, errors in study.errors.items():  # each is its own quantity: errors have no common median
-            found |= _curve(f"{prefix}{name}", errors, study.replicates, f" of the {name}")
+    for name, errors in run.errors.items():  # each is its own quantity: errors have no common median
+        found |= _curve(name, errors, run.replicates, f" of the {name}")
     return found
 
 
@@ -156,13 +326,6 @@ def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
     for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
         found[where, f"error{of}{AT}{n:,}"] = _value(error, stderr, count)
     return found
-
-
-# By kind of run: its command, the unit by which runs are matched, and the function that reads the run's numbers.
-READERS: dict[str, tuple[str, str, Callable[[Any], Column]]] = {
-    "probe": ("probe", "head", _probe),
-    **dict.fromkeys(("study", "horizons", "radii"), ("study", "error", _study)),
-}
 
 
 def find_differences(columns: Sequence[Column], names: Sequence[str]) -> list[Difference]:

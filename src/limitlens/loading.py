@@ -27,7 +27,7 @@ KINDS = {
     "downstream": "interventions.downstream:Downstream",
     "stability": "interventions.stability:Stability",
     "designs": "interventions.designs:Designs",
-    "comparison": "comparison_result:Comparison",
+    "comparison": "comparison:Comparison",
     "theory": "experiments.theory_result:TheoryReport",
     "reproduction": "published.reproduction:Reproduction",
 }

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
@@ -26,7 +25,6 @@ import numpy as np
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.report.view import View
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
 FORMAT = 4  # of run.json; raise it when a reader of the old format would misunderstand the new one
@@ -56,10 +54,8 @@ class Run:
     def result(self, kind: Any) -> Any:
         """Build the result of the run folder as an object of the class `kind`, which must be the folder's kind."""
         if self.kind != kind.kind:
-            raise InputError(
-                f"{str(self.folder)!r} holds a {self.kind}; expected the folder of a {kind.kind}, which "
-                f"`limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
-            )
+            expected = f"a {kind.kind}, which `limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
+            raise InputError(f"{str(self.folder)!r} holds a {self.kind}; expected the folder of {expected}")
         try:
             result = replace(kind.load(self), made=self.made)
             with np.errstate(all="ignore"):  # a damaged file is reported below, not as a NumPy warning
@@ -69,10 +65,9 @@ class Run:
             folder = str(self.folder)
             raise error if folder in str(error) else InputError(f"{folder!r}: {error}; run its command again") from None
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
-            raise InputError(
-                f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs ({type(error).__name__}: "
-                f"{error}); expected one that limitlens wrote, so run its command again"
-            ) from None
+            given = f"the run.json in {str(self.folder)!r} lacks what a {self.kind} needs"
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{given} ({reason}); expected one that limitlens wrote, so run it again") from None
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -112,9 +107,7 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
     path = Path(folder)
     created: list[Path] = []
     if not str(folder).strip():
-        raise InputError(
-            f"the name of the output folder is blank ({str(folder)!r}); expected a path, such as runs/mine"
-        )
+        raise InputError(f"the name of the output folder is blank ({str(folder)!r}); expected one such as runs/mine")
     if str(folder).startswith("~"):
         raise InputError(f"the folder is {str(folder)!r}, which no shell has expanded; expected its whole path")
     try:
@@ -149,55 +142,6 @@ def cannot_write(path: Path, error: Exception) -> InputError:
     """`InputError` which says that a path cannot be written, with the reason from `error`."""
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write to {str(path)!r} ({reason}); give a path that you may write, on a disk with space")
-
-
-def write_run(folder: str | Path, result: Any, overwrite: bool = False) -> Path:
-    """Write a `Result` to a run folder: arrays, tables, other files and, last, run.json, which marks a complete run."""
-    files: dict[str, Callable[[Path], Any]] = dict(result.files())
-    if arrays := result.arrays():
-        from safetensors.numpy import save_file
-
-        files[ARRAYS] = partial(save_file, {name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    for name, table in result.tables().items():
-        files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
-        files[f"{name}.csv"] = partial(table.to_csv, index=False)
-    made = result.made or provenance(result.kind, {})
-    files["run.json"] = text_writer(
-        json_text({"format": FORMAT, "kind": result.kind, **made, "result": result.document()})
-    )
-    if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
-        raise InputError(f"{outside!r} is not a file name; expected one without a folder in it")
-    with open_folder(folder, str(made["command"]), overwrite) as path:
-        write_files({path / name: write for name, write in files.items()})
-    return path
-
-
-def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
-    """Write a view as an HTML page to a file, or as report.html into a folder; return the path of the file."""
-    from limitlens.report.page import page
-
-    target = Path(path)
-    if os.path.isdir(target):  # unlike Path.is_dir, False for a name that no file can have
-        target = target / "report.html"
-    html = page(view, made)
-    try:
-        foreign = target.exists() and not target.read_bytes().startswith(html[:15].encode())
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise cannot_write(target, error) from None
-    if foreign:
-        raise InputError(f"{str(target)!r} exists and is not an HTML page; give another name, or remove the file")
-    write_files({target: text_writer(html)})
-    return target
-
-
-def save_figure(drawing: Any, path: str | Path) -> None:
-    """Write a matplotlib figure to `path`, in the format of the path's ending."""
-    endings = sorted(drawing.canvas.get_supported_filetypes())
-    target = Path(path)
-    if target.suffix[1:].lower() not in endings:
-        raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
-    write_files({target: drawing.savefig})
 
 
 def text_writer(text: str) -> Callable[[Path], Any]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from limitlens.record import Run, from_json, provenance, save_figure, to_json, write_page, write_run
+import numpy as np
+
+from limitlens import record
+from limitlens.errors import InputError
 from limitlens.report.view import Figure, View
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ class Result:
 
     def document(self) -> dict[str, Any]:
         """JSON document of the result: all fields except those that a run folder stores as arrays."""
-        return {name: value for name, value in to_json(self).items() if name not in self.held}
+        return {name: value for name, value in record.to_json(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables that a run folder of the result holds, by file name without ending."""
@@ -51,9 +56,10 @@ class Result:
         return {name: getattr(self, name) for name in self.held}
 
     @classmethod
-    def load(cls, run: Run) -> Self:
+    def load(cls, run: record.Run) -> Self:
         """Build the result from the contents of a run folder, without its provenance `made` (`Run.result` adds it)."""
-        return from_json(cls, {**run.document, **(run.arrays() if cls.held else {})})  # type: ignore[no-any-return]
+        arrays = run.arrays() if cls.held else {}
+        return record.from_json(cls, {**run.document, **arrays})  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Build the view and the tables, so that a result read from a damaged folder fails at once."""
@@ -65,15 +71,31 @@ class Result:
         return {}
 
     def save(self, folder: str | Path, overwrite: bool = False) -> Path:
-        """Write a run folder that `limitlens.load` reads back: run.json, tables, arrays and further files.
+        """Write a run folder that `limitlens.load` reads back: arrays, tables, further files and, last, run.json.
 
         A folder that holds a run of another command is refused unless `overwrite` is set.
         """
-        return write_run(folder, self, overwrite)
+        files = dict(self.files())
+        if arrays := self.arrays():
+            from safetensors.numpy import save_file
+
+            whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            files[record.ARRAYS] = partial(save_file, whole)
+        for name, table in self.tables().items():
+            files[f"{name}.parquet"] = partial(table.to_parquet, index=False)
+            files[f"{name}.csv"] = partial(table.to_csv, index=False)
+        made = self.made or record.provenance(self.kind, {})
+        run = {"format": record.FORMAT, "kind": self.kind, **made, "result": self.document()}
+        files["run.json"] = record.text_writer(record.json_text(run))
+        if (outside := next((name for name in files if Path(name).name != name or name == ".."), None)) is not None:
+            raise InputError(f"{outside!r} is not a file name; expected one without a folder in it")
+        with record.open_folder(folder, str(made["command"]), overwrite) as path:
+            record.write_files({path / name: write for name, write in files.items()})
+        return path
 
     def report(self, path: str | Path) -> Path:
-        """Write the result as an HTML page in one file."""
-        return write_page(self.view(), path, self.made or provenance("", {}))
+        """Write the result as an HTML page to a file, or as report.html into a folder; return the file's path."""
+        return write_page(self.view(), path, self.made or record.provenance("", {}))
 
     def figures(self) -> list[Figure]:
         """Figures of the result's view, which `plot` draws."""
@@ -102,7 +124,37 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
     """Draw figures of views side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
+    if not figures:
+        raise InputError("this result has no figure, because it has too few numbers to draw; see its table")
     drawing = draw(figures)
     if path is not None:
         save_figure(drawing, path)
     return drawing
+
+
+def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
+    """Write a view as an HTML page to a file, or as report.html into a folder; return the path of the file."""
+    from limitlens.report.page import page
+
+    target = Path(path)
+    if os.path.isdir(target):  # unlike Path.is_dir, False for a name that no file can have
+        target = target / "report.html"
+    html = page(view, made)
+    try:
+        foreign = target.exists() and not target.read_bytes().startswith(html[:15].encode())
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise record.cannot_write(target, error) from None
+    if foreign:
+        raise InputError(f"{str(target)!r} exists and is not an HTML page; give another name, or remove the file")
+    record.write_files({target: record.text_writer(html)})
+    return target
+
+
+def save_figure(drawing: Any, path: str | Path) -> None:
+    """Write a matplotlib figure to `path`, in the format of the path's ending."""
+    endings = sorted(drawing.canvas.get_supported_filetypes())
+    target = Path(path)
+    if target.suffix[1:].lower() not in endings:
+        raise InputError(f"cannot draw into {str(path)!r}; expected a file that ends in one of: {', '.join(endings)}")
+    record.write_files({target: drawing.savefig})

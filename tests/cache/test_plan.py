@@ -18,12 +18,13 @@ from limitlens.attention.policies import POLICIES
 from limitlens.cache import budgets
 from limitlens.cache.budgets import BEST, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
-from limitlens.cache.plan import check_format, make_plan
+from limitlens.cache.plan import Plan, make_plan
 from limitlens.cache.trial import FULL
 from limitlens.cli import main
 from limitlens.cli.common import share_or_size
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, capture, load
+from limitlens.record import Run
 from tiny_models import TINY, tiny_tokenizer
 
 
@@ -304,7 +305,7 @@ def test_a_plan_is_saved_with_its_policies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_earlier_formats_are_refused_in_a_sentence(version: int, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="of an earlier format; expected format 3, so plan again"):
-        check_format({"format": "limitlens-kv-budgets", "version": version}, "kv_budgets.json")
+        Plan.load(Run("plan", {}, {"format": "limitlens-kv-budgets", "version": version}, tmp_path))
     folder = planned().save(tmp_path / "plan")
     record = json.loads((folder / "run.json").read_text())
     del record["result"]["format"]

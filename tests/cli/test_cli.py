@@ -48,6 +48,8 @@ def test_a_study_folder_records_its_command(capsys, tmp_path):
     assert "Rates" in out
     made = json.loads((tmp_path / "run" / "run.json").read_text())
     assert made["command"] == "study"
+    assert made["typed"].startswith("limitlens study --")
+    assert made["typed"].endswith(" --plot")
     assert made["seed"] == made["arguments"]["seed"] == 5
     assert made["versions"]["torch"]
     assert made["result"]["n"][-1] == 800

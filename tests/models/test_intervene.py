@@ -15,8 +15,7 @@ from capture_cases import LENGTH, assert_untouched, captures, run, token_ids, wa
 from limitlens.attention.policies import POLICIES
 from limitlens.errors import InputError
 from limitlens.models import Captured, LoadedModel, capture
-from limitlens.models.intervene import attend
-from limitlens.models.policy_hook import PolicyHook
+from limitlens.models.intervene import PolicyHook, attend
 from tiny_models import GROUPED, LAYERS, TINY, VOCABULARY, dense_outputs, tiny_tokenizer
 
 DECODERS = ("gpt2", "opt", "llama", "qwen3", "mistral", "gemma2", "gpt_oss")

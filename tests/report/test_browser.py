@@ -273,8 +273,8 @@ def test_downloaded_numbers_equal_shown_numbers(chromium: Page, probe: Path, run
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_figures_keep_their_ticks_and_labels(chromium: Page, tmp_path: Path, width: int) -> None:
-    from limitlens.record import write_page
     from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, look, points
+    from limitlens.results import write_page
 
     sizes, narrow = [100, 1_000, 10_000, 1_000_000], [0.951, 0.94, 0.93, 0.921]
     looks = [look(index) for index in range(8)]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.estimate import Estimate
-from limitlens.record import write_page
 from limitlens.report.notebook import as_html
-from limitlens.report.page import SCRIPTS, command_line, compact, embedded, page, widgets
+from limitlens.report.page import SCRIPTS, compact, embedded, page, widgets
 from limitlens.report.paper import PALETTE, draw
 from limitlens.report.terminal import as_text, show
 from limitlens.report.text import cell, falling, join, numeric, plural, sentence, short
@@ -33,17 +33,17 @@ from limitlens.report.view import (
     Guide,
     Row,
     Section,
+    Series,
     Table,
     Text,
     View,
     Widget,
     band,
-    heat,
     line,
     look,
     points,
 )  # fmt: skip
-from limitlens.results import plot
+from limitlens.results import plot, write_page
 from page_reader import Reader
 
 NASTY = "</script><script>window.hacked=1</script><!-- <b>&amp; \"'\u2028 ü"
@@ -51,6 +51,8 @@ N = [64, 256, 1024, 4096]
 ERRORS = [0.9 * n**-0.47 for n in N]
 STDERRS = [0.05 * error for error in ERRORS]
 TOKENS, ERROR = Axis("number of tokens n", log=True), Axis("relative error", log=True)
+
+REGIMES = ["averaging", "selective", "frozen"]
 
 CURVES = Figure(
     f"Errors {NASTY}",
@@ -64,15 +66,14 @@ CURVES = Figure(
         line("unnamed", N, ERRORS, "ink", "dotted", listed=False),
     ],
     guides=[Guide("5% wanted", y=0.05), Guide("here", x=1000), Guide("outside", y=70.0)],
-    note="a note",
 )
 NUMBERS = Figure(
     "Rates", Axis("head", whole=True), Axis("layer", whole=True),
-    [heat("rate", [0, 1], [0, 1, 2], [[0.1, 0.5, np.nan], [0.2, 0.3, 0.4]])],
+    [Series("rate", "map", [0, 1, 2], [0, 1], values=np.array([[0.1, 0.5, np.nan], [0.2, 0.3, 0.4]]))],
 )  # fmt: skip
 WORDS = Figure(
     "Regimes", Axis("head"), Axis("layer"),
-    [heat("regime", [0, 1], range(15), [[0, 1, 2] * 5, [2, np.nan, 0] * 5], ["averaging", "selective", "frozen"])],
+    [Series("regime", "map", range(15), [0, 1], values=np.array([[0, 1, 2] * 5, [2, np.nan, 0] * 5]), words=REGIMES)],
 )  # fmt: skip
 PLAIN = Figure("Linear", Axis("R", low=0.0), Axis("share", low=0.0, high=1.0), [points("share", [1, 2], [0.2, 0.9])])
 ROWS: list[Sequence[Any]] = [(n, Estimate(e, s), "power") for n, e, s in zip(N, ERRORS, STDERRS, strict=True)]
@@ -169,7 +170,7 @@ def test_figures_travel_as_descriptions() -> None:
     assert (fitted["dash"], likely["kind"], unnamed["listed"]) == ("dashed", "band", False)
     assert numbers["series"][0]["values"] == [[0.1, 0.5, None], [0.2, 0.3, 0.4]]
     assert words["series"][0]["words"] == ["averaging", "selective", "frozen"]
-    assert plain["y"] == {"label": "share", "log": False, "min": 0, "max": 1, "whole": False}
+    assert plain["y"] == {"label": "share", "log": False, "low": 0, "high": 1, "whole": False}
 
 
 def test_cells_of_a_page_carry_their_numbers() -> None:
@@ -187,19 +188,9 @@ def test_a_page_without_provenance_shows_no_command() -> None:
     assert "Versions, machine and times" in html  # the device at least
 
 
-def test_the_page_shows_the_command_line_with_its_options() -> None:
-    words = command_line(MADE)
-    assert words.startswith("limitlens study --measure '")
-    assert "--context 2048 --seed 0 --radius 0.5 --mask-self" in words
-    assert "--out" not in words
-    assert command_line({"command": "compare", "arguments": {"runs": ["a", "b c"]}}) == "limitlens compare a 'b c'"
-    tried = {"plan": "runs/plan", "far": [0.0, 0.2], "designs": "random,recent", "model": None}
-    assert command_line({"command": "trial", "arguments": tried}) == (
-        "limitlens trial runs/plan --far 0 --far 0.2 --only random,recent"
-    )
-    again = {"name": "gaussian-horizon", "quick": True, "model": "minilm"}
-    told = "limitlens reproduce gaussian-horizon --quick --model minilm"
-    assert command_line({"command": "reproduce", "arguments": again}) == told
+def test_the_page_shows_the_command_that_was_typed() -> None:
+    typed = "limitlens compare a 'b c'"
+    assert f"<pre>{escape(typed)}</pre>" in page(everything(), MADE | {"typed": typed})
 
 
 def test_embedded_json_cannot_leave_its_element() -> None:
@@ -280,14 +271,13 @@ def test_a_notebook_gets_tables_and_maps_without_scripts() -> None:
     html = as_html(everything())
     read = Reader(html)
     tags = {tag for tag, _ in read.tags}
-    assert not tags & {"script", "style", "iframe", "img", "b"}
+    assert not tags & {"script", "style", "iframe", "b"}
     assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
     assert visible(f"Title {NASTY}") in read.text
     assert "notebooks alone" in read.text
     assert "terminals alone" not in read.text
-    assert "background:#440154;color:#ffffff" in html  # the smallest rate of the map
-    assert "background:#fde725;color:#101010" in html
-    assert f'background:{PALETTE["green"]};color:#fff;text-align:center" title="selective"' in html
+    maps = [attributes for tag, attributes in read.tags if tag == "img"]
+    assert len(maps) == html.count("data:image/png;base64,iVBOR") == 2  # of rates and of regimes
     assert "… and 28 more rows." in read.text  # 12 of 40
     assert "… and 1 more rows." in read.text  # 3 of 4, as the table says
 

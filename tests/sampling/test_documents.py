@@ -74,9 +74,9 @@ def test_a_document_of_one_topic_stays_apart_from_the_pool(tmp_path: Path) -> No
         assert b.curve.error[-1] > a.curve.error[-1] + 4 * np.hypot(a.curve.stderr[-1], b.curve.stderr[-1])
         assert b.curve.rate.slope < 0.5 * a.curve.rate.slope
     found = ll.compare(pool, single)
-    rate = next(row for row in found.paired if row.quantity == "rate")
+    rate = next(row for row in found.summary if row.quantity == "rate")
     assert rate.real
-    assert rate.difference < -0.1
+    assert rate.difference.value < -0.1
     assert any("single documents" in warning for warning in single.warnings)
 
 

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from limitlens.attention.policies import POLICIES
@@ -21,6 +21,7 @@ from limitlens.probing.result import ProbeRun
 from limitlens.statistics.documents import jackknife
 
 BEST, RANDOM = "best", "random"  # names: the best policy for each head; random keys, whose curve a probe measures
+FULL = "full"  # name for the cache that is not cut
 ALLOCATIONS = ("uniform", "equal_error", "fisher_weighted")  # functions that divide a cache among key/value heads
 SAMPLES = 4  # continuations sampled for the Fisher costs of each window
 BISECTIONS = 60  # steps of the bisection for equal errors
@@ -36,6 +37,11 @@ class PolicyTotal:
     error: Estimate  # median over query heads of the relative output error, on windows not used for the budgets
     error_high: float  # 90% quantile over query heads of that error
     within: float | None  # share of query heads within the target error; None for a plan without one
+
+
+def policy_label(policy: str) -> str:
+    """Name of a key policy in tables and figures; also for "best" and for "full", the cache that is not cut."""
+    return {BEST: "best policy for each head", FULL: "full cache"}.get(policy) or POLICIES[policy].label
 
 
 def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array:
@@ -63,9 +69,9 @@ def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array
 
 def at_keys(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
     """Values (policies, ...) of curves (policies, ..., sizes) at `keys` (...) keys, interpolated linearly."""
-    flat = [[np.interp(n, sizes, row) for n, row in zip(keys.ravel(), rows.reshape(-1, len(sizes)), strict=True)]
-            for rows in curves]  # fmt: skip
-    return np.asarray(flat).reshape(curves.shape[:-1])
+    counts = np.broadcast_to(keys, curves.shape[:-1]).ravel()
+    flat = [np.interp(n, sizes, row) for n, row in zip(counts, curves.reshape(-1, len(sizes)), strict=True)]
+    return np.reshape(flat, curves.shape[:-1])
 
 
 def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None) -> PolicyTotal:
@@ -113,43 +119,26 @@ def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[n
 
     `costs` (..., sizes) are the Fisher costs c_h (divergence of predictions) of each head at each number of keys.
 
-    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull. Segments
-    of the hulls are taken in the order of cost saved per key; the last segment is cut where the keys run out.
+    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull, whose
+    slopes are the monotone (isotonic) regression of the curve's slopes. Segments of the hulls are taken in the order of
+    cost saved per key; the last segment is cut where the keys run out.
     """
-    segments = []
-    for head, cost in enumerate(costs.reshape(-1, len(sizes))):
-        corners = _hull(sizes, cost)
-        for left, right in pairwise(corners):
-            width = sizes[right] - sizes[left]
-            segments.append(((cost[left] - cost[right]) / width, head, width))
+    widths = np.diff(sizes)
+    saved = -np.diff(costs.reshape(-1, len(sizes))) / widths  # per key, (heads, segments)
+    saved = np.stack([isotonic_regression(row, weights=widths, increasing=False).x for row in saved])
     keys = np.full(costs.shape[:-1], sizes[0], dtype=np.intp)
     left_over = total - int(keys.sum())
-    for gain, head, width in sorted(segments, key=lambda segment: -segment[0]):
-        taken = min(width, left_over)
-        if gain <= 0 or taken <= 0:
+    for place in np.argsort(-saved, axis=None, kind="stable"):
+        head, segment = divmod(int(place), len(widths))
+        taken = min(int(widths[segment]), left_over)
+        if saved[head, segment] <= 0 or taken <= 0:
             break
         keys.flat[head] += taken
         left_over -= taken
     return keys
 
 
-def _hull(sizes: Sequence[int], cost: Array) -> list[int]:
-    """Indices of the corners of the lower convex hull of points (size, cost), from left to right."""
-    corners: list[int] = []
-    for new in range(len(sizes)):
-        while len(corners) > 1:
-            first, middle = corners[-2:]
-            rise = (cost[new] - cost[first]) * (sizes[middle] - sizes[first])
-            if (cost[middle] - cost[first]) * (sizes[new] - sizes[first]) < rise:
-                break
-            corners.pop()
-        corners.append(new)
-    return corners
-
-
-def fisher_costs(
-    loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, *, seed: int = 0
-) -> Array:
+def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, seed: int = 0) -> Array:
     """Fisher costs g_h of all heads, (layers, heads): nats of divergence a token per unit of squared output error.
 
     To second order, a change δ of a head's output changes the predicted distributions by the divergence

@@ -20,10 +20,10 @@ from torch.nn.functional import pad
 
 from limitlens.attention.policies import POLICIES, get_policy
 from limitlens.attention.subset import attend_subset, scores_of
-from limitlens.cost import FORWARD_RATE, GPU_THREADS, forward_cost
+from limitlens.cost import FORWARD_RATE, computing_threads, forward_cost
 from limitlens.errors import Array, InputError, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
-from limitlens.models.policy_hook import policy_input
+from limitlens.models.intervene import policy_input
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 
@@ -86,10 +86,8 @@ def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.
 def check_decoder(loaded: LoadedModel) -> None:
     """Raise an `InputError` if the model is an encoder, which keeps no KV cache."""
     if not loaded.causal:
-        raise InputError(
-            f"{loaded.name} is an encoder, which keeps no cache; expected a decoder, such as smollm2 (ll.intervene "
-            "selects the keys of an encoder)"
-        )
+        expected = "a decoder, such as smollm2 (ll.intervene selects the keys of an encoder)"
+        raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected {expected}")
 
 
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
@@ -111,8 +109,7 @@ def plan_cost(loaded: LoadedModel, context: int, windows: int) -> tuple[float, f
     selections = len(SHARES) * sum(DRAWS if policy.sampled else 1 for policy in POLICIES.values())
     per_score = 2 * config.hidden_size / config.num_attention_heads + 40  # output, mask, exponential
     scores = float(windows * selections * config.num_hidden_layers * config.num_attention_heads * QUERIES * length)
-    threads = torch.get_num_threads() if loaded.model.device.type == "cpu" else GPU_THREADS
-    return seconds + scores * per_score / (FORWARD_RATE * threads), memory
+    return seconds + scores * per_score / (FORWARD_RATE * computing_threads(loaded.model)), memory
 
 
 def measure_cut(

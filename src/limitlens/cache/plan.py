@@ -19,7 +19,7 @@ from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache import budgets
-from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_total, probe_errors
+from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_label, policy_total, probe_errors
 from limitlens.cache.cut import CutCurves, check_decoder, cut_windows, keys_below, measure_cut, plan_cost, window_order
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
@@ -105,7 +105,9 @@ class Plan(Result):
     @classmethod
     def load(cls, run: Run) -> Plan:
         """Plan that a run folder holds; a folder of an earlier format raises an `InputError`."""
-        check_format(run.document, run.folder)
+        if run.document.get("format") != FORMAT:
+            given = f"{str(run.folder)!r} holds a cache plan of an earlier format"
+            raise InputError(f"{given}; expected format {FORMAT}, so plan again with limitlens plan MODEL")
         return super().load(run)
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
@@ -126,13 +128,12 @@ class Plan(Result):
         if total.share > NOTHING_SAVED:
             kept += " Nothing is saved: allow a larger error."
         rows = [
-            (_label(one.policy), f"{one.share:.1%}", one.error, one.error_high,
+            (policy_label(one.policy), f"{one.share:.1%}", one.error, one.error_high,
              "–" if one.within is None else f"{one.within:.0%}")
             for one in self.totals
         ]  # fmt: skip
         places, shares = zip(*(((row.layer, row.kv_head), row.share) for row in self.table.itertuples()), strict=True)
-        columns = ("key policy", "share of the cache", "error, median head", "90% of heads below",
-                   "heads within the target error")  # fmt: skip
+        columns = ("key policy", "share of cache", "error, median head", "90% of heads below", "heads within target")
         lead = (
             f"The cache is cut once, after {self.context:,} tokens. Curves come from {self.fitted} windows of the text "
             f"and errors from {self.checked} others. An oracle uses the scores of later queries and is never chosen. A "
@@ -164,9 +165,6 @@ class Plan(Result):
             ],
             trust=trust,
         )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"<Plan for {self.model}: {self.policy}, {self.total.share:.1%} of {self.context:,} keys kept>"
 
 
 def plan(
@@ -231,14 +229,11 @@ def plan(
             need = f"budgets of random keys need a probe of {PROBE_TOKENS:,} tokens"
             raise InputError(f"{need}, or one given as the run: {problem}") from None
     if probed is not None and probed.model_sha256 != loaded.sha256:
-        raise InputError(
-            f"the run is of {probed.model!r} with other weights (its digest differs); probe the model again"
-        )
+        raise InputError(f"the run is of {probed.model!r} with other weights (digests differ); probe the model again")
     check_cost("the plan", *plan_cost(loaded, context, needed), yes=True)
     order = window_order(cut, seed)[:needed]
-    curves = measure_cut(
-        loaded, cut, order, context, tuple(POLICIES), seed=seed, progress=progress, checkpoint=checkpoint
-    )
+    resumable: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
+    curves = measure_cut(loaded, cut, order, context, tuple(POLICIES), seed=seed, **resumable)
     costs = budgets.fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
     layers = loaded.model.config.get_text_config().num_hidden_layers
     made = make_plan(curves, costs, layers, policy=policy, error=error, share=share, run=probed, fitted=fitted)
@@ -246,15 +241,6 @@ def plan(
         made, model=loaded.name, model_sha256=loaded.sha256, corpus=corpus, special=special, seed=seed,
         entry_bytes=entry_bytes, warnings=tuple(cut.warnings),
     )  # fmt: skip
-
-
-def check_format(document: Mapping[str, Any], source: object) -> None:
-    """Raise an `InputError` unless a plan's document (or kv_budgets.json), read from `source`, has format `FORMAT`."""
-    if document.get("format") != FORMAT:
-        raise InputError(
-            f"{str(source)!r} holds a cache plan of an earlier format; expected format {FORMAT}, so plan again with "
-            "limitlens plan MODEL"
-        )
 
 
 def make_plan(
@@ -330,12 +316,6 @@ def _cache_entry(model: LoadedModel) -> tuple[int, int]:
 def _share_of(size: int, entry: int, entries: int) -> float:
     """Share of a cache that fits into `size` bytes; the whole cache has `entries` entries of `entry` bytes each."""
     if not entry <= size <= entry * entries:
-        raise InputError(
-            f"total is {size:,} bytes; expected between {entry:,}, one entry, and {entry * entries:,}, the whole "
-            "cache, or a share such as 0.25"
-        )
+        expected = f"between {entry:,}, one entry, and {entry * entries:,}, the whole cache, or a share such as 0.25"
+        raise InputError(f"total is {size:,} bytes; expected {expected}")
     return size // entry / entries
-
-
-def _label(policy: str) -> str:
-    return "best policy for each head" if policy == BEST else POLICIES[policy].label

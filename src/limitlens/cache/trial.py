@@ -21,14 +21,14 @@ from torch import Tensor
 from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
-from limitlens.cache.budgets import BEST
+from limitlens.cache.budgets import BEST, FULL, policy_label
 from limitlens.cache.cut import BEHIND, cut_windows, window_order
 from limitlens.cache.plan import Plan
 from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.estimate import Estimate
 from limitlens.models import Captured, LoadedModel, capture, intervene, load, resolve_source
-from limitlens.models.policy_hook import PolicyHook
+from limitlens.models.intervene import PolicyHook, kv_shape
 from limitlens.record import json_text, read_run
 from limitlens.report.view import Axis, Cell, Colour, Figure, Section, Table, View, points
 from limitlens.results import Result
@@ -36,7 +36,6 @@ from limitlens.sampling.checkpoint import Checkpoint, digest
 from limitlens.statistics.documents import paired_mean
 
 DOCUMENTS = 24
-FULL = "full"  # name of the row of the full cache
 OWN = "plan"  # name of the allocation that the plan itself chose
 COLOURS: dict[str, Colour] = {"uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red"}
 NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll", "nll_increase")
@@ -85,14 +84,8 @@ class Trial(Result):
     @cached_property
     def table(self) -> pd.DataFrame:
         """Table of KL, agreement and nll with standard errors, one row per policy and allocation, by increasing KL."""
-        table = []
-        for row in self.ranked:
-            cells: dict[str, Any] = {name: getattr(row, name) for name in TABLE}
-            for name in NUMBERS:
-                found = row.estimate(name)
-                cells |= {name: found.value, f"{name}_stderr": found.stderr}
-            table.append(cells)
-        return pd.DataFrame(table)
+        table = pd.DataFrame([vars(row) | {f"{n}_stderr": row.stderr.get(n) for n in NUMBERS} for row in self.ranked])
+        return table.drop(columns="stderr")
 
     def view(self) -> View:
         """View of the trial: a table of all policies and allocations, and a figure of KL against agreement."""
@@ -101,16 +94,15 @@ class Trial(Result):
         series = []
         for allocation, colour in COLOURS.items():
             own = [row for row in cut if row.allocation == allocation]
-            labels = [_label(row.policy) for row in own]
+            labels = [policy_label(row.policy) for row in own]
             agreement, kl = ([getattr(row, name) for row in own] for name in ("agreement", "kl"))
             bars = [row.stderr["kl"] for row in own]
             series.append(points(_allocation(allocation), agreement, kl, colour, bars, labels=labels))
         axes = Axis("share of tokens with the same most likely successor"), Axis("KL, nats a token", log=True)
-        columns = ("key policy", "allocation", "KL", "KL minus uniform", "KL minus equal error", "agreement", "nll",
-                   "nll increase")  # fmt: skip
-        cells: list[list[Cell]] = [
-            [_label(row.policy), _allocation(row.allocation), *map(row.estimate, NUMBERS)] for row in self.ranked
-        ]
+        columns = ("key policy", "allocation", *(name.replace("kl", "KL").replace("_", " ") for name in NUMBERS))
+        names = [(policy_label(row.policy), _allocation(row.allocation)) for row in self.ranked]
+        numbers = [map(row.estimate, NUMBERS) for row in self.ranked]
+        cells: list[tuple[Cell, ...]] = [(*name, *row) for name, row in zip(names, numbers, strict=True)]
         lead = (
             "KL and nll in nats a token, agreement as a share of tokens: means over documents ± standard errors; "
             "differences are paired by document."
@@ -138,18 +130,12 @@ class Trial(Result):
         """Sentence on the best policy and allocation other than an oracle, and its gain over uniform budgets."""
         usable = [row for row in self.ranked[1:] if row.policy == BEST or not POLICIES[row.policy].sees_queries]
         best, gain = usable[0], usable[0].kl_minus_uniform
-        text = f"Smallest KL: {_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
+        text = f"Smallest KL: {policy_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
         if gain is None:
             return f"{text}."
         stderr = best.stderr["kl_minus_uniform"]
         clear = "more" if gain < -2 * stderr else "no more"
         return f"{text}; {-gain:.4f} ± {stderr:.4f} less than with uniform budgets, {clear} than two standard errors."
-
-    def __repr__(self) -> str:
-        return f"<Trial of {self.model}: {len(self.rows)} rows, {self.documents} documents>"
-
-
-TABLE = ("policy", "allocation", "task", "share", "bytes")
 
 
 def trial(
@@ -163,15 +149,15 @@ def trial(
     finished documents; with a `checkpoint`, calling again continues after them.
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
-    >>> ll.trial(made, documents=2, model=model)
-    <Trial of letters: 29 rows, 2 documents>
+    >>> len(ll.trial(made, documents=2, model=model).rows)
+    29
     """
     check_number("documents", documents, "at least 2, for the standard errors", low=2)
     made: Plan = read_run(plan).result(Plan) if isinstance(plan, str | Path) else plan
     loaded = model or load(resolve_source(made.model, made.made), device=choose_device(device), head=True)
     if made.model_sha256 is not None and loaded.sha256 != made.model_sha256:
         raise InputError(f"the weights of {loaded.name} differ from those of the plan (by their digest); plan again")
-    shape = _shape(loaded)
+    shape = kv_shape(loaded.model)
     planned = len(made.budgets), max(map(len, made.budgets))
     if planned != shape:
         given = f"the plan has {planned} layers and key/value heads, {loaded.name} has {shape}"
@@ -182,19 +168,23 @@ def trial(
     order = window_order(windows, made.seed)[used:][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
+
+    def filled(rows: Any, dummy: Any) -> list[Any]:  # the hook is never called in layers without a cache
+        return [row or (dummy,) * shape[1] for row in rows]
+
     tables: dict[tuple[str, str], tuple[Any, Any]] = {
-        (name, allocation): (name, budgets)
+        (name, allocation): (name, filled(budgets, 0))
         for name, allocations in made.allocations.items()
         for allocation, budgets in allocations.items()
     }
-    tables[made.policy, OWN] = made.policies, made.budgets
+    tables[made.policy, OWN] = filled(made.policies, "recent"), filled(made.budgets, 0)
 
     tokens = float(len(order) * (made.context + (1 + len(tables)) * BEHIND))
     check_cost("the trial", *forward_cost(loaded.model, tokens, windows.length), yes=True)
 
     def document(k: int) -> dict[str, Any]:
         (ids,) = windows.batches(1, [order[k]])
-        hooks = [_hook(made, names, budgets, shape) for names, budgets in tables.values()]
+        hooks = [PolicyHook(names, counts, made.context, made.seed, shape) for names, counts in tables.values()]
         return _read(loaded, ids, made.context, hooks)
 
     job: dict[str, Any] = {"job": "trial", "weights": loaded.digest, "text": windows.sha256, "documents": order}
@@ -204,22 +194,6 @@ def trial(
     rows = _rows(made, list(tables), found["full"], found["cut"])
     read = len(found["full"])
     return Trial(loaded.name, text, made.context, BEHIND, read, rows, interrupted=read < len(order))
-
-
-def _shape(loaded: LoadedModel) -> tuple[int, int]:
-    """Number of layers of a model, and number of key/value heads of a layer."""
-    config = loaded.model.config.get_text_config()
-    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def _hook(plan: Plan, names: Any, budgets: Any, shape: tuple[int, int]) -> PolicyHook:
-    """Attention hook that keeps `budgets` [layer][kv_head] keys by the policies `names` (one name, or one per head).
-
-    `shape` is (layers, kv heads). Layers without a cache, whose hook is never called, get dummy entries.
-    """
-    counts = [row or (0,) * shape[1] for row in budgets]
-    policies = names if isinstance(names, str) else [row or ("recent",) * shape[1] for row in names]
-    return PolicyHook(policies, counts, plan.context, plan.seed, shape)
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:
@@ -276,11 +250,6 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
         budgets = plan.budgets if allocation == OWN else plan.allocations[policy][allocation]
         rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
     return tuple(rows)
-
-
-def _label(policy: str) -> str:
-    special = {FULL: "full cache", BEST: "plan: best policy for each head"}
-    return special.get(policy) or POLICIES[policy].label
 
 
 def _allocation(name: str) -> str:

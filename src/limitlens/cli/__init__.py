@@ -6,13 +6,13 @@ No module here imports anything heavy at its top, because `limitlens theory` mus
 import os
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from limitlens.cli import laws, models, other
-from limitlens.cli.ascii import replace_unencodable
 from limitlens.cli.common import in_options
 from limitlens.errors import InputError
 
@@ -70,12 +70,14 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Exit codes: 0 done, 2 bad usage or bad input, 130 interrupted."""
-    replace_unencodable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # so that a character that the encoding lacks does not end the command
     arguments = sys.argv[1:] if arguments is None else arguments
     code: Any = 2
     message = ""
     try:
-        code = app(args=arguments or ["--help"], standalone_mode=False)
+        code = app(args=arguments or ["--help"], standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except InputError as error:
         message = in_options(str(error))

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,18 +33,14 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
     "threads": (Annotated[int | None, Option(min=1, help="CPU threads; by default fewer on a busy machine.")], None),
-    "precision": (
-        Annotated[str, Option(metavar="fast|accurate|exact", help="GPU attention: 1e-3, 1e-6 or float32.")], "accurate"
-    ),
+    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="GPU: 1e-3, 1e-6, float32.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
     "plot": (Annotated[bool, Option("--plot", help="Save a figure in --out, or in this folder.")], False),
     "out": (Annotated[str | None, Option(metavar="DIR", help="Write run.json and tables to this folder.")], None),
     "overwrite": (Annotated[bool, Option("--overwrite", help="Replace a run of another command in --out.")], False),
     "yes": (Annotated[bool, Option("--yes", help="Start even if it takes long or much memory.")], False),
-    "checkpoint_every": (
-        Annotated[str | None, Option(metavar="TOKENS|60s", help="Write a checkpoint to --out so often.")], None
-    ),
+    "checkpoint_every": (Annotated[str | None, Option(metavar="TOKENS|60s", help="How often to save in --out.")], None),
     "resume": (Annotated[bool, Option("--resume", help="Continue from the checkpoint in --out.")], False),
     "json": (Json, False),
     "quiet": (Quiet, False),
@@ -56,21 +53,15 @@ def command(
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
     """Decorator that turns a function from options to a result into a command that saves, draws and prints the result.
 
-    The options of the command are the function's parameters, the options of every command (--out, --overwrite, --json,
-    --quiet), and the options of `SHARED` that are named here.
+    The options of the command are the function's parameters, those of every command (--out, --overwrite, --json,
+    --quiet), and those of `SHARED` that `shares` names, separated by spaces. `also` is a function whose parameters
+    become options too. With `computes` the command has --seed, --device and --threads; with `page` it writes an HTML
+    page of the result to --out. `runs` names the module of limitlens whose function of the command's name does the
+    work; the decorated function then only declares the options.
 
-    Parameters
-    ----------
-    title, unit : title of the progress bar, which may name options in braces, and the unit that it counts; with a title
-        the function gets an argument `progress`.
-    runs : module of limitlens whose function with the command's name does the work; the decorated function then only
-        declares the options.
-    shares : options of `SHARED` that are passed to the function, separated by spaces.
-    also : another function, whose parameters become options of this command too.
-    kept : whether the work can be resumed; the function then gets an argument `checkpoint`.
-    keeps : whether the function gets an argument `keep`, a function that saves an intermediate result in --out.
-    page : whether an HTML page of the result is written to --out too.
-    computes : whether the command has --seed, --device and --threads.
+    The function that does the work gets further arguments: with a `title` of the progress bar (it may name options in
+    braces, and counts in `unit`) `progress`; if `kept`, `checkpoint`, because the work can be resumed; with `keeps`,
+    `keep`, a function that saves an intermediate result in --out.
     """
     passed = [name for name in shares.split() if name != "plot"]
     options = {"out", "overwrite", "json", "quiet", *shares.split()}
@@ -106,7 +97,8 @@ def command(
                 with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
-                result = replace(result, made=record.provenance(name, call.params, started))
+                made = record.provenance(name, call.params, started)
+                result = replace(result, made={**made, "typed": shlex.join(["limitlens", *(call.obj or [name])])})
             show(call, result, name if given.get("plot") else None)
             if checkpoint is not None:
                 checkpoint.remove()

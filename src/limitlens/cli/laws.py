@@ -15,6 +15,7 @@ MaskSelf = Annotated[bool, Option("--mask-self", help="Leave each query's own to
 Concentration = Annotated[float, Option(help="vmf: concentration.")]
 Components = Annotated[int, Option(help="mixture: number of components.")]
 Separation = Annotated[float, Option(help="mixture: means lie between plus and minus this.")]
+Radius = Annotated[str | None, Option(metavar="R|LO:HI:K", help="Error over |x| <= R; a range sweeps compact laws.")]
 Tokens = Annotated[str | None, Option(metavar="FILE.npy", help="File of tokens (n, dim), instead of a law.")]
 
 LAW_OPTIONS = ("measure", "dim", "concentration", "components", "separation")  # that contradict --sample
@@ -64,10 +65,7 @@ def study(
     replicates: Replicates = 200,
     queries: Annotated[int | None, Option(help="Queries per sample; by default a pilot chooses.")] = None,
     mask_self: MaskSelf = False,
-    radius: Annotated[
-        str | None,
-        Option(metavar="R|LO:HI:K", help="Measure the error over |x| <= R; a range scales compact tokens to each R."),
-    ] = None,
+    radius: Radius = None,
     concentration: Concentration = 5.0,
     components: Components = 2,
     separation: Separation = 2.0,
@@ -85,9 +83,7 @@ def study(
 
     given = [name for name in LAW_OPTIONS if str(call.get_parameter_source(name)).endswith("COMMANDLINE")]
     if sample is not None and given:
-        raise InputError(
-            f"both --sample and --{given[0]} were given; expected --sample alone, since it replaces the law"
-        )
+        raise InputError(f"both --sample and --{given[0]} were given; expected --sample alone, which replaces the law")
     named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
     law = named_measure(measure, dim, **named) if sample is None else sample_from_file(sample)
     shape = spectrum_of(spectrum)

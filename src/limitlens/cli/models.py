@@ -9,12 +9,11 @@ from limitlens.cli.common import Sizes, command
 Model = Annotated[str, Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
 Decoder = Annotated[str, Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")]
 Tokens = Annotated[float, Option(help="Number of tokens of the text to read.")]
-Window = Annotated[
-    int | None, Option(min=1, help="Tokens of a window or document; 256 or 512 by default, if they fit.")
-]
+Window = Annotated[int | None, Option(min=1, help="Tokens of a window or document; by default 256 or 512.")]
 Documents = Annotated[int, Option(min=2, help="Number of documents to read.")]
 Queries = Annotated[int, Option(help="Queries per head.")]
 Keys = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of keys that a query attends to.")]
+Weights = Annotated[list[float], Option(help="Weight of retrieval in the loss, 0 to 1; one fit for each given.")]
 KeySharing = Annotated[str, Option(metavar="shared|own", help="Whether the queries of a document share their keys.")]
 
 TEXT = "corpus special seed device"  # shared options of commands that run a model over a text
@@ -28,9 +27,7 @@ def probe(
     sizes: Sizes = "64:4096:7",
     replicates: Annotated[int, Option(help="Disjoint samples of each size.")] = 24,
     queries: Queries = 256,
-    sampling: Annotated[
-        str, Option(metavar="pooled|document|contiguous", help="Draw samples from all windows, or from single ones.")
-    ] = "pooled",
+    sampling: Annotated[str, Option(metavar="pooled|document|contiguous", help="Where samples are drawn.")] = "pooled",
     score_scale: Annotated[float, Option(help="Factor on every score; the forward is unchanged.")] = 1.0,
     batch: Annotated[int | None, Option(help="Windows per forward; about 4,000 tokens by default.")] = None,
 ) -> None:
@@ -53,18 +50,12 @@ def predict(
 @command("measuring windows", "windows", runs="cache.plan", shares="seed device", kept=True)
 def plan(
     model: Decoder,
-    corpus: Annotated[
-        str | None, Option(metavar="TEXT", help="Calibration text; default: that of --run, or stdlib-docs.")
-    ] = None,
+    corpus: Annotated[str | None, Option(help="Calibration text; default: that of --run, or stdlib-docs.")] = None,
     total: Annotated[str | None, Option(metavar="SHARE|SIZE", help="Cache size: 0.25 (default), or 16MB.")] = None,
     error: Annotated[float | None, Option(help="Relative output error of each head, instead of --total.")] = None,
     context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
-    policy: Annotated[
-        str, Option(help="Key policy: best for each head, or one by name (snapkv, random, ...).")
-    ] = "best",
-    run: Annotated[
-        str | None, Option(metavar="RUN", help="Folder of a probe, whose error curves give budgets of random keys.")
-    ] = None,
+    policy: Annotated[str, Option(help="Key policy: best for each head, or one by name (snapkv, ...).")] = "best",
+    run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
 ) -> None:
     """Choose how many keys each key/value head keeps, and by which key policy, for a cache size or an error.
 
@@ -92,10 +83,7 @@ def temper(
     text: Annotated[str, Option(help="Text to fit on; its other documents are held out.")] = "stdlib-docs",
     other: Annotated[str | None, Option(help="Second held-out text, never fitted.")] = None,
     rope_scaling: Annotated[str, Option(metavar="none|linear|ntk|yarn", help="Scaling of rotary positions.")] = "yarn",
-    retrieval_weight: Annotated[
-        list[float],
-        Option(metavar="W", help="Weight of retrieval in the loss, 0 to 1; one fit for each that is given."),
-    ] = [0.0, 0.2],  # noqa: B006 - typer only reads it
+    retrieval_weight: Weights = [0.0, 0.2],  # noqa: B006 - typer only reads it
     constant: Annotated[bool, Option("--constant", help="Fit a constant factor per head too.")] = False,
     trained: Annotated[int | None, Option(min=1, help="Trained window; the model's by default.")] = None,
     documents: Annotated[int, Option(min=2, help="Held-out documents of each text, at most.")] = 6,
@@ -113,9 +101,7 @@ def depth(
     model: Model,
     keys: Keys = "16:256:5",
     key_sharing: KeySharing = "shared",
-    include: Annotated[
-        str, Option(metavar="fixed,single|none", help="Further runs: the same keys in all layers, single layers.")
-    ] = "fixed,single",
+    include: Annotated[str, Option(help="Further runs: the same keys in all layers; single layers.")] = "fixed,single",
     replicates: Annotated[int, Option(min=1, help="Random draws per document.")] = 1,
     documents: Documents = 16,
     window: Window = None,
@@ -146,9 +132,7 @@ def downstream(
 def designs(
     model: Model,
     keys: Keys = "16:512:6",
-    designs: Annotated[
-        str | None, Option("--only", metavar="A,B,...", help="Designs to compare; all by default.")
-    ] = None,
+    designs: Annotated[str | None, Option("--only", help="Designs to compare, A,B,...; all by default.")] = None,
     context: Annotated[int, Option(help="Tokens of a document.")] = 512,
     documents: Documents = 32,
     queries: Annotated[int, Option(help="Queries per document.")] = 4,

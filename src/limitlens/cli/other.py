@@ -100,11 +100,9 @@ def doctor(json: Json = False) -> None:
         return
     subtitle = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
     packages = [(name, version or "not installed") for name, version in versions.items()]
-    states = [(m["name"], m["is"], "ready" if m["ready"] else f"install it: {m['install']}") for m in models]
-    corpora = f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."
     sections = [
         Section("Packages", "", [Table("Packages", ("package", "version"), packages)]),
-        Section("Models (limitlens probe NAME)", "", [Table("", ("name", "what it is", "state"), states)]),
-        Section("Corpora", "", [Text([corpora])]),
+        Section("Models", "", [Table("", list(models[0]), [list(model.values()) for model in models])]),
+        Section("Corpora", "", [Text([f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
     ]
     show(View("limitlens doctor", subtitle, ("", "", ""), sections))

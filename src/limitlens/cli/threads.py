@@ -3,9 +3,10 @@
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,30 +35,26 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    torch = sys.modules.get("torch")
-    torch_before = None if torch is None else torch.get_num_threads()
-    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    environment = {name: os.environ.pop(name, None) for name in VARIABLES}
+    before = [(set_threads, get_threads()) for get_threads, set_threads in _libraries()]
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
-    blas_before = _set_blas_threads(count)
-    if torch is not None:
-        torch.set_num_threads(count)
+    for set_threads, _ in before:
+        set_threads(count)
     try:
         yield
     finally:
-        for name in VARIABLES:
-            del os.environ[name]
-        os.environ.update(environment)
-        if torch is not None:
-            torch.set_num_threads(torch_before)
-        _set_blas_threads(blas_before)
+        for name, value in environment.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+        for set_threads, number in before:
+            set_threads(number)
 
 
-def _set_blas_threads(count: int | None) -> int | None:
-    """Set the number of threads of NumPy's OpenBLAS library; return the number before (None if none was set)."""
-    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*") if count is not None else ():
+def _libraries() -> Iterator[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """Functions that get and set the number of threads, of torch (if it is imported) and of NumPy's OpenBLAS."""
+    if (torch := sys.modules.get("torch")) is not None:
+        yield torch.get_num_threads, torch.set_num_threads
+    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*"):
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(path))
-            before = int(library.scipy_openblas_get_num_threads64_())
-            library.scipy_openblas_set_num_threads64_(count)
-            return before
-    return None
+            yield library.scipy_openblas_get_num_threads64_, library.scipy_openblas_set_num_threads64_

@@ -12,9 +12,7 @@ from typing import Any, BinaryIO
 
 from limitlens.errors import InputError
 
-_SCALARS = {
-    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
-}  # fmt: skip
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _LONGEST = 1 << 28  # bytes of the longest string accepted; a longer one means a damaged file
 # If the file does not say whether to add a first token, llama.cpp adds one for SentencePiece and Llama 3 tokenizers.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -59,19 +59,17 @@ class Captured:
         """Mask of keys that queries `start` to `stop` see, broadcastable to (B, Hq, stop − start, N); None: all."""
         length, keys = self.query.shape[2], self.key.shape[2]
         device = self.query.device
-        stop = length if stop is None else stop
         if self.mask is not None:
             return self.mask if self.mask.shape[-2] == 1 else self.mask[..., start:stop, :]
         if not self.causal:
             return None
-        last = torch.arange(start, stop, device=device)[:, None] + keys - length  # the last key that each query sees
+        last = torch.arange(length, device=device)[start:stop, None] + keys - length  # last key that each query sees
         return torch.arange(keys, device=device) <= last
 
 
-@contextmanager
 def capture(
     model: PreTrainedModel, on_attention: Callable[[Captured], None], *, hidden: bool = False
-) -> Iterator[Runner]:
+) -> AbstractContextManager[Runner]:
     """Call `on_attention` with the `Captured` of every attention layer in each forward pass of `model` in the block.
 
     `with capture(model, take) as run_until_last_attention:` gives a function that runs the model without its outputs:
@@ -84,13 +82,12 @@ def capture(
         on_attention(call)
         return proceed(call.query)
 
-    with hook_attention(model, handle, inside=True, hidden=hidden) as run_until_last_attention:
-        yield run_until_last_attention
+    return hook_attention(model, handle, inside=True, hidden=hidden)
 
 
 @contextmanager
 def hook_attention(
-    model: PreTrainedModel, handle: Handler, *, inside: bool = False, hidden: bool = False
+    model: PreTrainedModel, handle: Handler, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
     """Pass every call of every attention layer of `model` to the function `handle` within the `with` block.
 
@@ -106,20 +103,16 @@ def hook_attention(
     from transformers.masking_utils import sdpa_mask
 
     if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(
-            f"{type(model).__name__} is an encoder with a decoder; one stack of layers is expected, "
-            "so pass its encoder (model.get_encoder()) or another model"
-        )
+        given = f"{type(model).__name__} is an encoder with a decoder"
+        raise InputError(f"{given}; expected one stack of layers, such as its encoder (model.get_encoder())")
     configs = _configs(model)
     found = {id(config): config._attn_implementation for config in configs}
     functions, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
     owners = (getattr(functions.get(str(name)), "__self__", None) for name in found.values())
     around = next((owner for owner in owners if isinstance(owner, _Relay)), None)  # the block around this one
     if around is not None and (around.inner or not inside):
-        raise InputError(
-            f"{type(model).__name__} is being captured already, or intervened in; leave that block before opening "
-            "another, or open a capture inside an intervention"
-        )
+        given = f"{type(model).__name__} is being captured already, or intervened in"
+        raise InputError(f"{given}; leave that block first, or open a capture inside an intervention")
     chosen = found if around is None else around.chosen
     eager = "eager" in chosen.values()
 
@@ -217,11 +210,9 @@ class _Relay:
         sinks, softcap, scale = kwargs.get("s_aux"), kwargs.get("softcap"), kwargs.get("scaling")
         chosen = self.chosen[id(module.config)]
         flag = kwargs.get("is_causal")
-        if flag is None:
-            flag = getattr(module, "is_causal", True)
+        flag = getattr(module, "is_causal", True) if flag is None else flag
         mask, bias = _split(attention_mask)
-        position_bias = kwargs.get("position_bias")
-        if position_bias is not None:
+        if (position_bias := kwargs.get("position_bias")) is not None:
             bias = position_bias if bias is None else bias + position_bias
         # The mask decides what is seen; the flag counts only without a mask, which eager attention always has.
         later = 1 + key.shape[-2] - query.shape[-2]
@@ -253,10 +244,8 @@ class _Relay:
         """Index of the layer of an attention module: its `layer_idx`, or the number of layers handled so far."""
         name = type(self.model).__name__
         if query.ndim != 4 or query.shape[-2] > key.shape[-2]:
-            raise InputError(
-                f"{name} attends from {tuple(query.shape)} to {tuple(key.shape)}; expected (batch, heads, length, "
-                "dimension) and no fewer keys than queries, so choose another model"
-            )
+            given = f"{name} attends from {tuple(query.shape)} to {tuple(key.shape)}"
+            raise InputError(f"{given}; expected (batch, heads, length, dimension), and as many keys or more")
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             if forward is None:
@@ -264,10 +253,8 @@ class _Relay:
             layer = len(forward.seen)
         if forward is not None:
             if layer in forward.seen:
-                raise InputError(
-                    f"{name} attends more than once in layer {layer} of one forward; one self-attention a layer is "
-                    "expected, so choose a model without cross-attention or loops"
-                )
+                given = f"{name} attends more than once in layer {layer} of one forward"
+                raise InputError(f"{given}; expected one self-attention per layer, without cross-attention or loops")
             forward.seen.add(layer)
         return layer
 

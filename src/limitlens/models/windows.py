@@ -52,10 +52,8 @@ class Windows:
         self.prefix, self.suffix = special_tokens(loaded, special)
         inner = length - len(self.prefix) - len(self.suffix)  # tokens of the text in a window
         if inner < 1 or tokens < 1:
-            raise InputError(
-                f"{tokens} tokens in windows of {length} were asked for; expected at least 1 token and windows longer "
-                f"than the {length - inner} special tokens of {loaded.name}"
-            )
+            given = f"{tokens} tokens in windows of {length} were asked for; expected at least 1 token and"
+            raise InputError(f"{given} windows longer than the {length - inner} special tokens of {loaded.name}")
         self.length = length
         self.count = -(-tokens // length)
         self.warnings = _warnings(loaded, length, special, self.prefix)
@@ -79,11 +77,9 @@ class Windows:
         if fewer:
             self.count = written // inner
         elif written < wanted:
-            raise InputError(
-                f"the corpus {corpus.name!r} holds {written:,} tokens, enough for {written // inner:,} windows "
-                f"of {length}; {tokens:,} tokens were asked for, {wanted:,} of the text in {self.count:,} windows, "
-                "so ask for fewer or give more text"
-            )
+            given = f"the corpus {corpus.name!r} holds {written:,} tokens, enough for {written // inner:,} windows"
+            asked = f"{tokens:,} tokens were asked for, {wanted:,} of the text in {self.count:,} windows"
+            raise InputError(f"{given} of {length}; {asked}, so ask for fewer or give more text")
         self.sha256 = digest.hexdigest()
 
     @property
@@ -132,8 +128,6 @@ def open_windows(
     *, window: int | None, special: str, device: str, fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
     """Load a model given by name, and cut `tokens` tokens of a corpus into windows; `fewer` accepts a shorter text."""
-    if special not in SPECIAL:
-        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
     length = loaded.window(WINDOW) if window is None else window
@@ -219,11 +213,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _warnings(loaded: LoadedModel, length: int, special: str, prefix: tuple[int, ...]) -> list[str]:
-    """Warnings about windows of `length` tokens; raises an `InputError` if the model cannot run such windows.
-
-    Warnings are for windows longer than the trained positions, windows of a causal model without its first token, which
-    may be the attention sink of its heads, and a file with weights of layers that the model does not have.
-    """
+    """Warnings about windows of `length` tokens; raises an `InputError` if the model cannot run such windows."""
     rows, positions, first = loaded.position_rows, loaded.positions, first_token(loaded)
     found = []
     if rows is not None and length > rows:

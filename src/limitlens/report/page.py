@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -21,11 +20,10 @@ from typing import Any
 
 from limitlens.estimate import Estimate
 from limitlens.report.text import cell, is_number, numeric, sentence
-from limitlens.report.view import Axis, Block, Cell, Figure, Row, Section, Table, View, Widget
+from limitlens.report.view import Block, Cell, Figure, Row, Section, Table, View, Widget
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
 DIGITS = 5  # significant digits of the numbers in a page's data, so that its file stays small
-RENAMED = {"designs": "only"}  # parameters of a command whose option has another name
 VISIBLE_ROWS = 12  # a longer table is shown in a box that scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 
@@ -35,13 +33,12 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
-    verdict = "".join(
-        f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in zip(VERDICT, view.verdict, strict=True)
-    )
+    said = zip(VERDICT, view.verdict, strict=True)
+    verdict = "".join(f"<div><dt>{word}</dt><dd>{escape(text)}</dd></div>" for word, text in said)
     data = view.data() if callable(view.data) else view.data
-    figures: list[dict[str, Any]] = []
+    figures: list[Figure] = []
     above = "".join(_block(block, figures) for block in view.above)
-    shown = [part for part in (*view.sections, *view.later()) if part.blocks and part.only in ("", "page")]
+    shown = [part for part in view.sections if part.blocks and part.only in ("", "page")]
     body = "\n".join(_section(part, figures) for part in shown)
     year = str(made.get("finished", ""))[:4]
     version = str((made.get("versions") or {}).get("limitlens") or metadata.version("limitlens"))
@@ -75,44 +72,30 @@ def compact(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Convert an enum member, array, NumPy number, dataclass or range to a value that `json.dumps` can write."""
+    """Convert an enum member, array, NumPy number, dataclass (its empty fields left out) or range for `json.dumps`."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
-        return {part.name: getattr(value, part.name) for part in fields(value)}
+        found = {part.name: getattr(value, part.name) for part in fields(value)}
+        empty = {name for name, item in found.items() if item is None or (isinstance(item, Sequence) and not item)}
+        return {name: item for name, item in found.items() if name not in empty}
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
-def command_line(made: Mapping[str, Any]) -> str:
-    """Command line that would make a result again, from the command and arguments in its provenance `made`."""
-    words = ["limitlens", str(made.get("command"))]
-    options: list[str] = []
-    bare = ("name",) if words[1] == "reproduce" else ("model", "run", "runs", "plan")  # arguments without a flag
-    for name, value in made["arguments"].items():
-        flag = "--" + (RENAMED.get(name) or str(name)).replace("_", "-")
-        for one in value if isinstance(value, list) else [value]:
-            text = [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
-            if name in bare:
-                words += text if one is not None else []
-            elif one is not None and one is not False:
-                options += [flag, *text]
-    return shlex.join(words + options)
-
-
-def _section(part: Section, figures: list[dict[str, Any]]) -> str:
+def _section(part: Section, figures: list[Figure]) -> str:
     mark = f' id="{escape(part.name)}"' if part.name else ""
     lead = f'<p class="lead">{escape(part.lead)}</p>' if part.lead else ""
     body = "".join(_block(block, figures, part.title) for block in part.blocks)
     return f'<section class="card"{mark}><h2>{escape(part.title)}</h2>{lead}{body}</section>'
 
 
-def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> str:
-    """HTML of a block of a section; a figure's description is appended to `figures`, which the page's scripts draw."""
+def _block(block: Block, figures: list[Figure], heading: str = "") -> str:
+    """HTML of a block of a section; a figure is appended to `figures`, which the page's scripts draw."""
     if isinstance(block, Figure):
-        figures.append(_description(block))
+        figures.append(block)
         return f'<figure data-figure="{len(figures) - 1}"></figure>'
     if isinstance(block, Table):
-        return _table(block, heading)
+        return table_html(block, heading)
     if isinstance(block, Widget):
         return widgets()[block.name]
     if isinstance(block, Row):
@@ -122,7 +105,7 @@ def _block(block: Block, figures: list[dict[str, Any]], heading: str = "") -> st
     return "".join(f'<p class="note">{escape(line)}</p>' for line in block.lines)
 
 
-def _table(table: Table, heading: str = "") -> str:
+def table_html(table: Table, heading: str = "") -> str:
     """HTML of a table with a CSV download, and a caption unless it equals the `heading` of the table's section."""
     kinds = [' class="number"' if number else "" for number in numeric(table)]
     head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
@@ -149,17 +132,6 @@ def _cell(value: Cell, kind: str) -> str:
     return f"<td{kind}{exact}>{escape(cell(value))}</td>"
 
 
-def _description(item: Any) -> Any:
-    """JSON values of a figure, or of a part of one, as the script assets/chart.js reads them; empty fields left out."""
-    if isinstance(item, (list, tuple)):
-        return [_description(inner) for inner in item]
-    if not is_dataclass(item):
-        return item.tolist() if hasattr(item, "tolist") else item
-    names = {"low": "min", "high": "max"} if isinstance(item, Axis) else {}
-    described = {names.get(part.name, part.name): _description(getattr(item, part.name)) for part in fields(item)}
-    return {name: value for name, value in described.items() if value is not None and value not in ("", [])}
-
-
 def _trust(view: View) -> str:
     warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in view.warnings)
     known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
@@ -171,11 +143,11 @@ def _provenance(view: View, made: Mapping[str, Any]) -> str:
     rows += [(key, str(value)) for group in ("versions", "host") for key, value in (made.get(group) or {}).items()]
     rows += [(key, str(value)) for key, value in view.details.items() if value]
     html = ""
-    if made.get("command") and made.get("arguments"):
+    if made.get("typed"):
         html = '<p class="lead">The same command and versions give the same numbers on the same machine.</p>'
-        html += f"<pre>{escape(command_line(made))}</pre>"
+        html += f"<pre>{escape(str(made['typed']))}</pre>"
     table = Table("Versions, machine and times", ("name", "value"), rows, folded=True)
-    return html + (_table(table) if rows else "")
+    return html + (table_html(table) if rows else "")
 
 
 @cache

@@ -16,11 +16,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from limitlens.report.view import Axis, Figure, Guide, Series
 
 # Okabe and Ito's palette, which stays distinct under the common colour deficiencies.
-BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666"
 PALETTE = {
-    "blue": BLUE, "orange": ORANGE, "green": GREEN, "pink": PINK, "sky": SKY, "red": RED, "grey": GREY, "ink": "black",
+    "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "pink": "#CC79A7", "sky": "#56B4E9", "red": "#D55E00",
+    "grey": "#666666", "ink": "black",
 }  # fmt: skip
-WORD_COLOURS = (BLUE, GREEN, RED, ORANGE, PINK, SKY, GREY)  # colours of the categories of a map, in order
+WORD_COLOURS = [PALETTE[name] for name in ("blue", "green", "red", "orange", "pink", "sky", "grey")]  # of categories
 
 SIZE = (5.2, 3.6)  # inches, of a single figure
 PANEL = (3.6, 3.2)  # inches, of one figure among several
@@ -52,7 +52,7 @@ class Picture(Drawing):
         return sheet.getvalue()
 
 
-def draw(figures: Sequence[Figure]) -> Drawing:
+def draw(figures: Sequence[Figure]) -> Picture:
     """Draw figures of a view side by side with matplotlib, at most four in a row."""
     rows = ceil(len(figures) / COLUMNS)
     columns = ceil(len(figures) / rows)
@@ -95,8 +95,6 @@ def _curve(axes: Axes, series: Series) -> None:
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0, label=label)
     elif series.kind == "line":
         axes.plot(x, y, _STROKES[series.dash], color=colour, label=label)
-    elif series.sizes is not None:
-        axes.scatter(x, y, np.pi * np.square(series.sizes) / 2, colour, alpha=0.6, linewidths=0, label=label)
     else:
         bars = None if low is None or high is None else np.maximum([y - low, high - y], 0)
         mark, fill = _MARKS[series.dash]
@@ -144,18 +142,16 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
 
 def _guide(axes: Axes, guide: Guide) -> None:
     """Draw a guide (thin labelled line at a fixed x or y) if it lies within the axes."""
-    at = guide.y if guide.x is None else guide.x
-    low, high = sorted(axes.get_ylim() if guide.x is None else axes.get_xlim())
+    vertical = guide.x is not None
+    at = guide.x if vertical else guide.y
+    low, high = sorted(axes.get_xlim() if vertical else axes.get_ylim())
     if at is None or not low <= at <= high:
         return
-    stroke: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": ":"}
-    style: dict[str, Any] = {"fontsize": 7, "color": GREY, "ha": "right"}
-    if guide.x is not None:
-        axes.axvline(at, **stroke)
-        axes.text(at, 0.98, guide.label, rotation=90, va="top", transform=axes.get_xaxis_transform(), **style)
-    else:
-        axes.axhline(at, **stroke)
-        axes.text(0.99, at, guide.label, va="bottom", transform=axes.get_yaxis_transform(), **style)
+    (axes.axvline if vertical else axes.axhline)(at, color=PALETTE["grey"], linewidth=0.6, linestyle=":")
+    label = axes.text(0.99, at, guide.label, fontsize=7, color=PALETTE["grey"], ha="right", va="bottom")
+    label.set_transform(axes.get_yaxis_transform())
+    if vertical:
+        label.set(x=at, y=0.98, rotation=90, va="top", transform=axes.get_xaxis_transform())
 
 
 def _legends(drawing: Drawing, panels: list[Axes], figures: Sequence[Figure]) -> None:

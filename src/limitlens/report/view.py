@@ -58,7 +58,6 @@ class Series:
     words: Sequence[str] = ()  # for a map of categories: value k stands for words[k]
     joined: bool = False  # points joined by a thin line
     labels: Sequence[str] = ()  # tooltip of each point
-    sizes: Sequence[float] | None = None  # radius of each point in pixels; None for equal ones
     listed: bool = True  # whether the legend names the series
 
 
@@ -81,7 +80,6 @@ class Figure:
     series: Sequence[Series]
     guides: Sequence[Guide] = ()
     height: int = 320
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,6 @@ class View:
     above: Sequence[Block] = ()  # blocks of a page directly below the verdict
     # data of the widgets, or a function that computes it, because only a page needs it
     data: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
-    # function that makes the sections that are slow to compute and only on a page
-    later: Callable[[], Sequence[Section]] = field(default=tuple, compare=False)
     warnings: Sequence[str] = ()
     trust: Sequence[str] = ()  # known limits of the numbers
     details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with the provenance
@@ -191,11 +187,6 @@ def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, lis
     return Series(name, "band", _plain(x), _plain(high), colour, low=_plain(low), high=_plain(high), listed=listed)
 
 
-def heat(name: str, rows: Sequence[Any], columns: Sequence[Any], values: Any, words: Sequence[str] = ()) -> Series:
-    """Series drawn as a map (coloured grid) of `values` (rows, columns), numbers or categories (k means words[k])."""
-    return Series(name, "map", columns, rows, values=np.asarray(values, dtype=float), words=words)
-
-
 def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: Sequence[Any], **more: Any) -> Figure:
     """Figure with a map of heads by layer and head: `values` belong to the heads at `places`; None leaves a gap.
 
@@ -206,7 +197,7 @@ def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: 
     table = np.full((len(layers), 1 + max(head for _, head in places)), np.nan)
     for (layer, head), value in zip(places, values, strict=True):
         table[layers.index(layer), head] = np.nan if value is None else value
-    drawn = heat(label, layers, list(range(table.shape[1])), table, words)
+    drawn = Series(label, "map", list(range(table.shape[1])), layers, values=table, words=words)
     return Figure(title, Axis("head"), Axis("layer"), [drawn], **more)
 
 

@@ -1,8 +1,8 @@
 "use strict";
 // Draw one chart as SVG from a description of its axes, guide lines and series. Sizes are screen pixels, so text is never scaled.
 //
-// spec = {x: {label, log, min, max, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
-// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, sizes, listed}
+// spec = {x: {label, log, low, high, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
+// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, listed}
 //       or {name, kind: "map", x: column labels, y: row labels, values, words}: a heat map of numbers, or of indices into `words`
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
@@ -51,20 +51,20 @@ const falling = (rate) => `n${superscript((-rate).toFixed(2))}`;
 
 function axisScale(axis, values, from, to) {
   const usable = values.filter((v) => known(v) && (!axis.log || v > 0));
-  let low = axis.min ?? Math.min(...usable), high = axis.max ?? Math.max(...usable);
+  let low = axis.low ?? Math.min(...usable), high = axis.high ?? Math.max(...usable);
   if (!usable.length) [low, high] = axis.log ? [1, 10] : [0, 1];
   if (axis.log) {
     if (low === high) [low, high] = [low / 2, high * 2];
     const pad = Math.pow(high / low, 0.04);
-    if (axis.min === undefined) low /= pad;
-    if (axis.max === undefined) high *= pad;
+    if (axis.low === undefined) low /= pad;
+    if (axis.high === undefined) high *= pad;
     const a = Math.log(low), b = Math.log(high);
     return { low, high, at: (v) => from + ((Math.log(Math.max(v, low * 1e-3)) - a) / (b - a)) * (to - from) };
   }
   if (low === high) [low, high] = [low - 1, high + 1];
   const pad = 0.05 * (high - low);
-  if (axis.min === undefined) low -= pad;
-  if (axis.max === undefined) high += pad;
+  if (axis.low === undefined) low -= pad;
+  if (axis.high === undefined) high += pad;
   return { low, high, at: (v) => from + ((v - low) / (high - low)) * (to - from) };
 }
 
@@ -261,7 +261,7 @@ function drawPoints(plot, series, x, y, spec) {
     if (series.low && known(series.low[i]) && known(series.high[i])) {
       plot.append(shape("line", { class: `bar c-${series.colour}`, x1: cx, x2: cx, y1: y.at(series.low[i]), y2: y.at(series.high[i]) }));
     }
-    const dot = mark(series, cx, cy, series.sizes?.[i] ?? series.radius ?? 3.6);
+    const dot = mark(series, cx, cy, series.radius ?? 3.6);
     const range = series.low && known(series.low[i]) ? ` (95%: ${short(series.low[i])} to ${short(series.high[i])})` : "";
     dot.dataset.tip = series.labels?.[i] || `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
     if (series.ids) {

@@ -154,7 +154,7 @@ function tokensFigure(page, state) {
       { name: "effective tokens 1/Σw²", kind: "points", colour: regimeColour(page, heads.regime[i]), x: page.n, y: heads.effective_tokens[i] },
       { name: "if all weights were equal", kind: "line", dash: "dashed", colour: "grey", x: page.n, y: page.n },
     ],
-    x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, min: 1 },
+    x: { label: "number of tokens n", log: true }, y: { label: "effective tokens", log: true, low: 1 },
   };
 }
 
@@ -163,7 +163,7 @@ function sinkFigure(page, state) {
   return {
     title: "Attention mass of the sink", height: 210,
     series: [{ name: "share of the attention mass", kind: "points", colour: "orange", x: page.n.slice(0, share.length), y: share }],
-    x: { label: "number of other tokens n", log: true }, y: { label: "share of the attention mass", min: 0, max: 1 },
+    x: { label: "number of other tokens n", log: true }, y: { label: "share of the attention mass", low: 0, high: 1 },
   };
 }
 

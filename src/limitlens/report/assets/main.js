@@ -16,7 +16,7 @@ function ratesFigure(page, state) {
   return {
     title: `Fitted rates against the ${axis.label.toLowerCase()}`, height: 380, chosen: state.head,
     series: [...lines, ...groups.filter((g) => g.x.length)],
-    x: { label: axis.axis, log: true }, y: { label: "rate β: error falls like n to the −β", min: Math.min(0, ...rates), max: 1.05 * Math.max(0.55, ...rates) },
+    x: { label: axis.axis, log: true }, y: { label: "rate β: error falls like n to the −β", low: Math.min(0, ...rates), high: 1.05 * Math.max(0.55, ...rates) },
     guides: [{ y: 0.5, label: "½: plain averaging" }, ...(axis.guides ?? [])],
     note: axis.note,
   };
