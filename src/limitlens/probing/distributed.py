@@ -6,7 +6,7 @@ attention states as a single process would, and returns plain tensors. The drive
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import choose_device
-from limitlens.attention.state import Peak, State
 from limitlens.errors import InputError
-from limitlens.models import LoadedModel, Windows, load
+from limitlens.models import LoadedModel, load
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
-from limitlens.probing.stream import Pool, checkpoint_state, resume, stream
+from limitlens.probing.stream import Pool, checkpoint_state, resume, run_blocks
 from limitlens.sampling.assignment import Assignment, BlockAssignment
-from limitlens.sampling.checkpoint import Checkpoint, Job, under
+from limitlens.sampling.checkpoint import Job, under
 from limitlens.sampling.clock import Clock
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt
@@ -37,27 +36,6 @@ Share: TypeAlias = tuple[dict[int, Tensors], Clock]  # a worker's result: tensor
 KEPT = ("key", "value", "hidden")  # tensors of a collector with a row for each kept token
 
 
-class _SentWindows(Windows):
-    """Windows of text that the driver sent to a worker, as token ids (windows, length)."""
-
-    def __init__(self, ids: Tensor, special: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-        self.ids, (self.prefix, self.suffix), (self.count, self.length) = ids.numpy(), special, ids.shape
-
-    def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
-        return np.asarray(self.ids[list(indices)])
-
-
-class _SentAssignment(Assignment):
-    """Assignment of tokens to cells on a worker, limited to the blocks that the driver has assigned and sent."""
-
-    def __init__(self, assignment: Assignment, assigned: list[BlockAssignment]) -> None:
-        vars(self).update(vars(assignment))
-        self.assigned = assigned
-
-    def assign_blocks(self) -> Iterator[BlockAssignment]:
-        return iter(self.assigned)
-
-
 @dataclass(frozen=True, eq=False)
 class _WorkerInput:
     """Input that every worker gets from the driver, the same for all workers."""
@@ -65,8 +43,8 @@ class _WorkerInput:
     model: str | LoadedModel  # a name, loaded by the worker, or the model itself
     sha256: str | None  # digest of the weights of the driver's model
     device: str
-    special: tuple[tuple[int, ...], tuple[int, ...]]  # special tokens before and after each window
-    rows: tuple[int, int, int]  # windows of a forward, of a block and at once, as in `Pool`
+    special: NDArray[np.bool_]  # (positions,): whether a pooled position of a window holds a special token
+    at_once: int  # windows per forward pass
     pilot: Pilot
     assignment: Assignment
 
@@ -82,10 +60,10 @@ class _WorkerInput:
         def work(blocks: Blocks) -> Share:
             ids, assigned = blocks
             collectors = {i: Collector(layer, self.assignment) for i, layer in pilot.layers.items()}
-            pool, clock = Pool(_SentWindows(ids, self.special), np.arange(len(ids)), *self.rows), Clock()
-            stream(
-                loaded, pool, pilot, _SentAssignment(self.assignment, assigned), collectors, clock=clock,
-                interrupt=Interrupt(), report=lambda tokens: None, job=Checkpoint().begin({}), warnings=[],
+            clock = Clock()
+            run_blocks(
+                loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), self.at_once),
+                self.special, self.at_once, clock=clock, warnings=[], report=lambda _: None, after_block=lambda: None,
             )  # fmt: skip
             slots = np.concatenate([block.slots for block in assigned])
             return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
@@ -109,8 +87,8 @@ def run(
         i: replace(layer, traits=replace(layer.traits, projections=None, ratios=None))
         for i, layer in pilot.layers.items()
     }
-    special, rows = (pool.windows.prefix, pool.windows.suffix), (pool.per_forward, pool.per_block, pool.at_once)
-    work = _WorkerInput(model, loaded.sha256, device, special, rows, replace(pilot, layers=bare, sizes={}), assignment)
+    special, bare_pilot = pool.windows.marked(pilot.positions), replace(pilot, layers=bare, sizes={})
+    work = _WorkerInput(model, loaded.sha256, device, special, pool.at_once, bare_pilot, assignment)
     blocks, done = resume(pool, assignment, collectors, job, report)
     sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of work sent and not returned yet
 
@@ -144,16 +122,13 @@ def share_of(collector: Collector, slots: NDArray[np.int64]) -> Tensors:
 
 def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) -> None:
     """Merge a worker's tensors `share` of this layer, with the kept tokens in `slots`, into the driver's collector."""
-    device = collector.query.device
+    device = collector.key.device
     share = {name: part.to(device) for name, part in share.items()}
-    states = collector.states.merge(State(**under("state.", share))).tensors()
-    peaks = collector.peaks.merge(Peak(**under("peak.", share))).tensors()
-    merged = {
-        f"{kind}.{name}": part for kind, own in (("state", states), ("peak", peaks)) for name, part in own.items()
-    }
     tensors = collector.tensors()
-    for name, part in merged.items():
-        tensors[name].copy_(part)
+    for kind, held in (("state", collector.states), ("peak", collector.peaks)):
+        merged = held.merge(type(held)(**under(f"{kind}.", share)))  # type: ignore[arg-type]
+        for name, part in merged.tensors().items():
+            tensors[f"{kind}.{name}"].copy_(part)
     for name in (f"{kind}.{part}" for kind in collector.moments for part in ("count", "total", "products")):
         tensors[name] += share[name]
     rows = torch.as_tensor(slots, device=device)

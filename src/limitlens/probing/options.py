@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from limitlens.cost import computing_threads, forward_cost
-from limitlens.models import Windows
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import LoadedModel, Windows
 from limitlens.probing.pilot import CLUSTERS, DETAIL_QUERIES, Pilot
 from limitlens.sampling.assignment import KEPT_STEP, WHOLE_REPLICATES, Assignment
 from limitlens.sampling.cells import Cells

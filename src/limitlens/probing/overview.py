@@ -94,11 +94,6 @@ def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
     return {"smallest": min(known), "median": float(np.median(known)), "largest": max(known)} if known else None
 
 
-def curve_of_kind(head: HeadRecord, kind: str) -> ErrorCurve | None:
-    """Error curve of a head for a `kind` of error ("output", "mean", "covariance"), without the sink, as in theory."""
-    return head.curve_without_sink if kind == "output" else head.moment_curves.get(kind)
-
-
 def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, Any]:
     """Accuracy of the predicted rates for a `kind` of error, over the heads whose rate was measured.
 
@@ -106,8 +101,10 @@ def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, A
     constant), and the share of heads that converge at least as fast as predicted (for a bound it should be 1). The
     baselines are the constant 1/2 and the best single constant, which is the median of the measured rates.
     """
-    curves = [(head, curve) for head in heads if (curve := curve_of_kind(head, kind)) is not None and curve.measured]
-    known = [(head, curve.rate.slope) for head, curve in curves if curve.rate is not None]
+    # Theory is about samples without the sink.
+    curves = [head.curve_without_sink if kind == "output" else head.moment_curves.get(kind) for head in heads]
+    rates = [curve.rate if curve is not None and curve.measured else None for curve in curves]
+    known = [(head, rate.slope) for head, rate in zip(heads, rates, strict=True) if rate is not None]
     measured = np.array([slope for _, slope in known])
     result: dict[str, Any] = {"heads": len(known), "predictors": {}}
     if not known:

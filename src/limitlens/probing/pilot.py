@@ -4,7 +4,7 @@ Queries of an encoder come from all positions. Queries of a causal model come fr
 samples use only keys before these positions, so that every sampled key lies in the past of every query.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,7 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.state import State
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError
-from limitlens.models import Captured, Projections, Windows, capture, projector
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import Captured, LoadedModel, Projections, Windows, capture, projector
 from limitlens.probing.record import Sink
 from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
@@ -85,17 +84,18 @@ class Layer:
 
     @property
     def detail(self) -> Tensor:
-        """Indices (q,) of the detail queries (for diagnostics that need every score), spread over the windows."""
-        return self.some(DETAIL_QUERIES)
+        """Indices (q,) of the queries whose every score the diagnostics use, on the device of the queries."""
+        return to_device(self.places(DETAIL_QUERIES), self.query.device)
+
+    @property
+    def detail_clusters(self) -> NDArray[np.intp]:
+        """Cluster of each query of `detail`, (q,)."""
+        return self.clusters[self.places(DETAIL_QUERIES)]
 
     def places(self, count: int) -> NDArray[np.int64]:
         """Indices of `count` queries (all, if there are fewer), spread evenly over the windows that gave queries."""
         m = self.query.shape[2]
         return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
-
-    def some(self, count: int) -> Tensor:
-        """Indices of `count` queries, as `places` chooses them, as a tensor on the device of the queries."""
-        return to_device(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:
@@ -151,7 +151,7 @@ def run_pilot(
         start = 0
         for ids in windows.batches(batch, indices):
             for some in ids.tensor_split(min(forwards.count, len(ids))):
-                yield _Forward(start, some, draw, score_scale)
+                yield _Forward(start, some)
                 start += len(some)
 
     def run(forward: _Forward) -> _Forward:
@@ -161,7 +161,7 @@ def run_pilot(
     def take(captured: Captured) -> None:
         workers.check()
         forward: _Forward = captured.forward
-        forward.take(captured)
+        forward.take(captured, draw, score_scale)
         if forward.start == 0:
             forward.traits[captured.layer] = _traits(captured, score_scale, *projections(captured.layer))
 
@@ -215,40 +215,35 @@ class _Forward:
 
     start: int  # index of the first window of this forward pass among the pilot's windows
     ids: Tensor  # (windows, length)
-    draw: _Draw
-    score_scale: float
     causal: bool | None = None
-    place: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    place: Sequence[Tensor] = ()  # window and position of each query in this forward pass
     # by layer: the queries drawn, and the key and the value of the first token of each query's window
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     sizes: dict[str, Tensor] = field(default_factory=dict)
     traits: dict[int, Traits] = field(default_factory=dict)
 
-    def take(self, captured: Captured) -> None:
+    def take(self, captured: Captured, draw: _Draw, score_scale: float) -> None:
         """Store the queries of a captured layer at the windows and positions that were drawn, and check the layer."""
-        name = self.draw.model
+        layer = f"layer {captured.layer} of {draw.model}"
         if self.causal is None:
             self.causal = captured.causal
-            chosen = self.draw.chosen(captured.causal)
-            stop = self.start + captured.query.shape[0]
-            window, position = chosen[(chosen[:, 0] >= self.start) & (chosen[:, 0] < stop)].T
-            row, column = to_device(np.stack((window - self.start, position)), captured.query.device)
-            self.place = (row, column)
+            chosen = draw.chosen(captured.causal) - (self.start, 0)
+            here = (chosen[:, 0] >= 0) & (chosen[:, 0] < len(self.ids))
+            self.place = to_device(chosen[here].T.copy(), captured.query.device).unbind()
         if captured.causal != self.causal:
-            mixed = f"{name} has both causal and bidirectional layers"
+            mixed = f"{draw.model} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
         if captured.bias is not None:
             raise InputError(
-                f"layer {captured.layer} of {name} adds a bias to its scores by relative position, and a "
-                "pooled key has none; choose a model with rotary, learned or no positions"
+                f"{layer} adds a bias to its scores by relative position, and a pooled key has none; choose a model "
+                "with rotary, learned or no positions"
             )
         for part in ("query", "key", "value"):
             size = torch.linalg.vector_norm(getattr(captured, part), dtype=torch.float32)
-            self.sizes[f"layer {captured.layer} of {name} gives a {part}"] = size
+            self.sizes[f"{layer} gives a {part}"] = size
         row, column = self.place
-        query = captured.query[row, :, column].float() * (captured.scale * self.score_scale)
-        first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
-        self.parts[captured.layer] = (query, *first)
+        query = captured.query[row, :, column].float() * (captured.scale * score_scale)
+        self.parts[captured.layer] = (query, captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
 
 
 def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
@@ -318,38 +313,30 @@ def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: in
     score, rest = (part.reshape(-1, m) for part in to_numpy(layer.atom.lse, lse))
     kinds = {"first token": layer.first, "learned sink": layer.traits.sinks is not None}
     kind = " and ".join(name for name, present in kinds.items() if present)
-    shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
-    in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
-    lengths = to_json(dilution_length(score, rest, pool))
-    return [Sink(kind, *head) for head in zip(shares, in_window, lengths, strict=True)]
+    log_length = score - rest + np.log(pool)
+    shares = sink_share(sizes[:, None], log_length[:, None]).mean(-1)
+    in_window = sink_share(window - 1, log_length).mean(-1).tolist()
+    return [Sink(kind, *head) for head in zip(shares, in_window, to_json(dilution_length(log_length)), strict=True)]
 
 
-def sink_share(n: ArrayLike, sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
+def sink_share(n: ArrayLike, log_length: Array) -> Array:
     """Share of the softmax mass that the sink has among n other tokens, for each query; n is broadcast against queries.
 
-    `sink_score` (...) is the score of the sink for each query, `rest_lse` (...) the log-sum-exp of the scores of
-    `rest_count` other tokens, from which the share at n is extrapolated.
+    `log_length` (...) is log(e^s/m), with s the sink's score and m the mean of e^{score} over the other tokens.
     """
     with np.errstate(divide="ignore"):
-        return np.asarray(expit(_log_length(sink_score, rest_lse, rest_count) - np.log(np.asarray(n, dtype=float))))
+        return np.asarray(expit(log_length - np.log(np.asarray(n, dtype=float))))
 
 
-def dilution_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """Number of tokens n (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is one half.
+def dilution_length(log_length: Array) -> Array:
+    """Number of other tokens (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is 1/2.
 
-    For one query it is e^s/m, with s the sink's score and m the mean of e^{score} over the other tokens. Below 1 the
-    sink never holds half of the mass.
+    For one query it is e^s/m. Below 1 the sink never holds half of the mass.
     """
-    lengths = _log_length(sink_score, rest_lse, rest_count)
-    low, high = lengths.min(-1), lengths.max(-1)  # at the smallest length every share is at least one half
+    low, high = log_length.min(-1), log_length.max(-1)  # at the smallest length every share is at least one half
     for _ in range(60):  # halvings of a bracket of the logarithm: enough for every digit
         middle = low + (high - low) / 2
-        above = expit(lengths - middle[..., None]).mean(-1) > 0.5
+        above = expit(log_length - middle[..., None]).mean(-1) > 0.5
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(low + (high - low) / 2))
-
-
-def _log_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """log(e^s / m) of each query, with s the sink's score and m the mean of e^{score} over the other tokens."""
-    return np.asarray(np.asarray(sink_score) - np.asarray(rest_lse) + np.log(rest_count), dtype=float)

@@ -5,14 +5,12 @@ probe assigns each layer's keys and values at random to cells (replicate, size s
 replicates and the reference (attention over the whole pool) come from one pass.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,8 +21,7 @@ from limitlens.attention.kernels import Precision, as_precision, kernel_words
 from limitlens.attention.state import State
 from limitlens.cost import check_cost
 from limitlens.errors import InputError, Progress, check_number, check_seed
-from limitlens.models import Windows, choose
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import LoadedModel, Windows, choose
 from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.collect import Collector, groups
@@ -52,28 +49,13 @@ FEWEST_REPLICATES = 2  # standard errors come from the scatter of replicates
 
 
 def probe(
-    model: str | LoadedModel,
-    corpus: str = "stdlib-docs",
-    tokens: int = 100_000,
-    *,
-    window: int | None = None,
-    special: str = "auto",
-    sizes: str | Sequence[int] = "64:4096:7",
-    replicates: int = 24,
-    queries: int = 256,
-    score_scale: float = 1.0,
-    seed: int = 0,
-    device: str = "auto",
-    batch: int | None = None,
-    yes: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    memory: int | None = None,
-    ray: str | None = None,
-    sampling: str = "pooled",
-    precision: str = "accurate",
+    model: str | LoadedModel, corpus: str = "stdlib-docs", tokens: int = 100_000,
+    *, window: int | None = None, special: str = "auto", sizes: str | Sequence[int] = "64:4096:7", replicates: int = 24,
+    queries: int = 256, score_scale: float = 1.0, seed: int = 0, device: str = "auto", batch: int | None = None,
+    yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+    memory: int | None = None, ray: str | None = None, sampling: str = "pooled", precision: str = "accurate",
     options: ProbeOptions | None = None,
-) -> ProbeRun:
+) -> ProbeRun:  # fmt: skip
     """Measure the error curve and the diagnostics of every head of a model on a corpus, in one pass.
 
     Parameters
@@ -142,7 +124,7 @@ class _Split:
     reserved: NDArray[np.intp]
 
     @classmethod
-    def of(cls, count: int, seed: int) -> _Split:
+    def of(cls, count: int, seed: int) -> Self:
         wanted = max(min(QUERY_WINDOWS, count // 4), min(FEWEST_QUERY_WINDOWS, count * 2 // 5))
         share = max(PILOT, wanted / count)
         return cls(count, share, *choose(count, (share, RESERVED), seed))
@@ -288,17 +270,6 @@ class _Work:
         arguments = {name: getattr(self, name) for name in names} | {"options": asdict(self.options)}
         return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **run, **arguments}
 
-    def _measured(self, window: int) -> Iterator[Measured]:
-        """Yield the measurements of every layer in order, freeing the collector of each layer once it is measured."""
-        left = groups(self.collectors.values(), bounded=self.memory is not None)
-        self.collectors.clear()
-
-        def of(place: int) -> list[Measured]:
-            some, left[place] = left[place], []
-            return measure(some, window)
-
-        yield from chain.from_iterable(self.workers(of, range(len(left))))
-
     def _report(self, tokens: int) -> None:
         self.done += tokens
         if self.progress is not None:
@@ -327,7 +298,14 @@ class _Work:
         measuring = time.perf_counter()
         short = self.memory is not None or self.loaded.model.device.type != "cpu"  # of memory
         list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
-        for measured in self._measured(window):
+        left = groups(self.collectors.values(), bounded=self.memory is not None)
+        self.collectors.clear()
+
+        def measure_group(place: int) -> list[Measured]:
+            some, left[place] = left[place], []  # frees the collectors of each layer once it is measured
+            return measure(some, window)
+
+        for measured in chain.from_iterable(self.workers(measure_group, range(len(left)))):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal, window, self.options.thresholds, self.seed)
             if (tails := geometry.tails) is not None:
