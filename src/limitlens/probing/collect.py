@@ -1,4 +1,4 @@
-"""Collectors: the sampled tokens and attention states of one layer, updated as the model reads the corpus.
+"""Collectors: what a probe stores for each layer while the model reads the corpus (sampled tokens, attention states).
 
 Memory depends on the sample sizes, replicates and queries, not on the length of the corpus.
 """
@@ -82,11 +82,12 @@ class Moments:
 
 
 class Collector:
-    """Data that one layer has collected from the pool (tokens that samples are drawn from).
+    """Data that a probe collects for one layer, from which the errors of the layer's heads are computed.
 
-    It holds the keys and values of kept tokens, the attention states of streamed cells (tokens of one replicate and
-    size step, merged and not kept) and second moments. `fused` switches the Triton programs on or off; by default they
-    run where the device and the layer allow.
+    A cell is the set of tokens by which the sample of one replicate grows from one size to the next. Small cells store
+    the keys and values of their tokens, large cells only an attention state into which tokens are merged. Means and
+    covariances of queries, keys and hidden states are collected too. `fused` switches the Triton programs on or off; by
+    default they run where the device and the layer allow.
     """
 
     def __init__(self, layer: Layer, assignment: Assignment, fused: bool | None = None) -> None:
@@ -117,8 +118,8 @@ class Collector:
         """List the tasks that store the tokens that the layer captured in one forward pass and sum their moments.
 
         The tokens are those at `positions` of each window of the forward pass; `part` says into which row each goes.
-        `special` (s,) are the indices of special tokens among them; `marks` special tokens of earlier forward passes
-        are already stored and wait until their block of tokens is complete.
+        `special` (s,) are the indices of special tokens (such as CLS) among them; `marks` is the number of special
+        tokens of earlier forward passes that are stored and not yet attended to.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         first = self.assignment.slots + self.assignment.wait + marks
@@ -136,10 +137,9 @@ class Collector:
         return work
 
     def cells(self, block: BlockAssignment, marks: int) -> list[Callable[[], None]]:
-        """List the tasks that attend to the waiting tokens of a complete block and to its `marks` special tokens.
+        """List the tasks that attend to the stored tokens of a block of text, and again to its `marks` special tokens.
 
-        On a CPU every cell (tokens of one replicate and size step) is one task for the workers; on a GPU one launch
-        computes all cells.
+        On a CPU each task merges the tokens of one cell into its state; on a GPU one launch computes all cells.
         """
         wait, last = self.assignment.wait, self.assignment.states
         jobs = np.array([(last, wait, wait + marks), *block.streamed])
@@ -155,12 +155,12 @@ class Collector:
         return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
 
     def settle(self, copy: bool) -> None:
-        """Finish collecting: convert kept keys and values to float32; `copy` frees the memory of all other tokens."""
+        """Finish collecting: convert stored keys and values to float32; `copy` frees the memory of merged tokens."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = ()
 
     def _attend(self, jobs: NDArray[np.int64]) -> None:
-        """Attend to the waiting tokens and merge the states into their cells, for `jobs` (cell, start, stop)."""
+        """Attend to stored tokens and merge the result into the states of cells, for `jobs` (cell, start, stop)."""
         key, value = (store[self.assignment.slots :] for store in self.stores)
         state, peak = attend_jobs(self.queries, key, value, jobs[:, 1:], largest=self.largest)
         first = int(jobs[0, 0])

@@ -1,8 +1,8 @@
 """Measurements of a layer after the corpus was read: errors, concentration of weights, geometry of scores.
 
 Concentration (effective tokens, largest weight, entropy, tail, critical factor) uses every score of some queries of
-each head over the replicates that keep all their tokens, without the atom (sink token in every context). Geometry
-(horizons, coupling, tilts) comes from second moments over all pooled tokens. `head_records` collects both by head.
+each head, over the samples whose tokens are all stored, without the sink. Geometry (horizons, coupling, tilts) comes
+from means and covariances over all tokens read. `head_records` puts both into the record of each head.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,8 +44,8 @@ _TOKENS_PER_AXIS = 16  # with fewer tokens per axis, whitening by their own cova
 class LayerDetail(NamedTuple):
     """Concentration of the softmax weights of every query head of a layer.
 
-    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of W whole replicates
-    (replicates that keep all their tokens); J is the number of sample sizes.
+    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of the W replicates
+    whose tokens are all stored; J is the number of sample sizes.
     """
 
     effective_sums: Array  # (heads, W, C, J): effective tokens 1/Σw² of samples of each size
@@ -233,7 +233,7 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All measurements of one layer; `special` (heads,) is the share of softmax mass on special tokens in the pool."""
+    """All measurements of one layer; `special` (heads,) is the share of the softmax mass on special tokens."""
 
     layer: Layer
     curves: LayerCurves
@@ -244,7 +244,7 @@ class Measured:
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
-    """Measure layers of equal shape, whose collectors have read the pool in windows of `window` tokens."""
+    """Measure layers of equal shape, whose collectors have read all windows of text, of `window` tokens each."""
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (

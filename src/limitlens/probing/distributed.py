@@ -1,14 +1,13 @@
 """Run a probe on the workers of a Ray cluster, each of which reads a share of the windows of text.
 
-The pool of a probe is an ordered list of blocks of windows. A worker runs the model over a few blocks, merges their
-attention states as a single process would, and returns plain tensors. The driver assigns every token to its cell
-(replicate, size step) and merges the tensors of the workers in order.
+A worker runs the model over a few blocks of windows, merges their attention states as a single process would, and
+returns plain tensors. The driver (the process that started the probe) decides which sample each token belongs to, and
+merges the tensors of the workers in order.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -22,9 +21,9 @@ from limitlens.errors import InputError
 from limitlens.models import LoadedModel, load
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
-from limitlens.probing.stream import Pool, checkpoint_state, resume, run_blocks
+from limitlens.probing.stream import Pool, run_blocks
 from limitlens.sampling.assignment import Assignment, BlockAssignment
-from limitlens.sampling.checkpoint import Job, under
+from limitlens.sampling.checkpoint import under
 from limitlens.sampling.clock import Clock
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt
@@ -63,7 +62,7 @@ class _WorkerInput:
             clock = Clock()
             run_blocks(
                 loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), self.at_once),
-                self.special, self.at_once, clock=clock, warnings=[], report=lambda _: None, after_block=lambda: None,
+                self.special, self.at_once, clock=clock, warnings=[], report=lambda _: None, passed=lambda _: None,
             )  # fmt: skip
             slots = np.concatenate([block.slots for block in assigned])
             return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
@@ -73,13 +72,15 @@ class _WorkerInput:
 
 def run(
     address: str, device: str, model: str | LoadedModel,
-    loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
-    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
+    loaded: LoadedModel, pool: Pool, pilot: Pilot, collectors: dict[int, Collector], blocks: Iterator[BlockAssignment],
+    indices: NDArray[np.intp], special: NDArray[np.bool_],
+    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], passed: Callable[[int, bool], None],
 ) -> None:  # fmt: skip
-    """Run the model over the pool like `stream`, on the workers of the Ray cluster at `address`.
+    """Run the model over the windows `indices` like `stream.run_blocks`, on the workers of a Ray cluster.
 
-    A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. An interrupt takes
-    effect after the blocks that were already sent. The other arguments are those of `stream`.
+    A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. `passed` is called with
+    a number of complete blocks, and whether the state may be saved. An interrupt takes effect after the blocks that
+    were already sent.
     """
     if isinstance(model, str) and os.path.exists(model):
         model = os.path.abspath(model)
@@ -87,17 +88,17 @@ def run(
         i: replace(layer, traits=replace(layer.traits, projections=None, ratios=None))
         for i, layer in pilot.layers.items()
     }
-    special, bare_pilot = pool.windows.marked(pilot.positions), replace(pilot, layers=bare, sizes={})
+    assignment = next(iter(collectors.values())).assignment  # the same for all layers
+    bare_pilot = replace(pilot, layers=bare, sizes={})
     work = _WorkerInput(model, loaded.sha256, device, special, pool.at_once, bare_pilot, assignment)
-    blocks, done = resume(pool, assignment, collectors, job, report)
     sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of work sent and not returned yet
 
     def pieces(workers: int) -> Iterator[Blocks]:
-        start, at_once = done * pool.per_block, max(1, len(assignment.blocks) // (PIECES * workers))
+        start, at_once = 0, max(1, len(assignment.blocks) // (PIECES * workers))
         while not interrupt.asked and (some := list(islice(blocks, at_once))):
-            indices = pool.indices[start : start + at_once * pool.per_block]
-            start += len(indices)
-            ids = torch.from_numpy(pool.windows.read(indices.tolist()))
+            stop = start + at_once * pool.per_block
+            ids = torch.from_numpy(pool.windows.read(indices[start:stop].tolist()))
+            start = stop
             sent.append((ids.numel(), len(some), np.concatenate([block.slots for block in some])))
             yield ids, some
 
@@ -107,21 +108,19 @@ def run(
             add_share(collectors[index], share, slots)
         clock.model += spent.model
         clock.attention += spent.attention
-        done += count
-        interrupt.during(report, tokens)
-        if not sent or not interrupt.asked:  # save now, or once all work sent has returned
-            job.passed(tokens, partial(checkpoint_state, done, pool, assignment, collectors), interrupt)
+        report(tokens)
+        passed(count, not sent or not interrupt.asked)  # save now, or once all work sent has returned
 
 
 def share_of(collector: Collector, slots: NDArray[np.int64]) -> Tensors:
-    """Tensors of a layer's collector, moved to the CPU; of the kept tokens only those in `slots`, which it has read."""
+    """Result of a worker for one layer: the collector's tensors on the CPU, with stored tokens only in `slots`."""
     rows = torch.as_tensor(slots)
     found = {name: part.cpu() for name, part in collector.tensors().items()}
     return found | {name: found[name][rows[rows < len(found[name])]] for name in KEPT if name in found}
 
 
 def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) -> None:
-    """Merge a worker's tensors `share` of this layer, with the kept tokens in `slots`, into the driver's collector."""
+    """Merge the result of a worker (`share_of`) for one layer into the driver's collector of that layer."""
     device = collector.key.device
     share = {name: part.to(device) for name, part in share.items()}
     tensors = collector.tensors()

@@ -1,8 +1,9 @@
 """Error curves of the heads of a layer: outputs over nested samples against outputs over the pool (all tokens read).
 
-*Output.* Samples of n tokens are merged from cells (tokens of one replicate and size step) and compared with the pool
-of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (sink token in every context): its mass does not
-grow with n, so a sample of n tokens and the atom is compared with the pool weighted as n tokens and the atom,
+*Output.* Samples of n tokens are merged from cells (the tokens by which a sample grows from one size to the next) and
+compared with the pool of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (a sink that every
+context contains once): its mass does not grow with n, so a sample of n tokens and the atom is compared with the pool
+weighted as n tokens and the atom,
 
     Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
 
@@ -42,7 +43,10 @@ MIN_SNR = 4.0  # fits of moment curves leave out errors smaller than this many o
 
 
 class Squares(NamedTuple):
-    """Squared errors of one kind (such as of the output), by head of a layer, query cluster, replicate and size."""
+    """Squared errors of one kind (such as of the output) of every head of a layer.
+
+    C is the number of clusters of queries (queries of the same windows of text), R of replicates, J of sample sizes.
+    """
 
     # (heads, C, R, J): weighted so that the mean over C clusters is the mean over all queries. Errors are against the
     # pool of N tokens; their squares are smaller than those against the law of tokens by the factor 1 − n/N.
@@ -53,7 +57,7 @@ class Squares(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over the whole pool."""
+    """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over all tokens read."""
 
     counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the run was interrupted
     pool: int  # N, number of tokens in the pool
@@ -115,10 +119,10 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
-    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the R cells of each size step.
+    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the tokens that each size step adds to R replicates.
 
-    The last entry, (·, h, ·), is of tokens that belong to no cell. Of each step the tokens of the first replicates, or
-    of all, were kept and are attended to here; the states of the other replicates were computed during the stream.
+    The last entry, (·, h, ·), is of tokens that belong to no replicate. Of each step the tokens of the first
+    replicates, or of all, were stored and are attended to here; the other states were computed as the tokens were read.
     """
     assignment = collector.assignment
     kept = assignment.kept.T
@@ -204,8 +208,8 @@ def _relative(errors: Tensor, outputs: Tensor) -> Squares:
 def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     """Squared errors of hardmax (value at the largest score) over nested samples, relative to hardmax over the pool.
 
-    `peaks` holds the peaks of the cells of each size step, (R, h, G · q), and last those of tokens in no cell,
-    (·, h, G · q), for the q detail queries of h key/value heads.
+    `peaks` are those of `_steps`: of the tokens that each size step adds to R replicates, (R, h, G · q), and last of
+    tokens in no replicate, (·, h, G · q), for some (q) of the queries of each head.
     """
     best = Peak.joined(peaks).union().value
     _, clusters = np.unique(layer.detail_clusters, return_inverse=True)

@@ -1,7 +1,7 @@
 """Options of a probe that trade speed and memory, its estimated cost, and batch sizes that fit a bound on memory.
 
 A probe keeps the data that its sizes, replicates and queries need (`sampling.assignment`). A bound on memory changes
-only how many tokens are processed at a time, never which token goes to which cell (replicate, size step).
+only how many tokens are processed at a time, never which token goes to which sample.
 """
 
 from dataclasses import dataclass, field
@@ -53,19 +53,23 @@ class ProbeOptions:
         return max(few for few in range(1, wanted + 1) if wanted % few == 0 and (few - 1) * share * window <= left)
 
     def tokens_waiting(self, pilot: Pilot, assignment: Assignment, part: int, forward: int, memory: int | None) -> int:
-        """Number of tokens that memory allows to wait for their block: a multiple of `part`, at most a whole block.
+        """Number of tokens that may be stored before attention over them is computed; at most a block of tokens.
 
-        `part` is the number of pooled tokens in a forward pass, `forward` the memory of a forward pass in bytes.
+        It is a multiple of `part`, the number of sampled tokens in a forward pass, and as large as memory allows.
+        `forward` is the memory of a forward pass in bytes.
         """
         held = measured = token = 0
+        threads = torch.get_num_threads()
         for layer in pilot.layers.values():
+            # On a CPU every forward pass that runs at the same time holds sums of its own.
+            copies = 1 if layer.query.device.type != "cpu" or threads == 1 else 1 + threads
             shared, groups, m, k = layer.query.shape
             kept = assignment.slots * shared * 2 * k * 4
             kept += assignment.states * shared * groups * (k + 1) * (8 * m + 4 * min(m, DETAIL_QUERIES))
-            held += kept + sum(8 * mean.numel() * mean.shape[-1] for mean in layer.traits.rough_mean.values())
+            held += kept + copies * sum(8 * mean.numel() * mean.shape[-1] for mean in layer.traits.rough_mean.values())
             scores = 4 * shared * groups * min(m, DETAIL_QUERIES) * assignment.cells.sizes[-1]
             of_layer = self.layer_copies * kept + self.score_copies * scores
-            measured = max(measured, torch.get_num_threads() * of_layer)
+            measured = max(measured, threads * of_layer)
             token += shared * 2 * k * 4
         needed = max(forward + token * part, measured)  # one comes after the other
         left = room(memory, layer.query.device, held + needed, "what the samples keep, and measuring it")

@@ -1,12 +1,13 @@
-"""The pilot: forward passes over a few random windows that give the queries. Samples do not use these windows.
+"""The pilot: forward passes over a few random windows of text that give the queries of a probe.
 
-Queries of an encoder come from all positions. Queries of a causal model come from the last positions of windows, and
-samples use only keys before these positions, so that every sampled key lies in the past of every query.
+Samples of keys come from other windows. Queries of an encoder come from all positions. Queries of a causal model come
+from the last positions of windows, and samples use only keys before these positions, so that every sampled key lies in
+the past of every query.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Layer:
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """Attention kernel of the layer: the built-in one, named by precision, or a function if it has a softcap."""
+        """Attention kernel of the layer: a built-in kernel, named by precision, or a function if there is a softcap."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,7 @@ class Layer:
 
     @property
     def detail_clusters(self) -> NDArray[np.intp]:
-        """Cluster of each query of `detail`, (q,)."""
+        """Cluster (group of queries of the same windows of text) of each query of `detail`, (q,)."""
         return self.clusters[self.places(DETAIL_QUERIES)]
 
     def places(self, count: int) -> NDArray[np.int64]:
@@ -105,7 +106,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Result of the pilot (forward passes that give the queries): layers by index in the model, and queries drawn."""
+    """Result of the forward passes that give the queries (the pilot): layers by index in the model, and queries."""
 
     layers: dict[int, Layer]
     causal: bool
@@ -143,7 +144,7 @@ def run_pilot(
     softcap; the model's own forward is unchanged. Without `check` the function does not wait for a GPU, and the caller
     must call `Pilot.check`.
     """
-    draw = _Draw(loaded.name, windows.length, indices, queries, seed)
+    draw = cache(partial(_draw, windows.length, len(indices), queries, seed))
     projections = projector(loaded.model)
     forwards, _ = workers.beside(batch)
 
@@ -161,7 +162,7 @@ def run_pilot(
     def take(captured: Captured) -> None:
         workers.check()
         forward: _Forward = captured.forward
-        forward.take(captured, draw, score_scale)
+        forward.take(captured, loaded.name, draw(captured.causal)[0], score_scale)
         if forward.start == 0:
             forward.traits[captured.layer] = _traits(captured, score_scale, *projections(captured.layer))
 
@@ -170,43 +171,34 @@ def run_pilot(
         for forward in forwards(run, pieces()):
             done.append(forward)
             report(forward.ids.numel())
-        pilot = _pilot(done, draw, precision, clusters)
+        causal = bool(done[0].causal)
+        chosen, tail = draw(causal)
+        layers = _layers(done, causal, chosen, windows.length, precision, clusters)
+    positions = range(1, windows.length - tail) if causal else range(windows.length)
+    sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
+    places = np.stack((indices[chosen[:, 0]], chosen[:, 1]), axis=1)
+    pilot = Pilot(layers, causal, positions, places, sizes)
     if check:
         pilot.check()
     return pilot
 
 
-@dataclass(frozen=True, eq=False)
-class _Draw:
-    """Random choice of the windows and positions that give queries."""
+def _draw(length: int, count: int, queries: int, seed: int, causal: bool) -> tuple[NDArray[np.intp], int]:
+    """Draw m queries at random from `count` windows: window (0 to count − 1) and position of each, (m, 2).
 
-    model: str
-    length: int  # tokens in a window
-    indices: NDArray[np.intp]  # windows of the pilot
-    queries: int
-    seed: int
-
-    def tail(self, causal: bool) -> int:
-        """Number of last positions of a window that may give queries; all positions if the model is not `causal`."""
-        if not causal:
-            return self.length
-        tail = min(-(-self.queries // len(self.indices)), max(1, self.length // LARGEST_TAIL))
-        if self.length - tail < 2:
-            short = f"windows of {self.length} tokens are too short for a causal model"
-            raise InputError(f"{short}; expected 8 or more")
-        return tail
-
-    def chosen(self, causal: bool) -> NDArray[np.intp]:
-        """Draw m queries at random: window (as index into `indices`) and position of each, (m, 2).
-
-        All windows give the same number of queries, or one more, so that no window dominates the mean over queries.
-        """
-        count, tail = len(self.indices), self.tail(causal)
-        turn, place = divmod(np.arange(min(self.queries, count * tail)), count)
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
-        window, orders = generator.permutation(count)[place], generator.random((count, tail)).argsort(1)
-        found = np.sort(window * tail + orders[window, turn])
-        return np.stack((found // tail, self.length - tail + found % tail), axis=1)
+    All windows give the same number of queries, or one more, so that no window dominates the mean over queries. Also
+    returns how many last positions of a window may give queries; all positions if the model is not `causal`.
+    """
+    tail = length
+    if causal:
+        tail = min(-(-queries // count), max(1, length // LARGEST_TAIL))
+        if length - tail < 2:
+            raise InputError(f"windows of {length} tokens are too short for a causal model; expected 8 or more")
+    turn, place = divmod(np.arange(min(queries, count * tail)), count)
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x0A5C]))
+    window, orders = generator.permutation(count)[place], generator.random((count, tail)).argsort(1)
+    found = np.sort(window * tail + orders[window, turn])
+    return np.stack((found // tail, length - tail + found % tail), axis=1), tail
 
 
 @dataclass(eq=False)
@@ -222,16 +214,16 @@ class _Forward:
     sizes: dict[str, Tensor] = field(default_factory=dict)
     traits: dict[int, Traits] = field(default_factory=dict)
 
-    def take(self, captured: Captured, draw: _Draw, score_scale: float) -> None:
-        """Store the queries of a captured layer at the windows and positions that were drawn, and check the layer."""
-        layer = f"layer {captured.layer} of {draw.model}"
+    def take(self, captured: Captured, model: str, chosen: NDArray[np.intp], score_scale: float) -> None:
+        """Store the queries of a captured layer at the windows and positions `chosen` (m, 2), and check the layer."""
+        layer = f"layer {captured.layer} of {model}"
         if self.causal is None:
             self.causal = captured.causal
-            chosen = draw.chosen(captured.causal) - (self.start, 0)
-            here = (chosen[:, 0] >= 0) & (chosen[:, 0] < len(self.ids))
-            self.place = to_device(chosen[here].T.copy(), captured.query.device).unbind()
+            window, position = chosen[:, 0] - self.start, chosen[:, 1]
+            here = (window >= 0) & (window < len(self.ids))
+            self.place = to_device(np.stack((window[here], position[here])), captured.query.device).unbind()
         if captured.causal != self.causal:
-            mixed = f"{draw.model} has both causal and bidirectional layers"
+            mixed = f"{model} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
         if captured.bias is not None:
             raise InputError(
@@ -259,10 +251,10 @@ def _traits(captured: Captured, score_scale: float, made: Projections | None, no
     return Traits(*known, rough_mean, made, None if made is None else made.ratios(captured), note, tokens)
 
 
-def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: int) -> Pilot:
-    """Pilot with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
-    causal = bool(done[0].causal)
-    chosen, tail = draw.chosen(causal), draw.tail(causal)
+def _layers(
+    done: list[_Forward], causal: bool, chosen: NDArray[np.intp], length: int, precision: Precision, clusters: int
+) -> dict[int, Layer]:
+    """Layers with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
     rank = np.unique(chosen[:, 0], return_inverse=True)[1]
     windows_each = max(1, round((int(rank.max()) + 1) / clusters))  # windows in a cluster
     layers = {}
@@ -270,15 +262,12 @@ def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: in
         parts = [forward.parts[index] for forward in done]
         rows, keys, values = (torch.cat(part) for part in zip(*parts, strict=True))
         traits = done[0].traits[index]
-        whole = causal and (traits.sliding_window is None or traits.sliding_window >= draw.length)
+        whole = causal and (traits.sliding_window is None or traits.sliding_window >= length)
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
         atom = _atom(query, keys, values, traits, whole)
         layers[index] = Layer(index, query, atom, whole, rank // windows_each, traits, precision)
-    positions = range(1, draw.length - tail) if causal else range(draw.length)
-    sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
-    queries = np.stack((draw.indices[chosen[:, 0]], chosen[:, 1]), axis=1)
-    return Pilot(layers, causal, positions, queries, sizes)
+    return layers
 
 
 def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bool) -> State | None:

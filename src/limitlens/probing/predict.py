@@ -1,7 +1,7 @@
-"""Predict the error curve of every head of a model from a pilot of a few thousand tokens; nothing is measured.
+"""Predict the error curve of every head of a model from a few thousand tokens (the pilot); nothing is measured.
 
 The pilot's tokens stand for the law of all tokens, and the expected error of attention over n tokens drawn from that
-law is computed exactly (`theory.exact_bootstrap`). The keys and values of a layer are freed once its heads are done.
+law is computed exactly (`theory.exact_bootstrap`).
 """
 
 import time
@@ -165,7 +165,7 @@ def _heads(
 
 
 def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
-    """Predict the errors of each head of a probed layer from `POOL_TOKENS` random tokens that its collector kept."""
+    """Predict the errors of each head of a probed layer from at most `POOL_TOKENS` of the tokens stored for it."""
     assignment = collector.assignment
     slots = assignment.random_slots(POOL_TOKENS)
     some = to_device(slots, collector.key.device)
@@ -177,7 +177,7 @@ def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
 
 
 def predicted_sizes(sizes: Sequence[float]) -> list[int]:
-    """Sizes at which errors are predicted: the given ones, and smaller and larger ones in steps of a factor two."""
+    """Sizes at which errors are predicted: the given sizes, and smaller and larger sizes in steps of a factor two."""
     low, high = float(sizes[0]), float(sizes[-1])
     below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
     above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
@@ -191,8 +191,8 @@ def predict_layer(
 ) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
     """Predict the errors of each head of a layer from keys and values (M, Hkv, ·) of M tokens.
 
-    The tuple of a head holds the prediction without the atom (sink token in every context) and, if the layer has an
-    atom, the one with it. `quarters` (M,) says from which quarter of the text each token comes; None means random
+    The tuple of a head holds the prediction without the sink and, if every context contains a sink, the prediction with
+    it. `quarters` (M,) says from which quarter of the text each token comes; None means random
     order. `few_windows` says that the tokens come from few windows of text, which widens the intervals
     (`PredictedErrors.of`). `queries` is the number of queries used per head.
     """

@@ -1,4 +1,4 @@
-"""Record of one head of a model, measured by a probe or predicted from a pilot, and its JSON form.
+"""Record of one head of a model, measured by `probe` or predicted by `predict`, and its JSON form.
 
 If every context contains a sink, the sink is one key that is always kept. The error of keeping n of the other tokens
 of a context of C tokens is then
@@ -123,9 +123,10 @@ class HeadRecord:
 
     @property
     def error_is_lower_bound(self) -> bool:
-        """Whether measured errors are too small because the reference, attention over the pool, has not converged.
+        """Whether measured errors are too small because the reference, attention over all tokens read, is inaccurate.
 
-        This holds if the head is frozen onto one key, or the pool's own error exceeds half the error at the largest n.
+        This holds if the head is frozen onto one key, or the estimated error of the reference exceeds half the error at
+        the largest n.
         """
         return self.regime is Regime.FROZEN or self.curve_without_sink.pool_share > UNSETTLED
 

@@ -93,11 +93,12 @@ class ProbeRun(Result):
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """Queries of a probe and their attention over the whole pool, as tensors by name.
+        """Queries of a probe and their attention over all tokens that samples are drawn from, as tensors by name.
 
         `query_places` (m, 2): window and position of each query. For each layer i, `layer{i}.query` (heads, m, k),
         multiplied by the scale of the scores; `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) of
-        attention over the pool; `layer{i}.atom.lse` and `.output` of the atom (sink in every context) if there is one.
+        attention over these tokens; `layer{i}.atom.lse` and `.output` of attention to the sink that every context
+        contains, if there is one.
         """
         if not isinstance(self.reference, Path):
             return self.reference
