@@ -167,6 +167,28 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
         probe(None)
 
 
+def test_halves_of_concurrent_forward_passes_add_their_sums_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from limitlens.probing.collect import Collector
+
+    before, add_hidden, count = torch.get_num_threads(), Collector._add_hidden, [0]
+
+    def short(self: Any, *given: Any) -> Any:
+        """No memory in one of the forward passes, after the moments of keys and queries were summed."""
+        count[0] += 1
+        if count[0] == 5:
+            raise torch.cuda.OutOfMemoryError
+        return add_hidden(self, *given)
+
+    try:
+        torch.set_num_threads(2)
+        whole = probe(None)
+        monkeypatch.setattr(Collector, "_add_hidden", short)
+        near(probe(None), whole)
+    finally:
+        torch.set_num_threads(before)
+    assert count[0] > 5
+
+
 def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, draw = study(None), study_pass.ReplicatePass._add
 

@@ -99,16 +99,16 @@ class Collector:
         self.queries = JobQueries.of(query, detail, value, layer.kernel, layer.traits.softcap, fused)
         # moments of the "query", the "key" and, where it is known, the "hidden" state of pooled tokens
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
-        # Keys and values, (rows, Hkv, ·), in the model's precision: first the kept tokens in their slots, then tokens
-        # that wait until their block is complete, then copies of the special tokens among the waiting ones.
+        # Keys and values, (rows, Hkv, ·), in the model's precision: first tokens that stay stored, in their slots, then
+        # tokens that are attended to once their block is complete, then copies of the special tokens among the latter.
         rows = assignment.slots + assignment.wait + assignment.marks
         self.stores = tuple(tokens.new_zeros(rows, *tokens.shape[1:]) for tokens in (key, value))
         self.key, self.value = (store[: assignment.slots] for store in self.stores)
         hidden = layer.traits.rough_mean.get("hidden")
-        # (kept, d): hidden states of the first kept tokens
+        # (stored, d): hidden states of the first stored tokens
         self.hidden = None if hidden is None else query.new_zeros(assignment.hidden, hidden.shape[-1])
-        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the streamed cells; the
-        # last entry holds all special tokens, which belong to their cells too.
+        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the large cells; the last
+        # entry holds all special tokens, which belong to their cells too.
         self.states = State.empty((assignment.states + 1, heads), m, v, device=query.device)
         self.peaks = Peak.empty((assignment.states + 1, heads), len(detail), v, like=query)
         # (2, Hkv): largest absolute number in the waiting keys and values, by which the Triton kernel scales them

@@ -7,7 +7,8 @@ merges the tensors of the workers in order.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -35,39 +36,31 @@ Share: TypeAlias = tuple[dict[int, Tensors], Clock]  # a worker's result: tensor
 KEPT = ("key", "value", "hidden")  # tensors of a collector with a row for each kept token
 
 
-@dataclass(frozen=True, eq=False)
-class _WorkerInput:
-    """Input that every worker gets from the driver, the same for all workers."""
+def _prepare(
+    model: str | LoadedModel, sha256: str | None, device: str, special: NDArray[np.bool_], at_once: int, pilot: Pilot,
+    assignment: Assignment,
+) -> Callable[[Blocks], Share]:  # fmt: skip
+    """Load the model on a worker, and return the function that computes the result (`Share`) of some blocks.
 
-    model: str | LoadedModel  # a name, loaded by the worker, or the model itself
-    sha256: str | None  # digest of the weights of the driver's model
-    device: str
-    special: NDArray[np.bool_]  # (positions,): whether a pooled position of a window holds a special token
-    at_once: int  # windows per forward pass
-    pilot: Pilot
-    assignment: Assignment
+    `sha256` is the digest of the weights of the driver's model; `special` and `at_once` are as in `run_blocks`.
+    """
+    loaded = load(model, device=choose_device(device)) if isinstance(model, str) else model
+    if loaded.sha256 != sha256:
+        raise InputError(f"the model {model} on a worker differs from the driver's; expected the same files everywhere")
+    pilot = _moved(pilot, loaded.model.device)
 
-    def prepare(self) -> Callable[[Blocks], Share]:
-        """Load the model on the worker, and return the function that computes the result (`Share`) of some blocks."""
-        loaded = load(self.model, device=choose_device(self.device)) if isinstance(self.model, str) else self.model
-        if loaded.sha256 != self.sha256:
-            raise InputError(
-                f"the model {self.model} on a worker differs from the driver's; expected the same files everywhere"
-            )
-        pilot = _moved(self.pilot, loaded.model.device)
+    def work(blocks: Blocks) -> Share:
+        ids, assigned = blocks
+        collectors = {i: Collector(layer, assignment) for i, layer in pilot.layers.items()}
+        clock = Clock()
+        run_blocks(
+            loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), at_once), special, at_once,
+            clock=clock, warnings=[], report=lambda _: None, passed=lambda _: None,
+        )  # fmt: skip
+        slots = np.concatenate([block.slots for block in assigned])
+        return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
 
-        def work(blocks: Blocks) -> Share:
-            ids, assigned = blocks
-            collectors = {i: Collector(layer, self.assignment) for i, layer in pilot.layers.items()}
-            clock = Clock()
-            run_blocks(
-                loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), self.at_once),
-                self.special, self.at_once, clock=clock, warnings=[], report=lambda _: None, passed=lambda _: None,
-            )  # fmt: skip
-            slots = np.concatenate([block.slots for block in assigned])
-            return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
-
-        return work
+    return work
 
 
 def run(
@@ -90,7 +83,7 @@ def run(
     }
     assignment = next(iter(collectors.values())).assignment  # the same for all layers
     bare_pilot = replace(pilot, layers=bare, sizes={})
-    work = _WorkerInput(model, loaded.sha256, device, special, pool.at_once, bare_pilot, assignment)
+    prepare = partial(_prepare, model, loaded.sha256, device, special, pool.at_once, bare_pilot, assignment)
     sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of work sent and not returned yet
 
     def pieces(workers: int) -> Iterator[Blocks]:
@@ -102,7 +95,7 @@ def run(
             sent.append((ids.numel(), len(some), np.concatenate([block.slots for block in some])))
             yield ids, some
 
-    for layers, spent in spread(address, work.prepare, pieces, gpus=device != "cpu"):
+    for layers, spent in spread(address, prepare, pieces, gpus=device != "cpu"):
         tokens, count, slots = sent.pop(0)
         for index, share in layers.items():
             add_share(collectors[index], share, slots)

@@ -25,19 +25,21 @@ ATTENTION_SPEED, HEAD_SECONDS = 2.5e10, 0.08
 class ProbeOptions:
     """Options of a probe that trade speed, memory and detail; the defaults for memory were measured."""
 
-    block: int = 1 << 14  # tokens assigned to cells together; they are held in memory until their block is complete
+    block: int = 1 << 14  # tokens that are assigned to samples together, and held in memory until all of them are read
     # Most tokens in a block on a GPU, where large blocks save launches and merges of states. A pool of at least 32
     # blocks of `block` tokens is cut into about six blocks, none larger than this.
     device_block: int = 1 << 19
     device_forward: int = 1 << 18  # most tokens in a forward pass on a GPU
-    kept_step: int = KEPT_STEP  # cells of at most this many tokens keep their keys and values
-    whole_replicates: int = WHOLE_REPLICATES  # largest number of replicates that keep all their tokens
-    clusters: int = CLUSTERS  # approximate number of clusters into which queries are grouped by window
+    # A sample stores the keys and values of a size step of at most this many tokens, and an attention state of larger
+    # steps.
+    kept_step: int = KEPT_STEP
+    whole_replicates: int = WHOLE_REPLICATES  # most replicates that store all tokens, for diagnostics of every score
+    clusters: int = CLUSTERS  # approximate number of groups of queries, by window, that the bootstrap resamples
     thresholds: Thresholds = field(default_factory=Thresholds)  # limits between the regimes of heads
     activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width, with captured ones
     forward_share: int = 4  # a forward pass may use 1/forward_share of the memory left beside the model
-    layer_copies: int = 2  # copies of a layer's kept tokens and states that exist while the layer is measured
-    score_copies: int = 12  # copies of the scores of a layer's detail queries while the layer is measured
+    layer_copies: int = 2  # copies of a layer's stored tokens and states that exist while the layer is measured
+    score_copies: int = 12  # copies of the scores that a layer's diagnostics use while the layer is measured
 
     def window_bytes(self, loaded: LoadedModel, length: int) -> int:
         """Bytes of memory that one window of `length` tokens needs during a forward pass of the model."""

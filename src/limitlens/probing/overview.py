@@ -19,7 +19,6 @@ from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.probing.record import CONSTANT_RATE, CURVES, HeadRecord
 from limitlens.record import to_json
-from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 from limitlens.theory.prediction import Status
@@ -75,17 +74,12 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
     return {
         "heads": len(heads),
         "regimes": dict(Counter(head.regime.value for head in heads if head.regime)),
-        "rate": _rates(head.curve for head in heads),
-        **{f"rate_{name}": _rates(head.moment_curves.get(name) for head in heads) for name in CURVES},
+        "rate": _spread(head.slopes["curve"] for head in heads),
+        **{f"rate_{name}": _spread(head.slopes.get(name) for head in heads) for name in CURVES},
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
         "critical_factor": _spread(head.critical.factor for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
-
-
-def _rates(curves: Iterable[ErrorCurve | None]) -> dict[str, float] | None:
-    """Smallest, median and largest rate of the error curves that have a fitted rate; None if no curve has one."""
-    return _spread(curve.rate.slope for curve in curves if curve is not None and curve.rate is not None)
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:

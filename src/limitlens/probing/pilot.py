@@ -27,9 +27,9 @@ from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
 
 LARGEST_TAIL = 4  # queries of a causal model come from the last 1/LARGEST_TAIL of a window at most
-DETAIL_QUERIES = 64  # number of detail queries of a head, for the diagnostics that need every score
+DETAIL_QUERIES = 64  # number of queries of a head that diagnostics use which need every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-CLUSTERS = 32  # approximate number of clusters of queries, of equally many windows each; memory grows with it
+CLUSTERS = 32  # approximate number of groups (clusters) of queries by window of text; memory grows with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ class _Forward:
 
 
 def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
-    """Traits (fixed properties) of a layer, from its captured first call and its projections `made`, if known."""
+    """Fixed properties of a layer, from its captured first call and its projections `made`, if known."""
     if made is not None and captured.hidden is None:
         made, note = None, "the input of the query projection could not be read"
     rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}

@@ -117,6 +117,11 @@ class HeadRecord:
         return {"curve": self.curve, **bare, **self.moment_curves}
 
     @property
+    def slopes(self) -> dict[str, float | None]:
+        """Fitted rate of decay of each of the head's error `curves`, by name; None if no rate could be fitted."""
+        return {name: None if curve.rate is None else curve.rate.slope for name, curve in self.curves.items()}
+
+    @property
     def attention(self) -> str:
         """Kind of attention of the head's layer: "full" or "sliding window"."""
         return "full" if self.sliding_window is None else "sliding window"

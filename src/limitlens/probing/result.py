@@ -129,21 +129,22 @@ class ProbeRun(Result):
         document, arrays, states = run.document, run.arrays(), run.folder / STATES
         if document["replicates"] and not states.is_file():
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
-        seed, sizes = check_seed(document["seed"]), tuple(parse_sizes(document["n"]))
+        seed, heads = check_seed(document["seed"]), document["heads"]
 
         def curves(which: str) -> Iterator[ErrorCurve]:
             """Error curves stored under the array name `which`, of the heads that have one, in order."""
             stored = {name: arrays[f"{which}.{name}"] for name in CURVE if f"{which}.{name}" in arrays}
             logs = arrays.get(f"{which}.predicted")
-            for row in range(len(stored["error_moments"])):
+            owners = [head for head in heads if which != "without_sink" or head[which] is not None]
+            for row, head in enumerate(owners):
                 known: dict[str, Any] = {name: rows[row] for name, rows in stored.items()}
                 if logs is not None:
                     known["prediction"] = PredictedErrors(arrays["predicted_sizes"], logs[row])
-                yield ErrorCurve(sizes=sizes, seed=seed, **known)
+                yield ErrorCurve(sizes=parse_sizes(head["n"]), seed=seed, **known)
 
         stored = {name: curves(name) for name in ERROR_NAMES if f"{name}.error_moments" in arrays}
         records = []
-        for head in document["heads"]:
+        for head in heads:
             names = [name for name in stored if name != "without_sink" or head[name] is not None]
             own = {name: next(stored[name]) for name in names}
             curve, bare = own.pop("curve"), own.pop("without_sink", None)
