@@ -32,7 +32,6 @@ from limitlens.attention.kernels import split
 from limitlens.models import LoadedModel, Windows, load
 from limitlens.models.windows import open_windows
 from limitlens.probing.probe import _Work
-from limitlens.probing.stream import stream
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.workers import workers_for
@@ -161,7 +160,7 @@ def probe(loaded: LoadedModel, text: str, tokens: int, sizes: str = "64:16384:9"
     own["sampling"] = "pooled"
 
     def work(some: Windows = windows) -> _Work:
-        return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, run_stream=stream)
+        return _Work(loaded, some, Cells(parse_sizes(sizes)), **own, progress=None, workers=workers, spread=None)
 
     def bare() -> float:
         used = np.concatenate((made.split.pilot, made.pool.indices))

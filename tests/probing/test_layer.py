@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import accumulate, islice
 
 import numpy as np
@@ -58,7 +58,7 @@ def collected(
         rows = torch.cat((torch.from_numpy(block.slots), assignment.slots + torch.arange(BLOCK - kept)))
         part = ForwardSlice(rows, none, none, False, 0, block, True)
         captured = Captured(0, layer.query, key, value, 1.0, False)
-        for work in made.work(captured, part, slice(None), kept + torch.arange(3), 0, None).values():
+        for work in made.work(captured, part, slice(None), kept + torch.arange(3), 0).values():
             work()
         for work in made.cells(block, 3):
             work()
@@ -70,9 +70,8 @@ def assert_same(found: LayerCurves, other: LayerCurves, close: float = 1e-9) -> 
     assert found.kinds.keys() == other.kinds.keys() >= {"output", "mean", "covariance", "hardmax"}
     for name, one in found.kinds.items():
         most = max(close, 1e-5) if name in ("mean", "covariance") else close  # those are in float32
-        for own in fields(one):
-            a, b = (getattr(part, own.name) for part in (one, other.kinds[name]))
-            np.testing.assert_allclose(a, b, rtol=0, atol=most * np.abs(b).max(), err_msg=f"{name} {own.name}")
+        for own, a, b in zip(one._fields, one, other.kinds[name], strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=most * np.abs(b).max(), err_msg=f"{name} {own}")
 
 
 @pytest.mark.parametrize(

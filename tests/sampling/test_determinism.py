@@ -23,7 +23,7 @@ from limitlens.probing.options import ProbeOptions
 from limitlens.sampling import memory
 from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells
-from limitlens.sampling.workers import InTurn, one_after_another
+from limitlens.sampling.workers import one_after_another
 
 SMALL = ProbeOptions(block=32 * 16)
 probe = partial(kill_cases.probe, options=SMALL)
@@ -133,17 +133,17 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     # As on a device, where forwards do not run side by side.
     monkeypatch.setattr("limitlens.probing.probe.workers_for", lambda device: nullcontext(one_after_another))
     whole = probe(None)
-    add, add_hidden, full, large = Moments.add, Collector._add_hidden, [0], [0]
+    sum_rows, add_hidden, full, large = Moments.sum, Collector._add_hidden, [0], [0]
 
-    def short(self: Any, rows: torch.Tensor, turn: None) -> None:
+    def short(self: Any, rows: torch.Tensor) -> Any:
         """No memory for the moments of more than two windows, noticed once those of the keys were added."""
         large[0] += (own := len(rows) > 2 * 16)
         if own and large[0] == 2:
             full[0] += 1
             raise torch.cuda.OutOfMemoryError
-        add(self, rows, turn)
+        return sum_rows(self, rows)
 
-    monkeypatch.setattr(Moments, "add", short)
+    monkeypatch.setattr(Moments, "sum", short)
     run = probe(None)
     assert full[0] == 1  # from there on windows come in twos
     assert run.warnings[-1] == "the GPU ran out of memory: from there on windows were processed 2 at a time"
@@ -151,20 +151,42 @@ def test_a_gpu_out_of_memory_halves_the_forward_and_adds_nothing_twice(
     near(run, whole)
     count = [0]
 
-    def at_last(self: Any, *given: Any) -> None:
+    def at_last(self: Any, *given: Any) -> Any:
         """Once in the middle of the last part of a block, after one piece of work was done."""
         count[0] += 1
         if count[0] == 8:
             raise torch.cuda.OutOfMemoryError
-        add_hidden(self, *given)
+        return add_hidden(self, *given)
 
-    monkeypatch.setattr(Moments, "add", add)
+    monkeypatch.setattr(Moments, "sum", sum_rows)
     monkeypatch.setattr(Collector, "_add_hidden", at_last)
     near(probe(None), whole)
     assert count[0] > 8
-    monkeypatch.setattr(Moments, "add", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
+    monkeypatch.setattr(Moments, "sum", lambda *given: (_ for _ in ()).throw(torch.cuda.OutOfMemoryError()))
     with pytest.raises(ll.InputError, match="the GPU has no memory for one of the windows"):
         probe(None)
+
+
+def test_halves_of_concurrent_forward_passes_add_their_sums_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from limitlens.probing.collect import Collector
+
+    before, add_hidden, count = torch.get_num_threads(), Collector._add_hidden, [0]
+
+    def short(self: Any, *given: Any) -> Any:
+        """No memory in one of the forward passes, after the moments of keys and queries were summed."""
+        count[0] += 1
+        if count[0] == 5:
+            raise torch.cuda.OutOfMemoryError
+        return add_hidden(self, *given)
+
+    try:
+        torch.set_num_threads(2)
+        whole = probe(None)
+        monkeypatch.setattr(Collector, "_add_hidden", short)
+        near(probe(None), whole)
+    finally:
+        torch.set_num_threads(before)
+    assert count[0] > 5
 
 
 def test_a_gpu_out_of_memory_halves_the_replicates_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,14 +229,6 @@ def test_threads_give_the_same_bits_again(threads: int) -> None:
         assert told(probe(None)) == told(probe(None))
     finally:
         torch.set_num_threads(before)
-
-
-def test_what_has_turns_is_done_in_their_order() -> None:
-    in_turn, done = InTurn(), []
-    for turn in (1, 3, 0, 2, 4):
-        in_turn(turn, partial(done.append, turn))
-        assert done == list(range(len(done)))
-    assert done == [0, 1, 2, 3, 4]
 
 
 def test_the_uniform_error_of_a_replicate_does_not_depend_on_the_others() -> None:

@@ -1,15 +1,13 @@
-"""Collectors: the sampled tokens and attention states of one layer, updated as the model reads the corpus.
+"""Collectors: what a probe stores for each layer while the model reads the corpus (sampled tokens, attention states).
 
 Memory depends on the sample sizes, replicates and queries, not on the length of the corpus.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -23,11 +21,12 @@ from limitlens.attention.state import Peak, State
 from limitlens.models import Captured
 from limitlens.probing.pilot import Layer
 from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSlice
-from limitlens.sampling.workers import InTurn
 
 JOINED_NUMBERS = 1 << 29  # most numbers in the states of layers that are measured together: 4 GB
 
-Work: TypeAlias = dict[str, Callable[[], None]]  # tasks by name; each task is done completely or not at all
+# Tasks by name. A task that sums vectors returns a function that adds its sums to those of all forward passes. The
+# caller runs these functions in the order of the passes, so that results do not depend on the order of threads.
+Work: TypeAlias = dict[str, Callable[[], Callable[[], None] | None]]
 
 
 class Moments:
@@ -43,30 +42,27 @@ class Moments:
         self.count = torch.zeros((), dtype=torch.int64)
         self.total = torch.zeros(heads, dim, dtype=torch.float64, device=rough_mean.device)
         self.products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=rough_mean.device)
-        self.in_turn = InTurn()
 
     @classmethod
-    def joined(cls, parts: Sequence[Moments]) -> Moments:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         """Moments of several layers, concatenated along the heads; all layers must have seen as many vectors."""
         whole = copy.copy(parts[0])
         for name in ("shift", "total", "products"):
             setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
         return whole
 
-    def add(self, rows: Tensor, turn: int | None = None) -> None:
-        """Add n vectors per head, `rows` (n, heads, d); concurrent forward passes are added in the order of `turn`."""
+    def sum(self, rows: Tensor) -> Callable[[], None]:
+        """Sum n vectors per head, `rows` (n, heads, d), and return a function that adds the sums to these moments."""
+        count = len(rows)  # the function must not keep the vectors in memory
         sums = [[part.sum(0, dtype=torch.float64) for part in pair] for pair in chunk_sums(rows, self.shift)]
 
-        def add() -> None:  # runs after all sums were computed: if memory ran out before, nothing was changed
-            self.count += len(rows)
+        def add() -> None:
+            self.count += count
             for total, products in sums:
                 self.total += total
                 self.products += products
 
-        if turn is None:
-            add()
-        else:
-            self.in_turn(turn, add)
+        return add
 
     def tensors(self) -> dict[str, Tensor]:
         """Sums of the vectors added so far, by name, as a checkpoint saves them."""
@@ -86,11 +82,12 @@ class Moments:
 
 
 class Collector:
-    """Data that one layer has collected from the pool (tokens that samples are drawn from).
+    """Data that a probe collects for one layer, from which the errors of the layer's heads are computed.
 
-    It holds the keys and values of kept tokens, the attention states of streamed cells (tokens of one replicate and
-    size step, merged and not kept) and second moments. `fused` switches the Triton programs on or off; by default they
-    run where the device and the layer allow.
+    A cell is the set of tokens by which the sample of one replicate grows from one size to the next. Small cells store
+    the keys and values of their tokens, large cells only an attention state into which tokens are merged. Means and
+    covariances of queries, keys and hidden states are collected too. `fused` switches the Triton programs on or off; by
+    default they run where the device and the layer allow.
     """
 
     def __init__(self, layer: Layer, assignment: Assignment, fused: bool | None = None) -> None:
@@ -102,39 +99,27 @@ class Collector:
         self.queries = JobQueries.of(query, detail, value, layer.kernel, layer.traits.softcap, fused)
         # moments of the "query", the "key" and, where it is known, the "hidden" state of pooled tokens
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
-        # Keys and values, (rows, Hkv, ·), in the model's precision: first the kept tokens in their slots, then tokens
-        # that wait until their block is complete, then copies of the special tokens among the waiting ones.
+        # Keys and values, (rows, Hkv, ·), in the model's precision: first tokens that stay stored, in their slots, then
+        # tokens that are attended to once their block is complete, then copies of the special tokens among the latter.
         rows = assignment.slots + assignment.wait + assignment.marks
         self.stores = tuple(tokens.new_zeros(rows, *tokens.shape[1:]) for tokens in (key, value))
         self.key, self.value = (store[: assignment.slots] for store in self.stores)
         hidden = layer.traits.rough_mean.get("hidden")
-        # (kept, d): hidden states of the first kept tokens
+        # (stored, d): hidden states of the first stored tokens
         self.hidden = None if hidden is None else query.new_zeros(assignment.hidden, hidden.shape[-1])
-        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the streamed cells; the
-        # last entry holds all special tokens, which belong to their cells too.
+        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the large cells; the last
+        # entry holds all special tokens, which belong to their cells too.
         self.states = State.empty((assignment.states + 1, heads), m, v, device=query.device)
         self.peaks = Peak.empty((assignment.states + 1, heads), len(detail), v, like=query)
         # (2, Hkv): largest absolute number in the waiting keys and values, by which the Triton kernel scales them
         self.largest = None if self.queries.halves is None else query.new_zeros(2, heads)
 
-    @property
-    def query(self) -> Tensor:
-        """All queries of the layer by key/value head, (Hkv, G · m, k)."""
-        return self.queries.query
+    def work(self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int) -> Work:
+        """List the tasks that store the tokens that the layer captured in one forward pass and sum their moments.
 
-    @property
-    def detail_query(self) -> Tensor:
-        """Detail queries (the few queries whose every score the diagnostics use), (Hkv, G · q, k)."""
-        return self.queries.detail_query
-
-    def work(
-        self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int, turn: int | None
-    ) -> Work:
-        """List the tasks that store the tokens that the layer captured in one forward pass and update the moments.
-
-        Pooled tokens are the tokens at `positions` of the windows of the forward pass; `part` says into which row each
-        goes. `special` (s,) are the indices of special tokens among them; `marks` special tokens of earlier forward
-        passes are waiting already. `turn` orders forward passes that run concurrently.
+        The tokens are those at `positions` of each window of the forward pass; `part` says into which row each goes.
+        `special` (s,) are the indices of special tokens (such as CLS) among them; `marks` is the number of special
+        tokens of earlier forward passes that are stored and not yet attended to.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         first = self.assignment.slots + self.assignment.wait + marks
@@ -145,17 +130,16 @@ class Collector:
         }
         if part.counted:
             query = tokens_of(captured.query[:, :, positions])
-            work["key moments"] = partial(self.moments["key"].add, key, turn)
-            work["query moments"] = partial(self.moments["query"].add, query, turn)
+            work["key moments"] = partial(self.moments["key"].sum, key)
+            work["query moments"] = partial(self.moments["query"].sum, query)
         if captured.hidden is not None:
-            work["hidden"] = partial(self._add_hidden, captured.hidden[:, positions].flatten(0, 1), part, turn)
+            work["hidden"] = partial(self._add_hidden, captured.hidden[:, positions].flatten(0, 1), part)
         return work
 
     def cells(self, block: BlockAssignment, marks: int) -> list[Callable[[], None]]:
-        """List the tasks that attend to the waiting tokens of a complete block and to its `marks` special tokens.
+        """List the tasks that attend to the stored tokens of a block of text, and again to its `marks` special tokens.
 
-        On a CPU every cell (tokens of one replicate and size step) is one task for the workers; on a GPU one launch
-        computes all cells.
+        On a CPU each task merges the tokens of one cell into its state; on a GPU one launch computes all cells.
         """
         wait, last = self.assignment.wait, self.assignment.states
         jobs = np.array([(last, wait, wait + marks), *block.streamed])
@@ -170,22 +154,13 @@ class Collector:
         held: dict[str, State | Peak | Moments] = {"state": self.states, "peak": self.peaks, **self.moments}
         return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Restore the collector to the state in which its `tensors` were saved."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(saved[name])
-
     def settle(self, copy: bool) -> None:
-        """Finish collecting: convert kept keys and values to float32; `copy` frees the memory of all other tokens."""
+        """Finish collecting: convert stored keys and values to float32; `copy` frees the memory of merged tokens."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = ()
 
-    def attend(self, jobs: NDArray[np.int64], heads: slice) -> tuple[State, Peak]:
-        """Attention states and peaks (J, h, ·) over kept tokens in the slots start to stop of each of `jobs` (J, 2)."""
-        return attend_jobs(self.queries, self.key, self.value, jobs, heads=heads)
-
     def _attend(self, jobs: NDArray[np.int64]) -> None:
-        """Attend to the waiting tokens and merge the states into their cells, for `jobs` (cell, start, stop)."""
+        """Attend to stored tokens and merge the result into the states of cells, for `jobs` (cell, start, stop)."""
         key, value = (store[self.assignment.slots :] for store in self.stores)
         state, peak = attend_jobs(self.queries, key, value, jobs[:, 1:], largest=self.largest)
         first = int(jobs[0, 0])
@@ -196,14 +171,13 @@ class Collector:
         if self.largest is not None:
             self.largest.zero_()
 
-    def _add_hidden(self, hidden: Tensor, part: ForwardSlice, turn: int | None) -> None:
+    def _add_hidden(self, hidden: Tensor, part: ForwardSlice) -> Callable[[], None] | None:
         if self.hidden is not None:
             self.hidden.index_copy_(0, part.rows[part.hidden], hidden[part.hidden].float())
-        if part.counted:
-            self.moments["hidden"].add(hidden[part.subset, None].float(), turn)
+        return self.moments["hidden"].sum(hidden[part.subset, None].float()) if part.counted else None
 
     @classmethod
-    def joined(cls, collectors: Sequence[Collector]) -> Collector:
+    def joined(cls, collectors: Sequence[Self]) -> Self:
         """Merge collectors of layers of equal shape into one with the heads of all, to measure them in one call."""
         if len(collectors) == 1:
             return collectors[0]

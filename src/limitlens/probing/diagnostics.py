@@ -1,18 +1,16 @@
 """Measurements of a layer after the corpus was read: errors, concentration of weights, geometry of scores.
 
 Concentration (effective tokens, largest weight, entropy, tail, critical factor) uses every score of some queries of
-each head over the replicates that keep all their tokens, without the atom (sink token in every context). Geometry
-(horizons, coupling, tilts) comes from second moments over all pooled tokens. `head_records` collects both by head.
+each head, over the samples whose tokens are all stored, without the sink. Geometry (horizons, coupling, tilts) comes
+from means and covariances over all tokens read. `head_records` puts both into the record of each head.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +22,8 @@ from limitlens.attention.kernels import state_of
 from limitlens.attention.subset import scores_of
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.layer import MIN_SNR, ByHead, LayerCurves, layer_curves
-from limitlens.probing.pilot import DETAIL_QUERIES, Layer, layer_sinks
+from limitlens.probing.layer import MIN_SNR, LayerCurves, layer_curves
+from limitlens.probing.pilot import Layer, layer_sinks
 from limitlens.probing.predict import predict_pool
 from limitlens.probing.record import HeadRecord
 from limitlens.record import to_json
@@ -43,25 +41,19 @@ _FEWEST_TOKENS = 100  # smallest number of tokens whose tails are tested
 _TOKENS_PER_AXIS = 16  # with fewer tokens per axis, whitening by their own covariance would make any tail look light
 
 
-@dataclass(frozen=True, eq=False)
-class LayerDetail(ByHead):
+class LayerDetail(NamedTuple):
     """Concentration of the softmax weights of every query head of a layer.
 
-    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of W whole replicates
-    (replicates that keep all their tokens); J is the number of sample sizes.
+    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of the W replicates
+    whose tokens are all stored; J is the number of sample sizes.
     """
 
     effective_sums: Array  # (heads, W, C, J): effective tokens 1/Σw² of samples of each size
     top_sums: Array  # (heads, W, C): largest weight at the largest size
     entropy_sums: Array  # (heads, W, C): entropy of the weights at the largest size, in nats
-    members: Array  # (heads, C): number of queries in each cluster, the same for all heads
     pareto_k: Array  # (heads,): Pareto shape of the weights, median over queries; NaN with too few tokens
     critical: NDArray[np.object_]  # (heads,): `CriticalFactor` of replicate 0
     floor: Array  # (heads,): relative error of a few outputs over the largest sample against float64
-
-    def mean(self, sums: Array) -> Array:
-        """Mean over queries and replicates, (heads, ...), from `sums` (heads, W, C, ...) over each query cluster."""
-        return np.asarray(sums.sum(2).mean(1) / self.members[0].sum())
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
@@ -70,8 +62,9 @@ def layer_detail(collector: Collector, context: int) -> LayerDetail:
     `context` is the largest number of tokens in the samples that the critical factor uses.
     """
     step = _heads_at_once(collector)
-    starts = range(0, collector.query.shape[0], step)
-    return LayerDetail.joined([_some_heads(collector, slice(start, start + step), context) for start in starts])
+    starts = range(0, collector.key.shape[1], step)
+    parts = [_some_heads(collector, slice(start, start + step), context) for start in starts]
+    return LayerDetail(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _heads_at_once(collector: Collector) -> int:
@@ -79,14 +72,14 @@ def _heads_at_once(collector: Collector) -> int:
     if collector.key.device.type == "cpu":
         return 1
     assignment = collector.assignment
-    scores = collector.detail_query.shape[1] * int(assignment.filled[: assignment.whole].sum(1).max())
+    scores = collector.queries.detail_query.shape[1] * int(assignment.filled[: assignment.whole].sum(1).max())
     return max(1, _SCORES_AT_ONCE // max(scores, 1))
 
 
 def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail:
     """Concentration of the softmax weights of the query heads that read the key/value heads of the slice `heads`."""
     assignment, layer = collector.assignment, collector.layer
-    detail, query = layer.detail, collector.detail_query[heads]
+    detail, query = layer.detail, collector.queries.detail_query[heads]
     q = len(detail)
     member = members(layer.clusters, query.device)[detail].T  # (C, q)
     sums = []
@@ -98,20 +91,17 @@ def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail
         scores = scores_of(query, key, layer.traits.softcap)
         each = torch.cat((_effective_tokens(scores, sizes), _top_weight_and_entropy(scores)), -1)
         sums.append(member @ each.reshape(-1, q, len(sizes) + 2))  # (heads, C, ·)
-    top = _largest(scores, tail_length(scores.shape[-1]) + 1).double()
     few, rows = within(sizes, context), some_rows(q)
     near = native(scores[..., : few[-1]].reshape(-1, q, few[-1])[:, array_like(scores, rows)])
     by_cluster, pareto, critical, floor = to_numpy(
-        torch.stack(sums, 1), _pareto(top.reshape(-1, q, top.shape[-1])), critical_rows(near, few),
+        torch.stack(sums, 1), _pareto(scores.reshape(-1, q, scores.shape[-1])), critical_rows(near, few),
         _floor(collector, query[:, :FLOOR_QUERIES], key, value),
     )  # fmt: skip
-    clusters = layer.clusters[layer.places(DETAIL_QUERIES)]
-    counts = np.bincount(clusters, minlength=len(member)).astype(float)
     factors = np.empty(len(by_cluster), object)
-    factors[:] = critical_factors(critical, few, clusters[rows], seed=assignment.seed)
+    factors[:] = critical_factors(critical, few, layer.detail_clusters[rows], seed=assignment.seed)
     return LayerDetail(
-        by_cluster[..., :-2], by_cluster[..., -2], by_cluster[..., -1], np.tile(counts, (len(by_cluster), 1)),
-        np.median(pareto, axis=-1), factors, np.repeat(floor, layer.query.shape[1]),
+        by_cluster[..., :-2], by_cluster[..., -2], by_cluster[..., -1], np.median(pareto, axis=-1), factors,
+        np.repeat(floor, layer.query.shape[1]),
     )  # fmt: skip
 
 
@@ -150,30 +140,25 @@ def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> T
     return error / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _largest(scores: Tensor, count: int) -> Tensor:
-    """The `count` largest of N scores in increasing order, (..., count), from scores (..., N)."""
+def _pareto(scores: Tensor) -> Any:
+    """Pareto tail shape of the softmax weights of each query, (...), from its scores (..., n); NaN if they are few."""
+    count = tail_length(scores.shape[-1]) + 1  # only the largest scores matter
+    if count < _FEWEST_SCORES:
+        return torch.full_like(scores[..., 0], torch.nan)
     rows = native(scores)
     if isinstance(rows, Tensor):
-        return rows.topk(count, -1).values.flip(-1)
-    return torch.from_numpy(np.sort(np.partition(rows, -count)[..., -count:]))
-
-
-def _pareto(largest: Tensor) -> Any:
-    """Pareto tail shape of the softmax weights of each query, (...), from its k largest scores, ascending (..., k)."""
-    if largest.shape[-1] < _FEWEST_SCORES:
-        return torch.full_like(largest[..., 0], torch.nan)
-    return sorted_shape(native(largest))
+        return sorted_shape(rows.topk(count, -1).values.flip(-1).double())
+    return sorted_shape(np.sort(np.partition(rows, -count)[..., -count:]).astype(float))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
     """Geometry of the attention scores of each query head of a layer, and the tail test of the layer's tokens."""
 
-    horizon: Array  # (heads,): two-sided horizon H over all pooled tokens
-    mean_tilt: Array  # (heads,): tilt τ₀ of the mean query
-    score_std: Array  # (heads,): standard deviation of scores over the pool, before a softcap; RMS over queries
-    horizon_one_sided: Array | None  # (heads,): ‖Σ^{1/2} A‖ from the layer's input and projections, where known
-    coupling: Array | None  # (heads,): Ψ, where the one-sided horizon is known
+    # By name of the field of `HeadRecord`, (heads,) each: "horizon", the two-sided horizon H over all pooled tokens;
+    # "mean_tilt", the tilt τ₀ of the mean query; "score_std", the standard deviation of scores over the pool, before a
+    # softcap, RMS over queries; where the input of the projections is known, "horizon_one_sided" and "coupling" Ψ
+    numbers: dict[str, Array]
     note: str  # why the one-sided horizon and the coupling are not known, or a caveat, or empty
     tails: TailReport | None  # tails of the tokens along their leading principal axes; None with too few tokens
     tokens: str  # the tokens tested: "hidden states", or "keys" where hidden states are not known
@@ -188,7 +173,7 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
     """
     moments, (shared, groups, _, dim), count = whole.moments, whole.layer.query.shape, len(layers)
     mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
-    query = whole.query.double()
+    query = whole.queries.query.double()
     spread = (query @ cov_k * query).sum(-1).reshape(shared * groups, -1).mean(-1)
     tilt = (mean_q @ cov_k * mean_q).sum(-1).flatten()
     pairs, largest, axes = [(cov_k, moments["query"].covariance)], tilt.new_zeros(count), [None] * count
@@ -210,10 +195,11 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
     geometries = []
     for place, (layer, own, top) in enumerate(zip(layers, traits, found[-1], strict=True)):
         horizon, mean_tilt = (part[place] * abs(own.scale) for part in (horizons, tilts))
-        one_sided = white[place] * abs(own.scale * (own.factor or 1.0)) if place in white else None
-        coupling = None if one_sided is None else top * one_sided**2
-        tested = _tails(layer, axes[place])
-        geometries.append(LayerGeometry(horizon, mean_tilt, spreads[place], one_sided, coupling, own.reason, *tested))
+        numbers = {"horizon": horizon, "mean_tilt": mean_tilt, "score_std": spreads[place]}
+        if place in white:
+            one_sided = white[place] * abs(own.scale * (own.factor or 1.0))
+            numbers |= {"horizon_one_sided": one_sided, "coupling": top * one_sided**2}
+        geometries.append(LayerGeometry(numbers, own.reason, *_tails(layer, axes[place])))
     return geometries
 
 
@@ -247,7 +233,7 @@ def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """All measurements of one layer; `special` (heads,) is the share of softmax mass on special tokens in the pool."""
+    """All measurements of one layer; `special` (heads,) is the share of the softmax mass on special tokens."""
 
     layer: Layer
     curves: LayerCurves
@@ -258,7 +244,7 @@ class Measured:
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
-    """Measure layers of equal shape, whose collectors have read the pool in windows of `window` tokens."""
+    """Measure layers of equal shape, whose collectors have read all windows of text, of `window` tokens each."""
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
@@ -273,7 +259,8 @@ def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
     for place, (own, geometry) in enumerate(zip(collectors, geometries, strict=True)):
         pairs = slice(place * shared, (place + 1) * shared)
         heads = slice(pairs.start * groups, pairs.stop * groups)
-        parts = (curves.of(heads, pairs), detail.of(heads), geometry, special[heads], predictions[heads])
+        own_detail = LayerDetail(*(part[heads] for part in detail))
+        parts = (curves.of(heads, pairs), own_detail, geometry, special[heads], predictions[heads])
         found.append(Measured(own.layer, *parts))
     return found
 
@@ -310,22 +297,20 @@ def head_records(measured: Measured, causal: bool, window: int, seed: int) -> li
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
     known["finite_population_correction"] = curves.finite_population_correction
     sinks = layer_sinks(layer, curves.reference.lse, curves.pool, sizes, window)
-    effective, top = detail.mean(detail.effective_sums), detail.mean(detail.top_sums)
-    # arrays with one number per head; None where a quantity is not known
-    numbers = {name: getattr(geometry, name) for name in ("horizon", "mean_tilt", "score_std", "horizon_one_sided")}
-    numbers |= {"coupling": geometry.coupling, "pareto_k": detail.pareto_k, "top_weight": top}
-    numbers |= {"entropy": detail.mean(detail.entropy_sums)}
-    by_head = {name: to_json(values) for name, values in numbers.items() if values is not None}
+    members = np.bincount(layer.detail_clusters, minlength=detail.top_sums.shape[2]).astype(float)
+    effective, top, entropy = (sums.sum(2).mean(1) / members.sum() for sums in detail[:3])
+    numbers = geometry.numbers | {"pareto_k": detail.pareto_k, "top_weight": top, "entropy": entropy}
+    by_head = {name: to_json(values) for name, values in numbers.items()}
 
     def record(head: int) -> HeadRecord:
         verdict = classify(effective[head], sizes, float(top[head]))
-        sums = (detail.effective_sums[head], detail.top_sums[head], detail.members[head])
+        sums = (detail.effective_sums[head], detail.top_sums[head], members)
         verdict = resampled(verdict, *sums, sizes, seed)
         sink = sinks[head] if sinks else None
         predicted = [{"prediction": one, "text": one.text_shifts(sizes)} for one in measured.predictions[head]]
         noisy: dict[str, Any] = {"min_snr": MIN_SNR}
         extra = {"output": predicted[0], "atomic": predicted[-1], "mean": noisy, "covariance": noisy, "hardmax": noisy}
-        found = {kind: part.curve(head, sizes, **known, **extra[kind]) for kind, part in curves.kinds.items()}
+        found = {kind: curves.curve(kind, head, sizes, **known, **extra[kind]) for kind in curves.kinds}
         without_sink = found.pop("output")
         with_sink = found.pop("atomic", None)
         return HeadRecord(

@@ -1,13 +1,13 @@
 """Run a probe on the workers of a Ray cluster, each of which reads a share of the windows of text.
 
-The pool of a probe is an ordered list of blocks of windows. A worker runs the model over a few blocks, merges their
-attention states as a single process would, and returns plain tensors. The driver assigns every token to its cell
-(replicate, size step) and merges the tensors of the workers in order.
+A worker runs the model over a few blocks of windows, merges their attention states as a single process would, and
+returns plain tensors. The driver (the process that started the probe) decides which sample each token belongs to, and
+merges the tensors of the workers in order.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.attention.kernels import choose_device
-from limitlens.attention.state import Peak, State
 from limitlens.errors import InputError
-from limitlens.models import LoadedModel, Windows, load
+from limitlens.models import LoadedModel, load
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
-from limitlens.probing.stream import Pool, checkpoint_state, resume, stream
+from limitlens.probing.stream import Pool, run_blocks
 from limitlens.sampling.assignment import Assignment, BlockAssignment
-from limitlens.sampling.checkpoint import Checkpoint, Job, under
+from limitlens.sampling.checkpoint import under
 from limitlens.sampling.clock import Clock
 from limitlens.sampling.cluster import PIECES, spread
 from limitlens.sampling.interrupt import Interrupt
@@ -37,71 +36,44 @@ Share: TypeAlias = tuple[dict[int, Tensors], Clock]  # a worker's result: tensor
 KEPT = ("key", "value", "hidden")  # tensors of a collector with a row for each kept token
 
 
-class _SentWindows(Windows):
-    """Windows of text that the driver sent to a worker, as token ids (windows, length)."""
+def _prepare(
+    model: str | LoadedModel, sha256: str | None, device: str, special: NDArray[np.bool_], at_once: int, pilot: Pilot,
+    assignment: Assignment,
+) -> Callable[[Blocks], Share]:  # fmt: skip
+    """Load the model on a worker, and return the function that computes the result (`Share`) of some blocks.
 
-    def __init__(self, ids: Tensor, special: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-        self.ids, (self.prefix, self.suffix), (self.count, self.length) = ids.numpy(), special, ids.shape
+    `sha256` is the digest of the weights of the driver's model; `special` and `at_once` are as in `run_blocks`.
+    """
+    loaded = load(model, device=choose_device(device)) if isinstance(model, str) else model
+    if loaded.sha256 != sha256:
+        raise InputError(f"the model {model} on a worker differs from the driver's; expected the same files everywhere")
+    pilot = _moved(pilot, loaded.model.device)
 
-    def read(self, indices: Sequence[int]) -> NDArray[np.int32]:
-        return np.asarray(self.ids[list(indices)])
+    def work(blocks: Blocks) -> Share:
+        ids, assigned = blocks
+        collectors = {i: Collector(layer, assignment) for i, layer in pilot.layers.items()}
+        clock = Clock()
+        run_blocks(
+            loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), at_once), special, at_once,
+            clock=clock, warnings=[], report=lambda _: None, passed=lambda _: None,
+        )  # fmt: skip
+        slots = np.concatenate([block.slots for block in assigned])
+        return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
 
-
-class _SentAssignment(Assignment):
-    """Assignment of tokens to cells on a worker, limited to the blocks that the driver has assigned and sent."""
-
-    def __init__(self, assignment: Assignment, assigned: list[BlockAssignment]) -> None:
-        vars(self).update(vars(assignment))
-        self.assigned = assigned
-
-    def assign_blocks(self) -> Iterator[BlockAssignment]:
-        return iter(self.assigned)
-
-
-@dataclass(frozen=True, eq=False)
-class _WorkerInput:
-    """Input that every worker gets from the driver, the same for all workers."""
-
-    model: str | LoadedModel  # a name, loaded by the worker, or the model itself
-    sha256: str | None  # digest of the weights of the driver's model
-    device: str
-    special: tuple[tuple[int, ...], tuple[int, ...]]  # special tokens before and after each window
-    rows: tuple[int, int, int]  # windows of a forward, of a block and at once, as in `Pool`
-    pilot: Pilot
-    assignment: Assignment
-
-    def prepare(self) -> Callable[[Blocks], Share]:
-        """Load the model on the worker, and return the function that computes the result (`Share`) of some blocks."""
-        loaded = load(self.model, device=choose_device(self.device)) if isinstance(self.model, str) else self.model
-        if loaded.sha256 != self.sha256:
-            raise InputError(
-                f"the model {self.model} on a worker differs from the driver's; expected the same files everywhere"
-            )
-        pilot = _moved(self.pilot, loaded.model.device)
-
-        def work(blocks: Blocks) -> Share:
-            ids, assigned = blocks
-            collectors = {i: Collector(layer, self.assignment) for i, layer in pilot.layers.items()}
-            pool, clock = Pool(_SentWindows(ids, self.special), np.arange(len(ids)), *self.rows), Clock()
-            stream(
-                loaded, pool, pilot, _SentAssignment(self.assignment, assigned), collectors, clock=clock,
-                interrupt=Interrupt(), report=lambda tokens: None, job=Checkpoint().begin({}), warnings=[],
-            )  # fmt: skip
-            slots = np.concatenate([block.slots for block in assigned])
-            return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock
-
-        return work
+    return work
 
 
 def run(
     address: str, device: str, model: str | LoadedModel,
-    loaded: LoadedModel, pool: Pool, pilot: Pilot, assignment: Assignment, collectors: dict[int, Collector],
-    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], job: Job, warnings: list[str],
+    loaded: LoadedModel, pool: Pool, pilot: Pilot, collectors: dict[int, Collector], blocks: Iterator[BlockAssignment],
+    indices: NDArray[np.intp], special: NDArray[np.bool_],
+    *, clock: Clock, interrupt: Interrupt, report: Callable[[int], None], passed: Callable[[int, bool], None],
 ) -> None:  # fmt: skip
-    """Run the model over the pool like `stream`, on the workers of the Ray cluster at `address`.
+    """Run the model over the windows `indices` like `stream.run_blocks`, on the workers of a Ray cluster.
 
-    A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. An interrupt takes
-    effect after the blocks that were already sent. The other arguments are those of `stream`.
+    A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. `passed` is called with
+    a number of complete blocks, and whether the state may be saved. An interrupt takes effect after the blocks that
+    were already sent.
     """
     if isinstance(model, str) and os.path.exists(model):
         model = os.path.abspath(model)
@@ -109,51 +81,46 @@ def run(
         i: replace(layer, traits=replace(layer.traits, projections=None, ratios=None))
         for i, layer in pilot.layers.items()
     }
-    special, rows = (pool.windows.prefix, pool.windows.suffix), (pool.per_forward, pool.per_block, pool.at_once)
-    work = _WorkerInput(model, loaded.sha256, device, special, rows, replace(pilot, layers=bare, sizes={}), assignment)
-    blocks, done = resume(pool, assignment, collectors, job, report)
+    assignment = next(iter(collectors.values())).assignment  # the same for all layers
+    bare_pilot = replace(pilot, layers=bare, sizes={})
+    prepare = partial(_prepare, model, loaded.sha256, device, special, pool.at_once, bare_pilot, assignment)
     sent: list[tuple[int, int, NDArray[np.int64]]] = []  # tokens, blocks and slots of work sent and not returned yet
 
     def pieces(workers: int) -> Iterator[Blocks]:
-        start, at_once = done * pool.per_block, max(1, len(assignment.blocks) // (PIECES * workers))
+        start, at_once = 0, max(1, len(assignment.blocks) // (PIECES * workers))
         while not interrupt.asked and (some := list(islice(blocks, at_once))):
-            indices = pool.indices[start : start + at_once * pool.per_block]
-            start += len(indices)
-            ids = torch.from_numpy(pool.windows.read(indices.tolist()))
+            stop = start + at_once * pool.per_block
+            ids = torch.from_numpy(pool.windows.read(indices[start:stop].tolist()))
+            start = stop
             sent.append((ids.numel(), len(some), np.concatenate([block.slots for block in some])))
             yield ids, some
 
-    for layers, spent in spread(address, work.prepare, pieces, gpus=device != "cpu"):
+    for layers, spent in spread(address, prepare, pieces, gpus=device != "cpu"):
         tokens, count, slots = sent.pop(0)
         for index, share in layers.items():
             add_share(collectors[index], share, slots)
         clock.model += spent.model
         clock.attention += spent.attention
-        done += count
-        interrupt.during(report, tokens)
-        if not sent or not interrupt.asked:  # save now, or once all work sent has returned
-            job.passed(tokens, partial(checkpoint_state, done, pool, assignment, collectors), interrupt)
+        report(tokens)
+        passed(count, not sent or not interrupt.asked)  # save now, or once all work sent has returned
 
 
 def share_of(collector: Collector, slots: NDArray[np.int64]) -> Tensors:
-    """Tensors of a layer's collector, moved to the CPU; of the kept tokens only those in `slots`, which it has read."""
+    """Result of a worker for one layer: the collector's tensors on the CPU, with stored tokens only in `slots`."""
     rows = torch.as_tensor(slots)
     found = {name: part.cpu() for name, part in collector.tensors().items()}
     return found | {name: found[name][rows[rows < len(found[name])]] for name in KEPT if name in found}
 
 
 def add_share(collector: Collector, share: Tensors, slots: NDArray[np.int64]) -> None:
-    """Merge a worker's tensors `share` of this layer, with the kept tokens in `slots`, into the driver's collector."""
-    device = collector.query.device
+    """Merge the result of a worker (`share_of`) for one layer into the driver's collector of that layer."""
+    device = collector.key.device
     share = {name: part.to(device) for name, part in share.items()}
-    states = collector.states.merge(State(**under("state.", share))).tensors()
-    peaks = collector.peaks.merge(Peak(**under("peak.", share))).tensors()
-    merged = {
-        f"{kind}.{name}": part for kind, own in (("state", states), ("peak", peaks)) for name, part in own.items()
-    }
     tensors = collector.tensors()
-    for name, part in merged.items():
-        tensors[name].copy_(part)
+    for kind, held in (("state", collector.states), ("peak", collector.peaks)):
+        merged = held.merge(type(held)(**under(f"{kind}.", share)))  # type: ignore[arg-type]
+        for name, part in merged.tensors().items():
+            tensors[f"{kind}.{name}"].copy_(part)
     for name in (f"{kind}.{part}" for kind in collector.moments for part in ("count", "total", "products")):
         tensors[name] += share[name]
     rows = torch.as_tensor(slots, device=device)

@@ -127,30 +127,30 @@ def _row(head: HeadRecord) -> dict[str, Any]:
     rate_without_sink, argmax = head.curve_without_sink.rate, head.moment_curves.get("hardmax")
     needed = {error: curve.tokens_for(error) for error in ERRORS}
     # low and high only for predicted curves: the page computes intervals of measured ones from their standard errors
-    low, high = (None, None) if curve.measured else curve.interval.tolist()
-    effective = None if head.effective_tokens is None else head.effective_tokens.tolist()
-    exact = head.pilot_error if curve.measured else None
-    moment_rates = {kind: one.rate and one.rate.slope for kind, one in head.moment_curves.items()}
-    return {
+    low, high = (None, None) if curve.measured else curve.interval
+    effective = head.effective_tokens
+    slopes = head.slopes
+    found = {
         **{name: getattr(head, name) for name in FIELDS},
         **{f"tokens_{error}": BEYOND if found.beyond else found.n for error, found in needed.items()},
-        "rate": rate and rate.slope, "rate_constant": rate and rate.constant,
+        "rate": slopes["curve"], "rate_constant": rate and rate.constant,
         "law": rate and rate.law if curve.measured else None,
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": rate_without_sink and rate_without_sink.slope,
         "rate_pooled_stderr": rate_without_sink and rate_without_sink.stderr,
-        "rate_mean": moment_rates.get("mean"), "rate_covariance": moment_rates.get("covariance"),
+        "rate_mean": slopes.get("mean"), "rate_covariance": slopes.get("covariance"),
         "rate_predicted": head.predicted_rates["rate_rms_output"],
-        "critical_factor": head.critical and to_json(head.critical.factor),
-        "hardmax_error": argmax and argmax.error.tolist(),
+        "critical_factor": head.critical and head.critical.factor,
+        "hardmax_error": argmax and argmax.error,
         "hardmax_law": argmax and argmax.rate and argmax.rate.law,
         "regime": head.regime and head.regime.value, "lower_bound": head.error_is_lower_bound or None,
-        "error": curve.error.tolist(), "error_stderr": curve.stderr.tolist(), "error_low": low, "error_high": high,
-        "error_last": float(curve.error[-1]), "bare_error": bare and bare.error.tolist(),
-        "pilot_error": None if exact is None else exact.tolist(), "effective_tokens": effective,
-        "growth": head.effective_tokens_growth, "effective_last": effective and effective[-1],
-        "sink_share": sink and sink.share.tolist(), "sink_dilution": sink and sink.dilution_length,
+        "error": curve.error, "error_stderr": curve.stderr, "error_low": low, "error_high": high,
+        "error_last": curve.error[-1], "bare_error": bare and bare.error,
+        "pilot_error": head.pilot_error if curve.measured else None, "effective_tokens": effective,
+        "growth": head.effective_tokens_growth, "effective_last": None if effective is None else effective[-1],
+        "sink_share": sink and sink.share, "sink_dilution": sink and sink.dilution_length,
     }  # fmt: skip
+    return to_json(found)  # type: ignore[no-any-return]
 
 
 def _budgets(run: ProbeRun) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Error curves of the heads of a layer: outputs over nested samples against outputs over the pool (all tokens read).
 
-*Output.* Samples of n tokens are merged from cells (tokens of one replicate and size step) and compared with the pool
-of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (sink token in every context): its mass does not
-grow with n, so a sample of n tokens and the atom is compared with the pool weighted as n tokens and the atom,
+*Output.* Samples of n tokens are merged from cells (the tokens by which a sample grows from one size to the next) and
+compared with the pool of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (a sink that every
+context contains once): its mass does not grow with n, so a sample of n tokens and the atom is compared with the pool
+weighted as n tokens and the atom,
 
     Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
 
@@ -15,14 +16,11 @@ from the pool without replacement.
 Gaussian tokens the error of hardmax falls like a power of ln n, not of n (`theory.hardmax`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -30,10 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitlens.arrays import to_device, to_numpy
+from limitlens.attention.kernels import attend_jobs
 from limitlens.attention.state import Peak, State
 from limitlens.errors import Array
 from limitlens.probing.collect import Collector
-from limitlens.probing.pilot import DETAIL_QUERIES, Layer
+from limitlens.probing.pilot import Layer
 from limitlens.sampling.assignment import LEFT_OVER
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.estimators import ClusteredMoments, members
@@ -43,23 +42,11 @@ DEVICE_TIMES = 128  # factor on FLOATS_AT_ONCE on a GPU, where a launch takes as
 MIN_SNR = 4.0  # fits of moment curves leave out errors smaller than this many of their standard errors
 
 
-class ByHead:
-    """Base of dataclasses whose fields are all arrays with one row per query head."""
+class Squares(NamedTuple):
+    """Squared errors of one kind (such as of the output) of every head of a layer.
 
-    def of(self, heads: slice) -> Self:
-        """Copy of the dataclass that holds only the query heads in the slice `heads`."""
-        return type(self)(*(getattr(self, own.name)[heads] for own in fields(self)))  # type: ignore[arg-type]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """One dataclass with the query heads of all `parts`, concatenated in order."""
-        names = [own.name for own in fields(cls)]  # type: ignore[arg-type]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-@dataclass(frozen=True, eq=False)
-class Squares(ByHead):
-    """Squared errors of one kind (such as of the output), by head of a layer, query cluster, replicate and size."""
+    C is the number of clusters of queries (queries of the same windows of text), R of replicates, J of sample sizes.
+    """
 
     # (heads, C, R, J): weighted so that the mean over C clusters is the mean over all queries. Errors are against the
     # pool of N tokens; their squares are smaller than those against the law of tokens by the factor 1 − n/N.
@@ -67,33 +54,29 @@ class Squares(ByHead):
     outputs: Array  # (heads, C, J): squared norm of the limit in each cluster, relative to its mean over all queries
     scale: Array  # (heads, J): root mean square norm of the limit, by which errors are divided
 
-    def curve(self, head: int, sizes: Array, **known: Any) -> ErrorCurve:
-        """Error curve of one head's relative errors; `known` holds further fields of `ErrorCurve`."""
-        return ErrorCurve(tuple(map(int, sizes)), self._error_moments[head], self.outputs[head], **known)
-
-    @cached_property
-    def _error_moments(self) -> Array:
-        """Squared relative errors of every head, (heads, C, R, J); NaN where the limit is 0."""
-        scale = self.scale[:, None, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(scale > 0, self.squares / scale**2, np.nan)
-
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over the whole pool."""
+    """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over all tokens read."""
 
     counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the run was interrupted
     pool: int  # N, number of tokens in the pool
     reference: State  # attention over the whole pool, (Hkv, G · m)
-    # squared errors by kind: of the output without the atom (sink), "output", and with it, "atomic", if the layer has
-    # one; and without the atom of the "mean" and the "covariance" of outputs over queries, and of "hardmax"
+    # Squared errors by kind: of the output without the atom (sink), "output", and with it, "atomic", if the layer has
+    # one; and without the atom of the "mean" and the "covariance" of outputs over queries, and of "hardmax".
     kinds: dict[str, Squares]
 
-    def of(self, heads: slice, shared: slice) -> LayerCurves:
+    def of(self, heads: slice, shared: slice) -> Self:
         """Errors of the query heads `heads` only; `shared` are the key/value heads that these query heads read."""
-        kinds = {name: part.of(heads) for name, part in self.kinds.items()}
-        return LayerCurves(self.counts, self.pool, self.reference[shared], kinds)
+        kinds = {name: Squares(*(array[heads] for array in part)) for name, part in self.kinds.items()}
+        return replace(self, reference=self.reference[shared], kinds=kinds)
+
+    def curve(self, kind: str, head: int, sizes: Array, **known: Any) -> ErrorCurve:
+        """Error curve of one head's relative errors, NaN where the limit is 0; `known` are fields of `ErrorCurve`."""
+        squares, outputs, scale = (array[head] for array in self.kinds[kind])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moments = np.where(scale > 0, squares / scale**2, np.nan)
+        return ErrorCurve(tuple(map(int, sizes)), moments, outputs, **known)
 
     @property
     def finite_population_correction(self) -> Array:
@@ -105,12 +88,13 @@ class LayerCurves:
 def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> LayerCurves:
     """Measure the errors of a layer's heads, in groups of heads whose outputs hold about `floats_at_once` numbers."""
     assignment = collector.assignment
-    shared, rows = collector.query.shape[:2]
-    floats = floats_at_once * (1 if collector.query.device.type == "cpu" else DEVICE_TIMES)
+    shared, rows = collector.queries.query.shape[:2]
+    floats = floats_at_once * (1 if collector.key.device.type == "cpu" else DEVICE_TIMES)
     at_once = max(1, floats // (assignment.replicates * rows * collector.value.shape[-1]))
     parts = [_some_heads(collector, slice(start, start + at_once), floats) for start in range(0, shared, at_once)]
     references, found = zip(*parts, strict=True)
-    kinds = {name: Squares.joined([part[name] for part in found]) for name in found[0]}
+    by_kind = {name: zip(*(part[name] for part in found), strict=True) for name in found[0]}
+    kinds = {name: Squares(*map(np.concatenate, arrays)) for name, arrays in by_kind.items()}
     return LayerCurves(assignment.filled.cumsum(1), assignment.seen, State.joined(references), kinds)
 
 
@@ -135,15 +119,16 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
-    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the R cells of each size step.
+    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the tokens that each size step adds to R replicates.
 
-    The last entry, (·, h, ·), is of tokens that belong to no cell. Of each step the tokens of the first replicates, or
-    of all, were kept and are attended to here; the states of the other replicates were computed during the stream.
+    The last entry, (·, h, ·), is of tokens that belong to no replicate. Of each step the tokens of the first
+    replicates, or of all, were stored and are attended to here; the other states were computed as the tokens were read.
     """
     assignment = collector.assignment
     kept = assignment.kept.T
     start, filled = assignment.start.T[kept], assignment.filled.T[kept]
-    states, peaks = collector.attend(np.stack((start, start + filled), 1), heads)
+    jobs = np.stack((start, start + filled), 1)
+    states, peaks = attend_jobs(collector.queries, collector.key, collector.value, jobs, heads=heads)
     streamed_states, streamed_peaks = collector.states[:, heads], collector.peaks[:, heads]
     steps: list[tuple[State, Peak]] = []
     first = 0
@@ -223,11 +208,11 @@ def _relative(errors: Tensor, outputs: Tensor) -> Squares:
 def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
     """Squared errors of hardmax (value at the largest score) over nested samples, relative to hardmax over the pool.
 
-    `peaks` holds the peaks of the cells of each size step, (R, h, G · q), and last those of tokens in no cell,
-    (·, h, G · q), for the q detail queries of h key/value heads.
+    `peaks` are those of `_steps`: of the tokens that each size step adds to R replicates, (R, h, G · q), and last of
+    tokens in no replicate, (·, h, G · q), for some (q) of the queries of each head.
     """
     best = Peak.joined(peaks).union().value
-    _, clusters = np.unique(layer.clusters[layer.places(DETAIL_QUERIES)], return_inverse=True)
+    _, clusters = np.unique(layer.detail_clusters, return_inverse=True)
     member = members(clusters, best.device)
     samples = accumulate(peaks[:-1], Peak.merge)
     squares = torch.stack([_cluster_squares(peak.value - best, member) for peak in samples], -1)  # (R, heads, C, J)

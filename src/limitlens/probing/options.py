@@ -1,7 +1,7 @@
 """Options of a probe that trade speed and memory, its estimated cost, and batch sizes that fit a bound on memory.
 
 A probe keeps the data that its sizes, replicates and queries need (`sampling.assignment`). A bound on memory changes
-only how many tokens are processed at a time, never which token goes to which cell (replicate, size step).
+only how many tokens are processed at a time, never which token goes to which sample.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from limitlens.cost import computing_threads, forward_cost
-from limitlens.models import Windows
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import LoadedModel, Windows
 from limitlens.probing.pilot import CLUSTERS, DETAIL_QUERIES, Pilot
 from limitlens.sampling.assignment import KEPT_STEP, WHOLE_REPLICATES, Assignment
 from limitlens.sampling.cells import Cells
@@ -25,18 +24,20 @@ ATTENTION_SPEED, HEAD_SECONDS = 2.5e10, 0.08
 class ProbeOptions:
     """Options of a probe that trade speed, memory and detail; the defaults for memory were measured."""
 
-    block: int = 1 << 14  # tokens assigned to cells together; they are held in memory until their block is complete
+    block: int = 1 << 14  # tokens that are assigned to samples together, and held in memory until all of them are read
     # Most tokens in a block on a GPU, where large blocks save launches and merges of states. A pool of at least 32
     # blocks of `block` tokens is cut into about six blocks, none larger than this.
     device_block: int = 1 << 19
     device_forward: int = 1 << 18  # most tokens in a forward pass on a GPU
-    kept_step: int = KEPT_STEP  # cells of at most this many tokens keep their keys and values
-    whole_replicates: int = WHOLE_REPLICATES  # largest number of replicates that keep all their tokens
-    clusters: int = CLUSTERS  # approximate number of clusters into which queries are grouped by window
+    # A sample stores the keys and values of a size step of at most this many tokens, and an attention state of larger
+    # steps.
+    kept_step: int = KEPT_STEP
+    whole_replicates: int = WHOLE_REPLICATES  # most replicates that store all tokens, for diagnostics of every score
+    clusters: int = CLUSTERS  # approximate number of groups of queries, by window, that the bootstrap resamples
     activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width, with captured ones
     forward_share: int = 4  # a forward pass may use 1/forward_share of the memory left beside the model
-    layer_copies: int = 2  # copies of a layer's kept tokens and states that exist while the layer is measured
-    score_copies: int = 12  # copies of the scores of a layer's detail queries while the layer is measured
+    layer_copies: int = 2  # copies of a layer's stored tokens and states that exist while the layer is measured
+    score_copies: int = 12  # copies of the scores that a layer's diagnostics use while the layer is measured
 
     def window_bytes(self, loaded: LoadedModel, length: int) -> int:
         """Bytes of memory that one window of `length` tokens needs during a forward pass of the model."""
@@ -52,19 +53,23 @@ class ProbeOptions:
         return max(few for few in range(1, wanted + 1) if wanted % few == 0 and (few - 1) * share * window <= left)
 
     def tokens_waiting(self, pilot: Pilot, assignment: Assignment, part: int, forward: int, memory: int | None) -> int:
-        """Number of tokens that memory allows to wait for their block: a multiple of `part`, at most a whole block.
+        """Number of tokens that may be stored before attention over them is computed; at most a block of tokens.
 
-        `part` is the number of pooled tokens in a forward pass, `forward` the memory of a forward pass in bytes.
+        It is a multiple of `part`, the number of sampled tokens in a forward pass, and as large as memory allows.
+        `forward` is the memory of a forward pass in bytes.
         """
         held = measured = token = 0
+        threads = torch.get_num_threads()
         for layer in pilot.layers.values():
+            # On a CPU every forward pass that runs at the same time holds sums of its own.
+            copies = 1 if layer.query.device.type != "cpu" or threads == 1 else 1 + threads
             shared, groups, m, k = layer.query.shape
             kept = assignment.slots * shared * 2 * k * 4
             kept += assignment.states * shared * groups * (k + 1) * (8 * m + 4 * min(m, DETAIL_QUERIES))
-            held += kept + sum(8 * mean.numel() * mean.shape[-1] for mean in layer.traits.rough_mean.values())
+            held += kept + copies * sum(8 * mean.numel() * mean.shape[-1] for mean in layer.traits.rough_mean.values())
             scores = 4 * shared * groups * min(m, DETAIL_QUERIES) * assignment.cells.sizes[-1]
             of_layer = self.layer_copies * kept + self.score_copies * scores
-            measured = max(measured, torch.get_num_threads() * of_layer)
+            measured = max(measured, threads * of_layer)
             token += shared * 2 * k * 4
         needed = max(forward + token * part, measured)  # one comes after the other
         left = room(memory, layer.query.device, held + needed, "what the samples keep, and measuring it")

@@ -19,7 +19,6 @@ from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.probing.record import CONSTANT_RATE, CURVES, HeadRecord
 from limitlens.record import to_json
-from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 from limitlens.theory.prediction import Status
@@ -75,28 +74,18 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
     return {
         "heads": len(heads),
         "regimes": dict(Counter(head.regime.value for head in heads if head.regime)),
-        "rate": _rates(head.curve for head in heads),
-        **{f"rate_{name}": _rates(head.moment_curves.get(name) for head in heads) for name in CURVES},
+        "rate": _spread(head.slopes["curve"] for head in heads),
+        **{f"rate_{name}": _spread(head.slopes.get(name) for head in heads) for name in CURVES},
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
         "critical_factor": _spread(head.critical.factor for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
 
 
-def _rates(curves: Iterable[ErrorCurve | None]) -> dict[str, float] | None:
-    """Smallest, median and largest rate of the error curves that have a fitted rate; None if no curve has one."""
-    return _spread(curve.rate.slope for curve in curves if curve is not None and curve.rate is not None)
-
-
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
     """Smallest, median and largest of the values that are finite numbers; None if there are none."""
     known = [float(value) for value in values if value is not None and np.isfinite(value)]
     return {"smallest": min(known), "median": float(np.median(known)), "largest": max(known)} if known else None
-
-
-def curve_of_kind(head: HeadRecord, kind: str) -> ErrorCurve | None:
-    """Error curve of a head for a `kind` of error ("output", "mean", "covariance"), without the sink, as in theory."""
-    return head.curve_without_sink if kind == "output" else head.moment_curves.get(kind)
 
 
 def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, Any]:
@@ -106,8 +95,10 @@ def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, A
     constant), and the share of heads that converge at least as fast as predicted (for a bound it should be 1). The
     baselines are the constant 1/2 and the best single constant, which is the median of the measured rates.
     """
-    curves = [(head, curve) for head in heads if (curve := curve_of_kind(head, kind)) is not None and curve.measured]
-    known = [(head, curve.rate.slope) for head, curve in curves if curve.rate is not None]
+    # Theory is about samples without the sink.
+    curves = [head.curve_without_sink if kind == "output" else head.moment_curves.get(kind) for head in heads]
+    rates = [curve.rate if curve is not None and curve.measured else None for curve in curves]
+    known = [(head, rate.slope) for head, rate in zip(heads, rates, strict=True) if rate is not None]
     measured = np.array([slope for _, slope in known])
     result: dict[str, Any] = {"heads": len(known), "predictors": {}}
     if not known:

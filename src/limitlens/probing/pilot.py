@@ -1,12 +1,13 @@
-"""The pilot: forward passes over a few random windows that give the queries. Samples do not use these windows.
+"""The pilot: forward passes over a few random windows of text that give the queries of a probe.
 
-Queries of an encoder come from all positions. Queries of a causal model come from the last positions of windows, and
-samples use only keys before these positions, so that every sampled key lies in the past of every query.
+Samples of keys come from other windows. Queries of an encoder come from all positions. Queries of a causal model come
+from the last positions of windows, and samples use only keys before these positions, so that every sampled key lies in
+the past of every query.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,15 @@ from limitlens.attention.kernels import Kernel, Precision
 from limitlens.attention.state import State
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError
-from limitlens.models import Captured, Projections, Windows, capture, projector
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import Captured, LoadedModel, Projections, Windows, capture, projector
 from limitlens.probing.record import Sink
 from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
 
 LARGEST_TAIL = 4  # queries of a causal model come from the last 1/LARGEST_TAIL of a window at most
-DETAIL_QUERIES = 64  # number of detail queries of a head, for the diagnostics that need every score
+DETAIL_QUERIES = 64  # number of queries of a head that diagnostics use which need every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-CLUSTERS = 32  # approximate number of clusters of queries, of equally many windows each; memory grows with it
+CLUSTERS = 32  # approximate number of groups (clusters) of queries by window of text; memory grows with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Layer:
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """Attention kernel of the layer: the built-in one, named by precision, or a function if it has a softcap."""
+        """Attention kernel of the layer: a built-in kernel, named by precision, or a function if there is a softcap."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -85,17 +85,18 @@ class Layer:
 
     @property
     def detail(self) -> Tensor:
-        """Indices (q,) of the detail queries (for diagnostics that need every score), spread over the windows."""
-        return self.some(DETAIL_QUERIES)
+        """Indices (q,) of the queries whose every score the diagnostics use, on the device of the queries."""
+        return to_device(self.places(DETAIL_QUERIES), self.query.device)
+
+    @property
+    def detail_clusters(self) -> NDArray[np.intp]:
+        """Cluster (group of queries of the same windows of text) of each query of `detail`, (q,)."""
+        return self.clusters[self.places(DETAIL_QUERIES)]
 
     def places(self, count: int) -> NDArray[np.int64]:
         """Indices of `count` queries (all, if there are fewer), spread evenly over the windows that gave queries."""
         m = self.query.shape[2]
         return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
-
-    def some(self, count: int) -> Tensor:
-        """Indices of `count` queries, as `places` chooses them, as a tensor on the device of the queries."""
-        return to_device(self.places(count), self.query.device)
 
     @property
     def flat_query(self) -> Tensor:
@@ -105,7 +106,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Result of the pilot (forward passes that give the queries): layers by index in the model, and queries drawn."""
+    """Result of the forward passes that give the queries (the pilot): layers by index in the model, and queries."""
 
     layers: dict[int, Layer]
     causal: bool
@@ -143,7 +144,7 @@ def run_pilot(
     softcap; the model's own forward is unchanged. Without `check` the function does not wait for a GPU, and the caller
     must call `Pilot.check`.
     """
-    draw = _Draw(loaded.name, windows.length, indices, queries, seed)
+    draw = cache(partial(_draw, windows.length, len(indices), queries, seed))
     projections = projector(loaded.model)
     forwards, _ = workers.beside(batch)
 
@@ -151,7 +152,7 @@ def run_pilot(
         start = 0
         for ids in windows.batches(batch, indices):
             for some in ids.tensor_split(min(forwards.count, len(ids))):
-                yield _Forward(start, some, draw, score_scale)
+                yield _Forward(start, some)
                 start += len(some)
 
     def run(forward: _Forward) -> _Forward:
@@ -161,7 +162,7 @@ def run_pilot(
     def take(captured: Captured) -> None:
         workers.check()
         forward: _Forward = captured.forward
-        forward.take(captured)
+        forward.take(captured, loaded.name, draw(captured.causal)[0], score_scale)
         if forward.start == 0:
             forward.traits[captured.layer] = _traits(captured, score_scale, *projections(captured.layer))
 
@@ -170,43 +171,34 @@ def run_pilot(
         for forward in forwards(run, pieces()):
             done.append(forward)
             report(forward.ids.numel())
-        pilot = _pilot(done, draw, precision, clusters)
+        causal = bool(done[0].causal)
+        chosen, tail = draw(causal)
+        layers = _layers(done, causal, chosen, windows.length, precision, clusters)
+    positions = range(1, windows.length - tail) if causal else range(windows.length)
+    sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
+    places = np.stack((indices[chosen[:, 0]], chosen[:, 1]), axis=1)
+    pilot = Pilot(layers, causal, positions, places, sizes)
     if check:
         pilot.check()
     return pilot
 
 
-@dataclass(frozen=True, eq=False)
-class _Draw:
-    """Random choice of the windows and positions that give queries."""
+def _draw(length: int, count: int, queries: int, seed: int, causal: bool) -> tuple[NDArray[np.intp], int]:
+    """Draw m queries at random from `count` windows: window (0 to count − 1) and position of each, (m, 2).
 
-    model: str
-    length: int  # tokens in a window
-    indices: NDArray[np.intp]  # windows of the pilot
-    queries: int
-    seed: int
-
-    def tail(self, causal: bool) -> int:
-        """Number of last positions of a window that may give queries; all positions if the model is not `causal`."""
-        if not causal:
-            return self.length
-        tail = min(-(-self.queries // len(self.indices)), max(1, self.length // LARGEST_TAIL))
-        if self.length - tail < 2:
-            short = f"windows of {self.length} tokens are too short for a causal model"
-            raise InputError(f"{short}; expected 8 or more")
-        return tail
-
-    def chosen(self, causal: bool) -> NDArray[np.intp]:
-        """Draw m queries at random: window (as index into `indices`) and position of each, (m, 2).
-
-        All windows give the same number of queries, or one more, so that no window dominates the mean over queries.
-        """
-        count, tail = len(self.indices), self.tail(causal)
-        turn, place = divmod(np.arange(min(self.queries, count * tail)), count)
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x0A5C]))
-        window, orders = generator.permutation(count)[place], generator.random((count, tail)).argsort(1)
-        found = np.sort(window * tail + orders[window, turn])
-        return np.stack((found // tail, self.length - tail + found % tail), axis=1)
+    All windows give the same number of queries, or one more, so that no window dominates the mean over queries. Also
+    returns how many last positions of a window may give queries; all positions if the model is not `causal`.
+    """
+    tail = length
+    if causal:
+        tail = min(-(-queries // count), max(1, length // LARGEST_TAIL))
+        if length - tail < 2:
+            raise InputError(f"windows of {length} tokens are too short for a causal model; expected 8 or more")
+    turn, place = divmod(np.arange(min(queries, count * tail)), count)
+    generator = np.random.default_rng(np.random.SeedSequence([seed, 0x0A5C]))
+    window, orders = generator.permutation(count)[place], generator.random((count, tail)).argsort(1)
+    found = np.sort(window * tail + orders[window, turn])
+    return np.stack((found // tail, length - tail + found % tail), axis=1), tail
 
 
 @dataclass(eq=False)
@@ -215,44 +207,39 @@ class _Forward:
 
     start: int  # index of the first window of this forward pass among the pilot's windows
     ids: Tensor  # (windows, length)
-    draw: _Draw
-    score_scale: float
     causal: bool | None = None
-    place: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    place: Sequence[Tensor] = ()  # window and position of each query in this forward pass
     # by layer: the queries drawn, and the key and the value of the first token of each query's window
     parts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     sizes: dict[str, Tensor] = field(default_factory=dict)
     traits: dict[int, Traits] = field(default_factory=dict)
 
-    def take(self, captured: Captured) -> None:
-        """Store the queries of a captured layer at the windows and positions that were drawn, and check the layer."""
-        name = self.draw.model
+    def take(self, captured: Captured, model: str, chosen: NDArray[np.intp], score_scale: float) -> None:
+        """Store the queries of a captured layer at the windows and positions `chosen` (m, 2), and check the layer."""
+        layer = f"layer {captured.layer} of {model}"
         if self.causal is None:
             self.causal = captured.causal
-            chosen = self.draw.chosen(captured.causal)
-            stop = self.start + captured.query.shape[0]
-            window, position = chosen[(chosen[:, 0] >= self.start) & (chosen[:, 0] < stop)].T
-            row, column = to_device(np.stack((window - self.start, position)), captured.query.device)
-            self.place = (row, column)
+            window, position = chosen[:, 0] - self.start, chosen[:, 1]
+            here = (window >= 0) & (window < len(self.ids))
+            self.place = to_device(np.stack((window[here], position[here])), captured.query.device).unbind()
         if captured.causal != self.causal:
-            mixed = f"{name} has both causal and bidirectional layers"
+            mixed = f"{model} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
         if captured.bias is not None:
             raise InputError(
-                f"layer {captured.layer} of {name} adds a bias to its scores by relative position, and a "
-                "pooled key has none; choose a model with rotary, learned or no positions"
+                f"{layer} adds a bias to its scores by relative position, and a pooled key has none; choose a model "
+                "with rotary, learned or no positions"
             )
         for part in ("query", "key", "value"):
             size = torch.linalg.vector_norm(getattr(captured, part), dtype=torch.float32)
-            self.sizes[f"layer {captured.layer} of {name} gives a {part}"] = size
+            self.sizes[f"{layer} gives a {part}"] = size
         row, column = self.place
-        query = captured.query[row, :, column].float() * (captured.scale * self.score_scale)
-        first = (captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
-        self.parts[captured.layer] = (query, *first)
+        query = captured.query[row, :, column].float() * (captured.scale * score_scale)
+        self.parts[captured.layer] = (query, captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
 
 
 def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
-    """Traits (fixed properties) of a layer, from its captured first call and its projections `made`, if known."""
+    """Fixed properties of a layer, from its captured first call and its projections `made`, if known."""
     if made is not None and captured.hidden is None:
         made, note = None, "the input of the query projection could not be read"
     rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
@@ -264,10 +251,10 @@ def _traits(captured: Captured, score_scale: float, made: Projections | None, no
     return Traits(*known, rough_mean, made, None if made is None else made.ratios(captured), note, tokens)
 
 
-def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: int) -> Pilot:
-    """Pilot with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
-    causal = bool(done[0].causal)
-    chosen, tail = draw.chosen(causal), draw.tail(causal)
+def _layers(
+    done: list[_Forward], causal: bool, chosen: NDArray[np.intp], length: int, precision: Precision, clusters: int
+) -> dict[int, Layer]:
+    """Layers with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
     rank = np.unique(chosen[:, 0], return_inverse=True)[1]
     windows_each = max(1, round((int(rank.max()) + 1) / clusters))  # windows in a cluster
     layers = {}
@@ -275,15 +262,12 @@ def _pilot(done: list[_Forward], draw: _Draw, precision: Precision, clusters: in
         parts = [forward.parts[index] for forward in done]
         rows, keys, values = (torch.cat(part) for part in zip(*parts, strict=True))
         traits = done[0].traits[index]
-        whole = causal and (traits.sliding_window is None or traits.sliding_window >= draw.length)
+        whole = causal and (traits.sliding_window is None or traits.sliding_window >= length)
         heads, shared = rows.shape[1], keys.shape[1]
         query = rows.transpose(0, 1).reshape(shared, heads // shared, *rows.shape[::2]).contiguous()
         atom = _atom(query, keys, values, traits, whole)
         layers[index] = Layer(index, query, atom, whole, rank // windows_each, traits, precision)
-    positions = range(1, draw.length - tail) if causal else range(draw.length)
-    sizes = {name: torch.stack([forward.sizes[name] for forward in done]).sum() for name in done[0].sizes}
-    queries = np.stack((draw.indices[chosen[:, 0]], chosen[:, 1]), axis=1)
-    return Pilot(layers, causal, positions, queries, sizes)
+    return layers
 
 
 def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bool) -> State | None:
@@ -318,38 +302,30 @@ def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: in
     score, rest = (part.reshape(-1, m) for part in to_numpy(layer.atom.lse, lse))
     kinds = {"first token": layer.first, "learned sink": layer.traits.sinks is not None}
     kind = " and ".join(name for name, present in kinds.items() if present)
-    shares = sink_share(sizes[:, None], score[:, None], rest[:, None], pool).mean(-1)
-    in_window = sink_share(window - 1, score, rest, pool).mean(-1).tolist()
-    lengths = to_json(dilution_length(score, rest, pool))
-    return [Sink(kind, *head) for head in zip(shares, in_window, lengths, strict=True)]
+    log_length = score - rest + np.log(pool)
+    shares = sink_share(sizes[:, None], log_length[:, None]).mean(-1)
+    in_window = sink_share(window - 1, log_length).mean(-1).tolist()
+    return [Sink(kind, *head) for head in zip(shares, in_window, to_json(dilution_length(log_length)), strict=True)]
 
 
-def sink_share(n: ArrayLike, sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
+def sink_share(n: ArrayLike, log_length: Array) -> Array:
     """Share of the softmax mass that the sink has among n other tokens, for each query; n is broadcast against queries.
 
-    `sink_score` (...) is the score of the sink for each query, `rest_lse` (...) the log-sum-exp of the scores of
-    `rest_count` other tokens, from which the share at n is extrapolated.
+    `log_length` (...) is log(e^s/m), with s the sink's score and m the mean of e^{score} over the other tokens.
     """
     with np.errstate(divide="ignore"):
-        return np.asarray(expit(_log_length(sink_score, rest_lse, rest_count) - np.log(np.asarray(n, dtype=float))))
+        return np.asarray(expit(log_length - np.log(np.asarray(n, dtype=float))))
 
 
-def dilution_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """Number of tokens n (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is one half.
+def dilution_length(log_length: Array) -> Array:
+    """Number of other tokens (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is 1/2.
 
-    For one query it is e^s/m, with s the sink's score and m the mean of e^{score} over the other tokens. Below 1 the
-    sink never holds half of the mass.
+    For one query it is e^s/m. Below 1 the sink never holds half of the mass.
     """
-    lengths = _log_length(sink_score, rest_lse, rest_count)
-    low, high = lengths.min(-1), lengths.max(-1)  # at the smallest length every share is at least one half
+    low, high = log_length.min(-1), log_length.max(-1)  # at the smallest length every share is at least one half
     for _ in range(60):  # halvings of a bracket of the logarithm: enough for every digit
         middle = low + (high - low) / 2
-        above = expit(lengths - middle[..., None]).mean(-1) > 0.5
+        above = expit(log_length - middle[..., None]).mean(-1) > 0.5
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(low + (high - low) / 2))
-
-
-def _log_length(sink_score: Array, rest_lse: Array, rest_count: float) -> Array:
-    """log(e^s / m) of each query, with s the sink's score and m the mean of e^{score} over the other tokens."""
-    return np.asarray(np.asarray(sink_score) - np.asarray(rest_lse) + np.log(rest_count), dtype=float)

@@ -1,12 +1,12 @@
-"""Predict the error curve of every head of a model from a pilot of a few thousand tokens; nothing is measured.
+"""Predict the error curve of every head of a model from a few thousand tokens (the pilot); nothing is measured.
 
 The pilot's tokens stand for the law of all tokens, and the expected error of attention over n tokens drawn from that
-law is computed exactly (`theory.exact_bootstrap`). The keys and values of a layer are freed once its heads are done.
+law is computed exactly (`theory.exact_bootstrap`).
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
 
 import numpy as np
 import torch
@@ -41,18 +41,10 @@ DECODER = "intervals of a decoder are too narrow: in tests 64 to 86% of its 95% 
 
 
 def predict(
-    model: str | LoadedModel,
-    corpus: str = "stdlib-docs",
-    *,
-    tokens: int = 3072,
-    queries: int = 48,
-    window: int | None = None,
-    special: str = "auto",
-    sizes: str | Sequence[int] = "64:4096:7",
-    seed: int = 0,
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> ProbeRun:
+    model: str | LoadedModel, corpus: str = "stdlib-docs",
+    *, tokens: int = 3072, queries: int = 48, window: int | None = None, special: str = "auto",
+    sizes: str | Sequence[int] = "64:4096:7", seed: int = 0, device: str = "auto", progress: Progress | None = None,
+) -> ProbeRun:  # fmt: skip
     """Predict the error curve, the rate and n(ε) (tokens for an error ε) of every head of a model from a few tokens.
 
     The result is a `ProbeRun`, as `limitlens.probe` returns, whose curves have no replicates.
@@ -130,62 +122,50 @@ def _heads(
     loaded: LoadedModel, windows: Windows, key_windows: np.ndarray, pilot: Pilot, n: Sequence[int],
     batch: int, seed: int, workers: Workers, progress: Progress | None,
 ) -> list[HeadRecord]:  # fmt: skip
-    """Run the model over the windows of keys, and predict the heads of a layer once it has read all these windows."""
+    """Run the model over the windows of keys, then predict the heads of each layer and free its keys and values."""
     positions = slice(pilot.positions.start, pilot.positions.stop)
-    tokens, queries = len(key_windows) * len(pilot.positions), len(pilot.queries)
+    tokens = len(key_windows) * len(pilot.positions)
     # Tokens of one window are not independent: the quarters of the pilot consist of whole windows if there are four.
     parts = len(key_windows) if len(key_windows) >= QUARTERS else tokens
     quarters = np.arange(tokens) // (tokens // parts) * QUARTERS // parts
-    waiting: dict[int, list[tuple[Tensor, ...]]] = {index: [] for index in pilot.layers}
-    found: list[HeadRecord] = []
-    seen, done = 0, count(1)
+    read: dict[int, list[tuple[Tensor, ...]]] = {index: [] for index in pilot.layers}
 
     def take(captured: Captured) -> None:
-        layer, kept = pilot.layers[captured.layer], waiting[captured.layer]
-        kept.append(tuple(tokens_of(part[:, :, positions]).float() for part in (captured.key, captured.value)))
-        if seen < len(key_windows):
-            return
-        key, value = (torch.cat(part) for part in zip(*kept, strict=True))
-        kept.clear()
-        predicted = predict_layer(
-            layer, key, value, n, queries=queries, quarters=quarters, few_windows=True, seed=seed, workers=workers
-        )
-        curves = [[ErrorCurve.predicted(n, one, seed) for one in head] for head in predicted]
-        found.extend(_records(layer, key, curves, windows.length))
-        if progress is not None:
-            progress(next(done), len(pilot.layers))
+        both = (captured.key, captured.value)
+        read[captured.layer].append(tuple(tokens_of(part[:, :, positions]).float() for part in both))
 
     with capture(loaded.model, take) as run_until_last_attention:
         for ids in windows.batches(batch, key_windows):
-            seen += len(ids)
             run_until_last_attention(input_ids=ids.to(loaded.model.device))
+    found: list[HeadRecord] = []
+    for done, (index, layer) in enumerate(pilot.layers.items(), 1):
+        key, value = (torch.cat(part) for part in zip(*read.pop(index), strict=True))
+        predicted = predict_layer(
+            layer, key, value, n, queries=len(pilot.queries), quarters=quarters, few_windows=True, seed=seed,
+            workers=workers,
+        )  # fmt: skip
+        scores = (
+            scores_of(query, keys, layer.traits.softcap)
+            for query, keys in zip(layer.flat_query, key.unbind(1), strict=True)
+        )
+        lse = torch.stack([each.logsumexp(-1) for each in scores])
+        sinks = layer_sinks(layer, lse, len(key), np.asarray(n, dtype=float), windows.length)
+        for head, errors in enumerate(predicted):
+            bare, *with_sink = (ErrorCurve.predicted(n, one, seed) for one in errors)
+            sink = sinks[head] if sinks else None
+            record = HeadRecord(
+                layer=index, head=head, kv_head=head // layer.query.shape[1],
+                sliding_window=layer.traits.sliding_window, curve=with_sink[0] if with_sink else bare,
+                without_sink=bare if with_sink else None, sink=sink, sink_mass=sink.share_in_window if sink else None,
+            )  # fmt: skip
+            found.append(record)
+        if progress is not None:
+            progress(done, len(pilot.layers))
     return found
 
 
-def _records(layer: Layer, key: Tensor, curves: Sequence[Sequence[ErrorCurve]], window: int) -> list[HeadRecord]:
-    """Records of the heads of a layer, from the pilot's keys (M, Hkv, k) and the predicted curves of each head.
-
-    `curves` holds for each head the curve without the sink and, if the layer has a sink, the curve with the sink.
-    """
-    lse = torch.stack(
-        [
-            scores_of(layer.flat_query[pair], key[:, pair], layer.traits.softcap).logsumexp(-1)
-            for pair in range(key.shape[1])
-        ]
-    )
-    sinks = layer_sinks(layer, lse, len(key), np.asarray(curves[0][0].sizes, dtype=float), window)
-    return [
-        HeadRecord(
-            layer=layer.index, head=head, kv_head=head // layer.query.shape[1],
-            sliding_window=layer.traits.sliding_window, curve=own[-1], without_sink=own[0] if len(own) > 1 else None,
-            sink=sinks[head] if sinks else None, sink_mass=sinks[head].share_in_window if sinks else None,
-        )
-        for head, own in enumerate(curves)
-    ]  # fmt: skip
-
-
 def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
-    """Predict the errors of each head of a probed layer from `POOL_TOKENS` random tokens that its collector kept."""
+    """Predict the errors of each head of a probed layer from at most `POOL_TOKENS` of the tokens stored for it."""
     assignment = collector.assignment
     slots = assignment.random_slots(POOL_TOKENS)
     some = to_device(slots, collector.key.device)
@@ -197,7 +177,7 @@ def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
 
 
 def predicted_sizes(sizes: Sequence[float]) -> list[int]:
-    """Sizes at which errors are predicted: the given ones, and smaller and larger ones in steps of a factor two."""
+    """Sizes at which errors are predicted: the given sizes, and smaller and larger sizes in steps of a factor two."""
     low, high = float(sizes[0]), float(sizes[-1])
     below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
     above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
@@ -211,8 +191,8 @@ def predict_layer(
 ) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
     """Predict the errors of each head of a layer from keys and values (M, Hkv, ·) of M tokens.
 
-    The tuple of a head holds the prediction without the atom (sink token in every context) and, if the layer has an
-    atom, the one with it. `quarters` (M,) says from which quarter of the text each token comes; None means random
+    The tuple of a head holds the prediction without the sink and, if every context contains a sink, the prediction with
+    it. `quarters` (M,) says from which quarter of the text each token comes; None means random
     order. `few_windows` says that the tokens come from few windows of text, which widens the intervals
     (`PredictedErrors.of`). `queries` is the number of queries used per head.
     """

@@ -1,18 +1,18 @@
 """Measure the error curve of every head of a transformer in one pass over a corpus.
 
-A pilot over a few random windows gives the queries. Then the model runs once over the other windows (the pool), and the
-probe assigns each layer's keys and values at random to cells (replicate, size step). So samples of all sizes, all
-replicates and the reference (attention over the whole pool) come from one pass.
+A first run of the model over a few random windows (the pilot) gives the queries. Then the model runs once over the
+other windows (the pool), and the probe assigns their tokens at random to samples. A larger sample contains the smaller
+samples of its replicate. So samples of all sizes and replicates, and the reference (attention over the whole pool),
+come from one pass.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from limitlens.attention.kernels import Precision, as_precision, kernel_words
 from limitlens.attention.state import State
 from limitlens.cost import check_cost
 from limitlens.errors import InputError, Progress, check_number, check_seed
-from limitlens.models import Windows, choose
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import LoadedModel, Windows, choose
 from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.collect import Collector, groups
@@ -34,12 +33,12 @@ from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
-from limitlens.probing.stream import Pool, stream
+from limitlens.probing.stream import Pool, run_blocks
 from limitlens.sampling.assignment import SAMPLINGS, Assignment, DocumentAssignment
 from limitlens.sampling.cells import Cells, parse_sizes
-from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.checkpoint import Checkpoint, Job, under
 from limitlens.sampling.clock import Clock
-from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.interrupt import Interrupt, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
 
@@ -52,28 +51,13 @@ FEWEST_REPLICATES = 2  # standard errors come from the scatter of replicates
 
 
 def probe(
-    model: str | LoadedModel,
-    corpus: str = "stdlib-docs",
-    tokens: int = 100_000,
-    *,
-    window: int | None = None,
-    special: str = "auto",
-    sizes: str | Sequence[int] = "64:4096:7",
-    replicates: int = 24,
-    queries: int = 256,
-    score_scale: float = 1.0,
-    seed: int = 0,
-    device: str = "auto",
-    batch: int | None = None,
-    yes: bool = False,
-    progress: Progress | None = None,
-    checkpoint: Checkpoint | None = None,
-    memory: int | None = None,
-    ray: str | None = None,
-    sampling: str = "pooled",
-    precision: str = "accurate",
+    model: str | LoadedModel, corpus: str = "stdlib-docs", tokens: int = 100_000,
+    *, window: int | None = None, special: str = "auto", sizes: str | Sequence[int] = "64:4096:7", replicates: int = 24,
+    queries: int = 256, score_scale: float = 1.0, seed: int = 0, device: str = "auto", batch: int | None = None,
+    yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+    memory: int | None = None, ray: str | None = None, sampling: str = "pooled", precision: str = "accurate",
     options: ProbeOptions | None = None,
-) -> ProbeRun:
+) -> ProbeRun:  # fmt: skip
     """Measure the error curve and the diagnostics of every head of a model on a corpus, in one pass.
 
     Parameters
@@ -121,9 +105,9 @@ def probe(
         _Split.of(-(-tokens // length), seed).replicates(cells, replicates, sampling, length, length)
     loaded, windows = open_windows(model, corpus, tokens, window=window, special=special, device=device)
     with workers_for(loaded.model.device) as workers:
-        run = stream if ray is None else partial(distributed.run, ray, device, model)
+        spread = None if ray is None else partial(distributed.run, ray, device, model)
         work = _Work(
-            loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, run,
+            loaded, windows, cells, replicates, queries, score_scale, seed, batch, memory, progress, workers, spread,
             sampling, accuracy, options,
         )  # fmt: skip
         work.split.replicates(cells, replicates, sampling, windows.length, windows.length)
@@ -142,7 +126,7 @@ class _Split:
     reserved: NDArray[np.intp]
 
     @classmethod
-    def of(cls, count: int, seed: int) -> _Split:
+    def of(cls, count: int, seed: int) -> Self:
         wanted = max(min(QUERY_WINDOWS, count // 4), min(FEWEST_QUERY_WINDOWS, count * 2 // 5))
         share = max(PILOT, wanted / count)
         return cls(count, share, *choose(count, (share, RESERVED), seed))
@@ -173,7 +157,7 @@ class _Split:
 
 @dataclass
 class _Work:
-    """State of a running probe: its arguments, the split of the windows, the pilot, the collectors of each layer."""
+    """State of a running probe: its arguments, how windows are used, the queries, and the data of each layer."""
 
     loaded: LoadedModel
     windows: Windows
@@ -186,7 +170,7 @@ class _Work:
     memory: int | None
     progress: Progress | None
     workers: Workers
-    run_stream: Callable[..., None]  # `stream`, or `distributed.run` on a cluster
+    spread: Callable[..., None] | None  # `distributed.run` if the windows are read by the workers of a cluster
     sampling: str  # one of `SAMPLINGS`
     precision: Precision = "accurate"
     options: ProbeOptions = field(default_factory=ProbeOptions)
@@ -214,12 +198,12 @@ class _Work:
             block = block if whole < 32 else min(options.device_block, block * (whole // 6))
             per_forward = self.batch or max(1, min(block, options.device_forward) // windows.length)
         per_block = per_forward * max(1, block // (per_forward * windows.length))
-        self.pool = Pool(windows, order, per_forward, per_block, per_forward, self.workers)
+        self.pool = Pool(windows, order, per_forward, per_block, per_forward)
         self.total = (len(self.split.pilot) + len(order)) * windows.length
         self.done = 0
 
     def run(self, checkpoint: Checkpoint) -> None:
-        """Run the model over the pilot's windows, then over the pool; the collectors then hold the samples."""
+        """Run the model over the windows that give queries, then over the other windows, and collect the samples."""
         begun = time.perf_counter()
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
@@ -242,15 +226,52 @@ class _Work:
         self.collectors = {index: Collector(layer, self.assignment) for index, layer in self.pilot.layers.items()}
         with held_interrupt() as interrupt:
             try:
-                self.run_stream(
-                    self.loaded, self.pool, self.pilot, self.assignment, self.collectors,
-                    clock=self.clock, interrupt=interrupt, report=self._report, job=job,
-                    warnings=self.warnings,
-                )  # fmt: skip
+                self._read_pool(job, interrupt)
             except KeyboardInterrupt:
                 if interrupt.again:  # within a block: the tokens read are not a random sample
                     raise
                 self._cut_short()
+
+    def _read_pool(self, job: Job, interrupt: Interrupt) -> None:
+        """Run the model over the pool, here or on a cluster; the state is saved between blocks of windows.
+
+        If `job` was saved before, the run goes on after its last block. The tokens of earlier blocks are assigned to
+        samples again, which costs little and restores the random state.
+        """
+        blocks, done, pool, collectors = self.assignment.assign_blocks(), 0, self.pool, self.collectors
+        if job.saved is not None:
+            done = int(job.saved.position["blocks"])
+            deque(islice(blocks, done), maxlen=0)
+            for index, collector in collectors.items():
+                saved = under(f"layer{index}.", job.saved.tensors)
+                for name, tensor in collector.tensors().items():
+                    tensor.copy_(saved[name])
+            self._report(done * pool.per_block * self.windows.length)
+
+        def state() -> tuple[dict[str, Any], dict[str, Tensor]]:
+            found = {f"layer{index}.": collector.tensors() for index, collector in collectors.items()}
+            tensors = {layer + name: part for layer, parts in found.items() for name, part in parts.items()}
+            return {"blocks": done, "at_once": pool.at_once, "wait": self.assignment.wait}, tensors
+
+        def passed(count: int, save: bool = True) -> None:
+            nonlocal done
+            done += count
+            if save:
+                job.passed(sum(self.assignment.blocks[done - count : done]), state, interrupt)
+
+        special, rest = self.windows.marked(self.pilot.positions), pool.indices[done * pool.per_block :]
+        known: dict[str, Any] = {
+            "clock": self.clock, "passed": passed,
+            "report": lambda tokens: interrupt.during(self._report, tokens),  # an interrupt acts after the block
+        }  # fmt: skip
+        if self.spread is not None:
+            given = (self.loaded, pool, self.pilot, collectors, blocks, rest, special)
+            self.spread(*given, interrupt=interrupt, **known)
+            return
+        run_blocks(
+            self.loaded, self.pilot, collectors, blocks, self.windows.batches(pool.at_once, rest), special,
+            pool.at_once, self.workers, warnings=self.warnings, **known,
+        )  # fmt: skip
 
     def _run_pilot(self) -> None:
         """Run the pilot (windows that give the queries), with fewer windows at a time if a GPU runs out of memory."""
@@ -259,7 +280,7 @@ class _Work:
                 self.pilot = run_pilot(
                     self.loaded, self.windows, self.split.pilot,
                     queries=self.queries, batch=self.pool.at_once, seed=self.seed, report=self._report,
-                    score_scale=self.score_scale, precision=self.precision, check=self.run_stream is not stream,
+                    score_scale=self.score_scale, precision=self.precision, check=self.spread is not None,
                     workers=self.workers, clusters=self.options.clusters,
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
@@ -271,7 +292,9 @@ class _Work:
             )
 
     def _assignment(self, positions: int) -> Assignment:
-        known = (self.pool.blocks(positions), self.cells, self.replicates, self.seed)
+        count, each = len(self.pool.indices), self.pool.per_block
+        blocks = [min(each, count - start) * positions for start in range(0, count, each)]
+        known = (blocks, self.cells, self.replicates, self.seed)
         kept_step, whole = self.options.kept_step, self.options.whole_replicates
         if self.sampling == "pooled":
             return Assignment(*known, kept_step=kept_step, whole_replicates=whole)
@@ -287,17 +310,6 @@ class _Work:
         names = ("replicates", "queries", "score_scale", "seed", "memory", "sampling", "precision")
         arguments = {name: getattr(self, name) for name in names} | {"options": asdict(self.options)}
         return {"job": "probe", "model": self.loaded.name, "weights": self.loaded.digest, **text, **run, **arguments}
-
-    def _measured(self, window: int) -> Iterator[Measured]:
-        """Yield the measurements of every layer in order, freeing the collector of each layer once it is measured."""
-        left = groups(self.collectors.values(), bounded=self.memory is not None)
-        self.collectors.clear()
-
-        def of(place: int) -> list[Measured]:
-            some, left[place] = left[place], []
-            return measure(some, window)
-
-        yield from chain.from_iterable(self.workers(of, range(len(left))))
 
     def _report(self, tokens: int) -> None:
         self.done += tokens
@@ -327,7 +339,14 @@ class _Work:
         measuring = time.perf_counter()
         short = self.memory is not None or self.loaded.model.device.type != "cpu"  # of memory
         list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
-        for measured in self._measured(window):
+        left = groups(self.collectors.values(), bounded=self.memory is not None)
+        self.collectors.clear()
+
+        def measure_group(place: int) -> list[Measured]:
+            some, left[place] = left[place], []  # frees the collectors of each layer once it is measured
+            return measure(some, window)
+
+        for measured in chain.from_iterable(self.workers(measure_group, range(len(left)))):
             layer, geometry = measured.layer, measured.geometry
             heads += head_records(measured, causal, window, self.seed)
             if (tails := geometry.tails) is not None:

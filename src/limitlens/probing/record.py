@@ -1,4 +1,4 @@
-"""Record of one head of a model, measured by a probe or predicted from a pilot, and its JSON form.
+"""Record of one head of a model, measured by `probe` or predicted by `predict`, and its JSON form.
 
 If every context contains a sink, the sink is one key that is always kept. The error of keeping n of the other tokens
 of a context of C tokens is then
@@ -10,13 +10,11 @@ is so long that the sink has no share. The factor e(C)/e_rest(C) is a heuristic;
 as the sink's share of the softmax mass falls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,8 +33,12 @@ COUPLED = ("rate_drawn_coupling", "rate_proved")
 UNSETTLED = 0.5  # the pool has not converged if its own error exceeds this share of the error at the largest n
 CONSTANT_RATE = 0.5  # rate of plain averaging, the baseline for all predicted rates
 CURVE_FIELDS = ("curve", "without_sink", "moment_curves")  # fields of `HeadRecord` that JSON holds in another form
+# Names of the errors of each of `HeadRecord.curves` in tables and JSON.
+ERROR_NAMES = {
+    "curve": "relative_output_error", "without_sink": "relative_output_error_without_sink",
+    "mean": "relative_mean_error", "covariance": "relative_covariance_error", "hardmax": "hardmax_error",
+}  # fmt: skip
 CURVES = ("mean", "covariance", "hardmax")  # names of `HeadRecord.moment_curves`
-MOMENTS = {"mean": "relative_mean_error", "covariance": "relative_covariance_error"}  # names of moment curves in JSON
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +111,27 @@ class HeadRecord:
         return self.without_sink or self.curve
 
     @property
+    def curves(self) -> dict[str, ErrorCurve]:
+        """All error curves of the head by name: "curve", "without_sink" if there is a sink, and `moment_curves`."""
+        bare = {} if self.without_sink is None else {"without_sink": self.without_sink}
+        return {"curve": self.curve, **bare, **self.moment_curves}
+
+    @property
+    def slopes(self) -> dict[str, float | None]:
+        """Fitted rate of decay of each of the head's error `curves`, by name; None if no rate could be fitted."""
+        return {name: None if curve.rate is None else curve.rate.slope for name, curve in self.curves.items()}
+
+    @property
     def attention(self) -> str:
         """Kind of attention of the head's layer: "full" or "sliding window"."""
         return "full" if self.sliding_window is None else "sliding window"
 
     @property
     def error_is_lower_bound(self) -> bool:
-        """Whether measured errors are too small because the reference, attention over the pool, has not converged.
+        """Whether measured errors are too small because the reference, attention over all tokens read, is inaccurate.
 
-        This holds if the head is frozen onto one key, or the pool's own error exceeds half the error at the largest n.
+        This holds if the head is frozen onto one key, or the estimated error of the reference exceeds half the error at
+        the largest n.
         """
         return self.regime is Regime.FROZEN or self.curve_without_sink.pool_share > UNSETTLED
 
@@ -178,13 +192,12 @@ class HeadRecord:
         if self.curve.prediction is not None:
             found["pilot_error"] = self.pilot_error
         for name, curve in self.moment_curves.items():
-            error = MOMENTS.get(name, f"{name}_error")
-            found |= {error: curve.error, f"{error}_stderr": curve.stderr}
+            found |= error_columns(ERROR_NAMES[name], curve)
             found[f"rate_{name}"] = curve.rate and curve.rate.document()
         return to_json(found | self.predicted_rates)  # type: ignore[no-any-return]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], **curves: Any) -> HeadRecord:
+    def of(cls, entry: Mapping[str, Any], **curves: Any) -> Self:
         """The head record whose `document()` is `entry`; `curves` are its `curve`, `without_sink`, `moment_curves`."""
         whole = {**entry, **curves}
         return from_json(cls, {part.name: whole[part.name] for part in fields(cls)})  # type: ignore[no-any-return]
@@ -196,13 +209,17 @@ class HeadRecord:
         return f"<HeadRecord of {self.name}: {kind}, {rate}, {last}>"
 
 
+def error_columns(name: str, curve: ErrorCurve) -> dict[str, Array]:
+    """Errors of a curve under `name`, their standard errors and, if they are predicted, the ends of their intervals."""
+    found = {name: curve.error, f"{name}_stderr": curve.stderr}
+    return found if curve.measured else found | {f"{name}_low": curve.interval[0], f"{name}_high": curve.interval[1]}
+
+
 def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
-    """JSON fields of one error curve of a head: errors with standard errors or interval, rate, tokens for an error."""
+    """JSON fields of one error curve of a head: errors, rate, and number of tokens for each error of `ERRORS`."""
     needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
-    found = {"relative_output_error": curve.error, "relative_output_error_stderr": curve.stderr}
-    if not curve.measured:
-        found |= {"relative_output_error_low": curve.interval[0], "relative_output_error_high": curve.interval[1]}
-    return {**found, "rate": curve.rate and curve.rate.document(), "tokens_for": needed}
+    errors = error_columns("relative_output_error", curve)
+    return {**errors, "rate": curve.rate and curve.rate.document(), "tokens_for": needed}
 
 
 def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float:

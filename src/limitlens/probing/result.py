@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from limitlens.arrays import Drawing, Tensor, pd
 from limitlens.errors import InputError, check_number, check_seed
 from limitlens.probing.figures import map_figure
 from limitlens.probing.overview import LayerRecord, layer_documents, rate_skills, summary
-from limitlens.probing.record import CURVES, MOMENTS, HeadRecord
+from limitlens.probing.record import CURVES, ERROR_NAMES, HeadRecord, error_columns
 from limitlens.probing.view import probe_view
 from limitlens.record import Run, from_json, to_json
 from limitlens.results import Result
@@ -93,11 +93,12 @@ class ProbeRun(Result):
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """Queries of a probe and their attention over the whole pool, as tensors by name.
+        """Queries of a probe and their attention over all tokens that samples are drawn from, as tensors by name.
 
         `query_places` (m, 2): window and position of each query. For each layer i, `layer{i}.query` (heads, m, k),
         multiplied by the scale of the scores; `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) of
-        attention over the pool; `layer{i}.atom.lse` and `.output` of the atom (sink in every context) if there is one.
+        attention over these tokens; `layer{i}.atom.lse` and `.output` of attention to the sink that every context
+        contains, if there is one.
         """
         if not isinstance(self.reference, Path):
             return self.reference
@@ -128,26 +129,26 @@ class ProbeRun(Result):
         document, arrays, states = run.document, run.arrays(), run.folder / STATES
         if document["replicates"] and not states.is_file():
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
-        seed = check_seed(document["seed"])
+        seed, heads = check_seed(document["seed"]), document["heads"]
 
-        def curves(which: str, entries: Sequence[Mapping[str, Any]]) -> list[ErrorCurve]:
-            """Error curves stored under the array name `which`, one for each head in `entries`."""
-            found = []
-            for row, entry in enumerate(entries):
-                stored = {name: arrays[f"{which}.{name}"][row] for name in CURVE if f"{which}.{name}" in arrays}
-                if (logs := arrays.get(f"{which}.predicted")) is not None:
-                    stored["prediction"] = PredictedErrors(arrays["predicted_sizes"], logs[row])
-                found.append(ErrorCurve(sizes=parse_sizes(entry["n"]), seed=seed, **stored))
-            return found
+        def curves(which: str) -> Iterator[ErrorCurve]:
+            """Error curves stored under the array name `which`, of the heads that have one, in order."""
+            stored = {name: arrays[f"{which}.{name}"] for name in CURVE if f"{which}.{name}" in arrays}
+            logs = arrays.get(f"{which}.predicted")
+            owners = [head for head in heads if which != "without_sink" or head[which] is not None]
+            for row, head in enumerate(owners):
+                known: dict[str, Any] = {name: rows[row] for name, rows in stored.items()}
+                if logs is not None:
+                    known["prediction"] = PredictedErrors(arrays["predicted_sizes"], logs[row])
+                yield ErrorCurve(sizes=parse_sizes(head["n"]), seed=seed, **known)
 
-        heads = document["heads"]
-        moments = {name: curves(name, heads) for name in CURVES if f"{name}.error_moments" in arrays}
-        bare = iter(curves("without_sink", [head for head in heads if head["without_sink"] is not None]))
+        stored = {name: curves(name) for name in ERROR_NAMES if f"{name}.error_moments" in arrays}
         records = []
-        for place, (head, curve) in enumerate(zip(heads, curves("curve", heads), strict=True)):
-            without_sink = None if head["without_sink"] is None else next(bare)
-            moment_curves = {name: every[place] for name, every in moments.items()}
-            records.append(HeadRecord.of(head, curve=curve, without_sink=without_sink, moment_curves=moment_curves))
+        for head in heads:
+            names = [name for name in stored if name != "without_sink" or head[name] is not None]
+            own = {name: next(stored[name]) for name in names}
+            curve, bare = own.pop("curve"), own.pop("without_sink", None)
+            records.append(HeadRecord.of(head, curve=curve, without_sink=bare, moment_curves=own))
         tails = [{**layer["tails"], "layer": layer["layer"]} for layer in document["layers"] if layer["tails"]]
         found: ProbeRun = from_json(cls, {**document, "records": records, "layer_records": tails})
         return replace(found, reference=states if found.measured else {})
@@ -178,15 +179,8 @@ class ProbeRun(Result):
             found: dict[str, Any] = {"layer": head.layer, "head": head.head, "n": head.sizes}
             if self.measured:
                 found["effective_tokens"] = head.effective_tokens
-            for end, curve in (("", head.curve), ("_without_sink", head.without_sink)):
-                if curve is not None:
-                    name = f"relative_output_error{end}"
-                    found |= {name: curve.error, f"{name}_stderr": curve.stderr}
-                    if not self.measured:
-                        found |= {f"{name}_low": curve.interval[0], f"{name}_high": curve.interval[1]}
-            for name, curve in head.moment_curves.items():
-                error = MOMENTS.get(name, f"{name}_error")
-                found |= {error: curve.error, f"{error}_stderr": curve.stderr}
+            for name, curve in head.curves.items():
+                found |= error_columns(ERROR_NAMES[name], curve)
             found |= {} if head.sink is None else {"sink_share": head.sink.share}
             return pd.DataFrame(found)
 
@@ -215,13 +209,9 @@ class ProbeRun(Result):
         "curve.error_moments" is (heads, clusters, replicates, sizes). Names that begin with "without_sink." hold the
         curves without the sink, of heads that have a sink, in order; "mean." and so on hold the `moment_curves`.
         """
-        every = {"curve": [head.curve for head in self.records]}
-        every["without_sink"] = [head.without_sink for head in self.records if head.without_sink is not None]
-        every |= {
-            name: [head.moment_curves[name] for head in self.records if name in head.moment_curves] for name in CURVES
-        }
         found: dict[str, Any] = {}
-        for which, curves in every.items():
+        for which in ERROR_NAMES:
+            curves = [head.curves[which] for head in self.records if which in head.curves]
             if curves:
                 found |= {f"{which}.{name}": np.stack([getattr(curve, name) for curve in curves]) for name in CURVE}
                 if predictions := [curve.prediction for curve in curves if curve.prediction is not None]:

@@ -68,7 +68,7 @@ def probe_view(run: ProbeRun) -> View:
 
 
 def _needs(run: ProbeRun) -> Table:
-    """Table by target error: heads within it, random keys that half and 90% of the heads need, KV entries kept."""
+    """Table by target error: heads that reach it, random keys that half and 90% of the heads need, KV entries kept."""
     context, heads = run.budget_context, run.records
     rows: list[list[Cell]] = []
     for error in TARGETS:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Barrier, Event, Lock
+from threading import Barrier, Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,21 +51,6 @@ class Workers:
 
 
 one_after_another = Workers(1, map)  # for a GPU, or a single core
-
-
-class InTurn:
-    """Runs functions in the order of their turns 0, 1, 2, ..., so that sums do not depend on the order of threads."""
-
-    def __init__(self) -> None:
-        self.turn, self.early, self.lock = 0, dict[int, Callable[[], None]](), Lock()
-
-    def __call__(self, turn: int, do: Callable[[], None]) -> None:
-        """Run the function `do` at its turn: now, or once all earlier turns have arrived from other threads."""
-        with self.lock:
-            self.early[turn] = do
-            while self.turn in self.early:
-                self.early.pop(self.turn)()
-                self.turn += 1
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
