@@ -56,7 +56,6 @@ CALLS: dict[str, tuple[str, ...]] = {
     "verdict": ("tails", "--sample", "{tokens}"),
     "theory": ("theory", "--n", "100"),
     "scaling": ("scaling", "--n", "100", "--replicates", "8"),
-    "keys": ("scaling", "--keys", "{tokens}", "--queries", "{few}", "--normalise", "--replicates", "8"),
     "heat": ("heat-flow", "--layers", "8"),
     "schedules": ("schedules", "--sizes", "10:100:3"),
     "plan": ("plan", "{model}", "--corpus", "{text}", "--error", "0.5", "--context", "64"),
@@ -75,7 +74,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "report": ("report", "{study}", "--out", "{new}/page.html"),
     "doctor": ("doctor",),
 }  # fmt: skip
-SAVED = ("probe", "predict", "study", "horizons", "radii", "hardmax", "tails", "verdict", "theory", "scaling", "keys",
+SAVED = ("probe", "predict", "study", "horizons", "radii", "hardmax", "tails", "verdict", "theory", "scaling",
          "heat", "schedules", "plan", "cache", "compare")  # fmt: skip
 READ_BY = ("report", "compare", "plan", "trial")  # what reads a run folder
 

@@ -16,7 +16,6 @@ KINDS = {
     "tails": "experiments.heavy_tails:HeavyTails",
     "tail verdict": "statistics.tails:TailReport",
     "scaling": "experiments.scaling:ScalingLimits",
-    "keys": "experiments.real_keys:RealKeys",
     "schedules": "experiments.schedules:Schedules",
     "heat": "experiments.heat_flow:HeatFlow",
     "probe": "probing.result:ProbeRun",

@@ -139,10 +139,9 @@ def key_law(
     dim: Annotated[int, Option(help="The keys lie on the sphere S^(dim-1).")] = 5,
     theta: Annotated[float | None, Option(help="Effective number of keys; 1 is the critical scale.")] = None,
     beta: Annotated[float | None, Option(help="Inverse temperature, instead of --theta.")] = None,
-    law: Annotated[str, Option(help="Law of the keys: uniform, vmf, subsphere or power.")] = "uniform",
+    law: Annotated[str, Option(help="Law of the keys: uniform, vmf or power.")] = "uniform",
     concentration: Concentration = 5.0,
     cosine: Annotated[float, Option(help="vmf: cosine between mean direction and query.")] = 1.0,
-    sub: Annotated[int, Option(help="subsphere: dimension.")] = 2,
     power: Annotated[float, Option(help="power: density near the query q is like |q - k|^power.")] = 1.0,
 ) -> None:
     """Options of `scaling` and `schedules`: the law of the keys and the temperature."""
@@ -150,12 +149,7 @@ def key_law(
 
 @command(runs="experiments.scaling", shares="plot seed yes", also=key_law)
 def scaling(
-    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000,
-    keys: Annotated[str | None, Option(metavar="FILE.npy", help="Real keys (n, dim) instead of a law.")] = None,
-    queries: Annotated[str | None, Option(metavar="FILE.npy", help="Queries (q, dim) for --keys.")] = None,
-    neighbours: Annotated[int | None, Option(help="Nearest keys used per query of --keys; about sqrt(n).")] = None,
-    normalise: Annotated[bool, Option("--normalise", help="Project --keys and --queries onto the sphere.")] = False,
-    replicates: Replicates = 2000,
+    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000, replicates: Replicates = 2000
 ) -> None:
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 

@@ -9,11 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import stats
 
 from limitlens.arrays import pd
@@ -21,7 +19,6 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, check_number, check_seed
 from limitlens.estimate import Estimate
 from limitlens.experiments import weight_samples
-from limitlens.experiments.real_keys import RealKeys, real_keys
 from limitlens.experiments.weight_samples import MOST_DRAWN, Quantity, WeightSample, sampled, verified
 from limitlens.record import to_json
 from limitlens.report.text import falling, short
@@ -77,7 +74,7 @@ class ScalingLimits(Result):
     """Result of `scaling`: softmax weights and output of one query over n keys of a law, predicted and measured."""
 
     kind, file = "scaling", "scaling"
-    inputs: Mapping[str, Any]  # law and its parameters, dimension of the ambient sphere, n, θ, β, replicates, seed
+    inputs: Mapping[str, Any]  # law and its parameters, dimension of the sphere, n, θ, β, replicates, seed
     local: Mapping[str, float]  # exponent, a and c of P(D ≤ s) ~ c s^a near the query
     control: Mapping[str, Quantity]  # θ, and the critical β and n
     regime: Regime  # by the exact E Σw²
@@ -161,42 +158,33 @@ class ScalingLimits(Result):
 
 def scaling(
     *, dim: int = 5, n: float = 10_000, theta: float | None = None, beta: float | None = None, law: str = "uniform",
-    concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0,
-    keys: ArrayLike | str | Path | None = None, queries: ArrayLike | str | Path | None = None,
-    neighbours: int | None = None, normalise: bool = False, replicates: int = 2000, seed: int = 0, yes: bool = False,
-) -> ScalingLimits | RealKeys:  # fmt: skip
+    concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0, replicates: int = 2000, seed: int = 0,
+    yes: bool = False,
+) -> ScalingLimits:  # fmt: skip
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
     The `n` keys lie on the sphere S^{dim−1}. `theta` is their effective number (by default 1, the critical scale);
     the inverse temperature `beta` may be given instead. The keys follow a `law`: "uniform"; "vmf" (von Mises-Fisher)
-    with `concentration` and `cosine` between mean direction and query; "subsphere" of dimension `sub`; "power", a
-    density that behaves like |q − k|^power near the query. The result is a `ScalingLimits`.
-
-    With `keys` (n, d) and `queries` (q, d), arrays or .npy files, the law near each query is estimated from its
-    `neighbours` nearest keys (about √n by default); `normalise` projects both onto the sphere. The result is a
-    `RealKeys`.
+    with `concentration` and `cosine` between mean direction and query; "power", a density that behaves like
+    |q − k|^power near the query.
 
     >>> result = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> result.regime, round(result.inputs['beta'], 1)
     ('selective', 38.2)
     """
     check_seed(seed)
-    if keys is not None or queries is not None:
-        check_one_scale(theta, beta)
-        target = 1.0 if theta is None else theta
-        return real_keys(queries, keys, beta, target, neighbours, normalise=normalise, seed=seed, yes=yes)
-    gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
+    gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, power=power)
     drawn = weight_samples.check_replicates(replicates) * min(n, MOST_DRAWN)
     check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
     count = weight_samples.check_count(n)
-    return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed, name=law, dim=dim)
+    return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed)
 
 
-def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, sub: int, power: float) -> GapLaw:
+def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, power: float) -> GapLaw:
     """Law of the gap 1 − <q, k> between a query q and a key k on S^{dim−1}, for keys of the law with this name."""
     check_number("the concentration", concentration, "a number from 0 to 1e9", below=1e9)
     check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
-    return named_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
+    return named_law(law, dim, concentration=concentration, cosine=cosine, power=power)
 
 
 def check_one_scale(theta: float | None, beta: float | None) -> None:
@@ -207,13 +195,11 @@ def check_one_scale(theta: float | None, beta: float | None) -> None:
 
 def scaling_limits(
     law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, replicates: int = 2000,
-    seed: int = 0, name: str | None = None, dim: int | None = None,
+    seed: int = 0,
 ) -> ScalingLimits:  # fmt: skip
     """Predict and measure the attention of one query over n keys, at inverse temperature `beta` or at `theta`.
 
-    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys (1 by default). Keys of a
-    subsphere have the law of uniform keys in the subsphere's dimension; `name` and `dim` are then those of the law on
-    the ambient sphere.
+    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys (1 by default).
     """
     check_one_scale(theta, beta)
     beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else float(beta)
@@ -226,8 +212,6 @@ def scaling_limits(
         weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
         for keys in (finite, poisson)
     )
-    dim = int(law.parameters["dim"]) if dim is None else dim
-    sub = {"sub": law.parameters["dim"]} if name == "subsphere" else {}
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
     collapse = {
         "nearest_distance": sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law))
@@ -240,7 +224,7 @@ def scaling_limits(
         f"and {expected:.3g} in the limit; trust the exact values"
     )
     return ScalingLimits(
-        inputs={"law": name or law.name, **law.parameters, "dim": dim, **sub, **run},
+        inputs={"law": law.name, **law.parameters, **run},
         local={"exponent": law.exponent, "a": law.a, "c": math.exp(law.log_c)},
         control={
             "theta": verified(theta, asymptotic=control.theta(n, beta, law.local)),

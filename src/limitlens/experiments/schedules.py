@@ -71,7 +71,7 @@ class Schedules(Result):
 
 def schedules(
     sizes: str | Sequence[float] = "4096:1048576:5", *, theta: float | None = None, beta: float | None = None,
-    dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0, sub: int = 2,
+    dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0,
     power: float = 1.0,
 ) -> Schedules:  # fmt: skip
     """Compare four schedules of the inverse temperature β as the context grows.
@@ -86,7 +86,7 @@ def schedules(
     {'constant': 6.73, 'log': 4.29, 'yarn': 3.6, 'critical': 1.77}
     """
     check_one_scale(theta, beta)
-    gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, sub=sub, power=power)
+    gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, power=power)
     grid = parse_grid(sizes, "the range of context lengths", "1024:65536:7")
     if beta is None:
         beta = critical_beta(grid[0], gap_law, 1.0 if theta is None else theta)
@@ -96,4 +96,4 @@ def schedules(
         name: {key: tuple(vars(step)[key] for step in steps) for key in vars(steps[0])}
         for name, steps in compared.items()
     }
-    return Schedules(inputs | ({"sub": sub} if law == "subsphere" else {}), Status.VERIFIED, columns)
+    return Schedules(inputs, Status.VERIFIED, columns)

@@ -223,19 +223,12 @@ def uniform(dim: int) -> PowerGap:
     return PowerGap(dim)
 
 
-def named_law(
-    name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, sub: int = 2, power: float = 1.0
-) -> GapLaw:
-    """Gap law by its name on the command line: uniform, vmf, power, or subsphere (uniform, of dimension `sub`)."""
+def named_law(name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0) -> GapLaw:
+    """Gap law by its name on the command line: uniform, vmf or power."""
     if name == "vmf":
         return VonMisesFisherGap(dim, concentration, cosine)
-    if name == "subsphere":
-        check_dim(dim)
-        if not 2 <= sub <= dim:
-            raise InputError(f"the subsphere has dimension {sub}; expected between 2 and the ambient dimension {dim}")
-        return PowerGap(sub)
     if name not in ("uniform", "power"):
-        raise InputError(f"the law is {name!r}; expected uniform, vmf, subsphere or power")
+        raise InputError(f"the law is {name!r}; expected uniform, vmf or power")
     return PowerGap(dim, power if name == "power" else 0.0)
 
 
