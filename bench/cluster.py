@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
 import limitlens as ll
-from limitlens.attention.head import designed_head
 from limitlens.models import Windows, load, open_corpus
 from limitlens.probing import distributed as shares
 from limitlens.probing.options import ProbeOptions
@@ -30,11 +28,6 @@ from limitlens.sampling.cells import Cells, parse_sizes
 ROUNDS = 3
 WANTED = 1.6
 TOKENS, SIZES, REPLICATES = 163_840, "64:1024:5", 24  # eight blocks of the pool, as many as two workers share evenly
-LAW = ll.Gaussian(np.zeros(16), 1.0)
-
-
-def study(address: str, replicates: int) -> None:
-    ll.study(LAW, designed_head(LAW, 1.0), "1000:200000:6", replicates=replicates, queries=256, ray=address)
 
 
 def probe(address: str, tokens: int) -> ll.ProbeRun:
@@ -129,7 +122,7 @@ def run() -> dict[str, Any]:
     try:
         clusters["two"].add_node(num_cpus=1)
         addresses = {name: cluster.address for name, cluster in clusters.items()}
-        found = {"study": timed(study, 4, 96, addresses), "probe": timed(probe, 20_000, TOKENS, addresses)}
+        found = {"probe": timed(probe, 20_000, TOKENS, addresses)}
     finally:
         ray.shutdown()
         for cluster in clusters.values():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,7 @@ import pytest
 import torch
 
 import limitlens as ll
-from limitlens.cli import main
 from limitlens.errors import InputError
-from limitlens.experiments import study as study_module
-from limitlens.experiments import sweeps
 from limitlens.models import LoadedModel
 from limitlens.probing import distributed
 from limitlens.probing.options import ProbeOptions
@@ -27,8 +22,6 @@ from tiny_models import TINY, letters, tiny_tokenizer
 
 needed = pytest.mark.skipif(cluster.importlib.util.find_spec("ray") is None, reason="needs `pip install ray`")
 SMALL = ProbeOptions(block=160, kept_step=8)  # so that there are streamed cells too
-LINE = ll.Gaussian(np.zeros(2), 1.0)
-STUDY = {"sizes": "50:5000:4", "replicates": 9, "queries": 64}
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +56,6 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
         there = np.abs(array[finite])
         gaps.append(float(np.abs(array[finite] - other[name][finite]).max(initial=0) / max(there.max(initial=0), 1e-9)))
     return max(gaps)
-
-
-@needed
-def test_a_study_on_two_machines_is_that_of_one_process(machines: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for more in ([], ["--ray", machines.address]):
-        with pytest.raises(SystemExit) as stopped:
-            main(["study", "--dim", "2", "--sizes", "50:5000:4", "--replicates", "9", "--radius", "1", "--json", *more])
-        assert stopped.value.code == 0
-        found.append(json.loads(capsys.readouterr().out)["errors"])
-    for name, errors in found[0].items():
-        np.testing.assert_allclose(found[1][name]["value"], errors["value"], rtol=1e-10)
-        np.testing.assert_allclose(found[1][name]["stderr"], errors["stderr"], rtol=1e-10)
 
 
 def squares(folder: str) -> Callable[[], Callable[[int], tuple[int, int]]]:
@@ -174,37 +154,14 @@ def test_a_probe_on_a_cluster_is_interrupted_whole_and_goes_on(tmp_path: Path, m
     assert distance(alone.arrays(), again.arrays()) < 1e-10
 
 
-def test_a_sweep_spreads_each_study_over_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = ll.sweep(LINE, horizons=[0.5, 1.0], **STUDY)
-    asked: list[str] = []
-
-    def here(address: str, prepare: Any, pieces: Any, *, gpus: bool = True) -> Iterator[Any]:
-        asked.append(address)
-        return map(prepare(), pieces(2))
-
-    @contextmanager
-    def connected(address: str) -> Iterator[None]:
-        asked.append(f"connect {address}")
-        yield
-
-    monkeypatch.setattr(study_module, "spread", here)
-    monkeypatch.setattr(sweeps, "connected", connected)
-    seen: list[float] = []
-    spread = ll.sweep(LINE, horizons=[0.5, 1.0], **STUDY, ray="auto", progress=lambda done, total: seen.append(done))
-    assert asked == ["connect auto", "auto", "auto"]
-    assert distance(alone.arrays(), spread.arrays()) < 1e-10
-    assert seen == sorted(seen)
-    assert seen[-1] == 2
-
-
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:1", "127.0.0.1:99999", "host:port", "ray://x:1"])
 @needed
 def test_an_unreachable_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match=r"^no Ray cluster answers at .*; expected auto or the HOST:PORT of a head"):
-        ll.study(LINE, ll.Head(np.eye(2)), **STUDY, ray=address)
+        list(cluster.spread(address, squares("."), range))
 
 
 def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs Ray; run `pip install 'limitlens\[cluster\]'`"):
-        ll.study(LINE, ll.Head(np.eye(2)), **STUDY, ray="auto")
+        list(cluster.spread("auto", squares("."), range))

@@ -52,7 +52,7 @@ def theory(
     return theory_report(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
 
 
-@command("attending", shares="plot seed device precision memory ray yes", kept=True)
+@command("attending", shares="plot seed device precision memory yes", kept=True)
 def study(
     call: Context,
     measure: Law = "gaussian",

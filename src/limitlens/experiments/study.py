@@ -2,10 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,7 @@ from limitlens.measures.base import Measure
 from limitlens.measures.custom import CustomMeasure, TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
-from limitlens.sampling.cluster import PIECES, spread
-from limitlens.sampling.interrupt import Interrupt, held_interrupt
+from limitlens.sampling.interrupt import held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
@@ -44,7 +41,7 @@ def study(
     measure: TokenLaw, head: Head, sizes: str | Sequence[int] = "1000:30000:12", *, replicates: int = 200,
     queries: int | None = None, mask_self: bool = False, radius: float | None = None, seed: int = 0,
     device: str = "auto", yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
-    memory: int | None = None, ray: str | None = None, precision: str = "accurate",
+    memory: int | None = None, precision: str = "accurate",
 ) -> StudyResult:  # fmt: skip
     """Measure the error of attention over n tokens against the infinite-token limit, for nested n, and fit its rate.
 
@@ -56,9 +53,8 @@ def study(
 
     `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
     leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
-    process holds. `ray` is "auto" or the HOST:PORT of a Ray cluster that runs the replicates. `precision` is that of
-    attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3) or "exact" (float32). A study estimated to take more than
-    a day, or more memory than the machine has, starts only with `yes`.
+    process holds. `precision` is that of attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3) or "exact"
+    (float32). A study estimated to take more than a day, or more memory than the machine has, starts only with `yes`.
 
     >>> curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800], replicates=20, queries=32)
     >>> 0.3 < curve.rate('output').slope < 0.7
@@ -94,7 +90,7 @@ def study(
                 f"the pilot asked for more than {study_pass.MOST_QUERIES} queries; their noise is corrected for"
             )
     run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
-    interrupted = run.finish(job, progress, warnings, None if ray is None else (ray, device, seed))
+    interrupted = run.finish(job, progress, warnings)
     return run.result(seed, started, interrupted, warnings)
 
 
@@ -122,20 +118,12 @@ class _StudyRun:
             if blocks := saved.position["blocks"]:
                 self._begin().restore(under("pass.", saved.tensors), blocks)
 
-    def finish(
-        self, job: Job, progress: Progress | None, warnings: list[str], cluster: tuple[str, str, int] | None
-    ) -> bool:
+    def finish(self, job: Job, progress: Progress | None, warnings: list[str]) -> bool:
         """Measure all remaining replicates, saving checkpoints; returns whether an interrupt ended the run early."""
         replicates = self.setup.replicates
         interrupted = False
         with held_interrupt() as interrupt:
             try:
-                if cluster is not None:
-                    for _ in self._spread(*cluster, interrupt):
-                        interrupt.during(progress, self.start, replicates)
-                        if not interrupt.asked:
-                            job.passed(self.chunk_size * self.setup.cells.sizes[-1], self.state, interrupt)
-                    job.passed(0, self.state, interrupt)
                 while self.start < replicates:
                     try:
                         for tokens in self._chunk():
@@ -163,32 +151,10 @@ class _StudyRun:
         """Continue the chunk of replicates under way, or begin the next; yields the number of tokens of each block."""
         chunk = self.under_way or self._begin()
         yield from chunk.blocks()
-        self._add(chunk.rows(), chunk.replicates.stop)
-
-    def _add(self, rows: Rows, stop: int) -> None:
+        rows = chunk.rows()
         self.rows = study_pass.join_rows([self.rows, rows]) if self.rows else rows
-        self.start, self.under_way = stop, None
-
-    def _spread(self, ray: str, device: str, seed: int, interrupt: Interrupt) -> Iterator[None]:
-        """Measure all remaining chunks of replicates on the Ray cluster at address `ray`; yields after each chunk."""
-        setup, queries = self.setup, self.queries
-        law, head = setup.reference.measure, setup.reference.head
-
-        def prepare() -> Callable[[range], Rows]:
-            where = choose_device(device)
-            reference = Reference(law, head, setup.cells.sizes[-1], seed, where)
-            remote = replace(setup, reference=reference, device=where)
-            return lambda chunk: ReplicatePass(remote, chunk, queries).rows()
-
-        def pieces(workers: int) -> Iterable[range]:
-            left = range(self.start, setup.replicates)
-            self.chunk_size = min(self.chunk_size, -(-len(left) // (PIECES * workers)))
-            chunks = (left[start : start + self.chunk_size] for start in range(0, len(left), self.chunk_size))
-            return takewhile(lambda _: not interrupt.asked, chunks)
-
-        for rows in spread(ray, prepare, pieces, gpus=device != "cpu"):
-            self._add(rows, self.start + len(rows["controls"]))
-            yield
+        self.start = chunk.replicates.stop
+        self.under_way = None
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Position in the replicates, and tensors of the measurements so far, for a checkpoint."""

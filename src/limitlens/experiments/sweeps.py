@@ -1,7 +1,6 @@
 """`sweep`: a study for each horizon of the head, or for each radius of compactly supported tokens."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -21,7 +20,6 @@ from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, cel
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
-from limitlens.sampling.cluster import connected
 from limitlens.theory import rates
 
 FEWEST_RADII = 3  # a growth has two parameters
@@ -261,23 +259,22 @@ def sweep(
     one = partial(study, yes=True, **options)
     if radii is None:
         studies = [partial(one, law, head, radius=radius) for head in heads]
-        return HorizonSweep(*_run_each(values, studies, progress, options.get("ray")))
+        return HorizonSweep(*_run_each(values, studies, progress))
     studies = [partial(one, law.scaled(R / law.radius), heads[0], radius=R) for R in values]
-    return RadiusSweep(*_run_each(values, studies, progress, options.get("ray")))
+    return RadiusSweep(*_run_each(values, studies, progress))
 
 
 def _run_each(
-    values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None, ray: str | None
+    values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None
 ) -> tuple[tuple[float, ...], tuple[StudyResult, ...], bool]:
     """Run the studies in turn: swept values and results of the finished ones, and whether an interrupt ended early."""
     report = progress or (lambda done, total: None)
     curves: list[StudyResult] = []
     try:
-        with nullcontext() if ray is None else connected(ray):  # one connection for all, so that workers stay warm
-            for index, run in enumerate(studies):
-                curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
-                if curves[-1].interrupted:
-                    break
+        for index, run in enumerate(studies):
+            curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
+            if curves[-1].interrupted:
+                break
     except KeyboardInterrupt:
         if not curves:
             raise
