@@ -125,6 +125,11 @@ def test_weights_that_are_pickled_or_a_pipe_are_never_opened(changed: Callable[.
     told(lambda: load(str(folder)), "model.safetensors in the folder")
 
 
+@pytest.mark.parametrize("measure", [ll.probe, ll.predict, ll.designs, ll.stability])
+def test_a_bad_choice_of_special_tokens_is_refused_before_the_model_is_looked_up(measure: Callable[..., Any]) -> None:
+    told(lambda: measure("no-such-model", special="all"), "special is 'all'; expected auto, none or bos")
+
+
 def test_a_tokenizer_of_another_model_is_refused(changed: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(changed("llama"))
     words = json.loads((folder / "tokenizer.json").read_text())

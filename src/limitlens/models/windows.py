@@ -128,6 +128,7 @@ def open_windows(
     *, window: int | None, special: str, device: str, fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
     """Load a model given by name, and cut `tokens` tokens of a corpus into windows; `fewer` accepts a shorter text."""
+    check_special(special)
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
     length = loaded.window(WINDOW) if window is None else window
@@ -167,14 +168,19 @@ def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[n
     return tuple(np.sort(part) for part in np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
 
 
+def check_special(special: str) -> None:
+    """Raise an `InputError` unless `special`, the choice of special tokens around a text, is one of `SPECIAL`."""
+    if special not in SPECIAL:
+        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
+
+
 def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids of the special tokens before and after every window, for the option `special`.
 
     "auto": those that the tokenizer puts around a text ([CLS] … [SEP] for BERT), and the first token that a GGUF file
     names, which the tokenizer made from the file does not know. "none": none. "bos": only the first token.
     """
-    if special not in SPECIAL:
-        raise InputError(f"special is {special!r}; expected {', '.join(SPECIAL[:-1])} or {SPECIAL[-1]}")
+    check_special(special)
     if special == "none":
         return (), ()
     first = first_token(loaded)
