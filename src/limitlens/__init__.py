@@ -1,14 +1,11 @@
-"""limitlens: how softmax attention over n tokens approaches its infinite-token limit.
-
-Public names are imported when first used, so that `import limitlens` is fast and theory does not wait for torch. The
-names and their modules are listed once, in the stub `__init__.pyi`, which type checkers read as well.
-"""
+"""limitlens measures how softmax attention over n tokens approaches its infinite-token limit."""
 
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# The stub lists all public names. Each is imported when first used, so that theory does not wait for torch.
 _STUB = Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
 _MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
 

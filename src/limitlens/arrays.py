@@ -1,8 +1,4 @@
-"""Lazy imports of pandas and torch, and functions that treat NumPy arrays and torch tensors alike.
-
-Importing torch takes seconds, which commands that do not need it should not wait for. Formulas are written once for
-arrays and tensors, because NumPy is faster on a CPU and only torch runs on a GPU.
-"""
+"""Lazy imports of pandas and torch, which take seconds, and functions for NumPy arrays and torch tensors alike."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Lazy(ModuleType):
-    """Stand-in for a module; the module itself is imported when one of its attributes is first used."""
+    """Module that is imported only when one of its attributes is first used."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
@@ -55,7 +51,7 @@ def array_like(x: Any, array: NDArray[Any]) -> Any:
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """Copy a NumPy array to a device as a tensor; copies to a GPU run in parallel with computations (own stream)."""
+    """Copy a NumPy array to a device as a tensor; copies to a GPU run while it computes."""
     tensor = torch.from_numpy(array)
     if str(device) == "cpu":
         return tensor
@@ -68,12 +64,12 @@ def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
 
 @cache
 def _copy_stream(device: torch.device | str) -> torch.cuda.Stream:
-    """CUDA stream in which all copies to a GPU run (page-locked memory was measured to be slower)."""
+    """CUDA stream in which all copies to a GPU run, beside its computations."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def to_numpy(*parts: Any) -> list[NDArray[np.float64]]:
-    """Convert arrays, or tensors on one device, to float64 arrays; tensors are copied together, in one GPU transfer."""
+    """Convert arrays or tensors to float64 NumPy arrays; tensors on a GPU are copied in one transfer."""
     if any(library(part) is np for part in parts):
         return [np.asarray(part, np.float64) for part in parts]
     flat = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()

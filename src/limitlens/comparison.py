@@ -1,9 +1,7 @@
 """Comparison of two or more runs of one kind with the first of them (`limitlens.compare`).
 
-A difference is tested at 5% after Holm's correction over all comparisons of its quantity, by Welch's t where the
-numbers of replicates are known. Quantities without a standard error are shown and never marked. Runs of one model are
-also compared over all heads, which shows small differences that all heads share. The heads of two models have no
-counterparts, so models are compared by means over their heads, with standard errors from the spread over heads.
+Differences are tested at 5% by Welch's t-test, with Holm's correction over all comparisons of one quantity. Runs of one
+model are compared head by head and over all heads; runs of different models by their means over heads.
 """
 
 import math
@@ -27,12 +25,12 @@ from limitlens.results import Result
 from limitlens.statistics.documents import holm, p_value
 from limitlens.statistics.error_curve import ErrorCurve
 
-Value: TypeAlias = tuple[Estimate, int | None]  # a number of a run, and the number of replicates behind it, if known
-Column: TypeAlias = dict[tuple[str, str], Value]  # the numbers of a run by place (head, error) and quantity
+Value: TypeAlias = tuple[Estimate, int | None]  # a measured number, and its number of replicates if known
+Column: TypeAlias = dict[tuple[str, str], Value]  # numbers of a run by (head or kind of error, quantity)
 
 LEVEL = 0.05  # significance level of the tests of differences
 LISTED, SHOWN = 400, 12  # differences listed on a page and in a terminal; the saved table has all
-PLACES = 6  # places (heads, errors) that a quantity needs for a figure and for a test over all heads
+PLACES = 6  # fewest heads (or kinds of error) for a figure of a quantity and for a test over all heads
 AT = " at n = "  # between a quantity and the n at which it was measured
 TOKENS = "tokens for 5%"  # the quantity n(5%)
 QUANTITIES = {
@@ -48,9 +46,9 @@ OVER_HEADS = (
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity at one place (head or error) in the first run and in a later run, and the difference."""
+    """One quantity of one head (or kind of error) in the first run and in a later run, and their difference."""
 
-    where: str
+    where: str  # name of the head or kind of error
     quantity: str
     run: str
     first: Estimate
@@ -60,27 +58,27 @@ class Difference:
 
     @property
     def in_errors(self) -> float | None:
-        """Difference divided by its standard error; None where either is not known."""
+        """Difference divided by its standard error; None if one of them is unknown."""
         stderr = self.difference.stderr
         return self.difference.value / stderr if self.difference.known and stderr and not math.isnan(stderr) else None
 
 
 @dataclass(frozen=True)
 class QuantitySummary:
-    """One quantity of a later run against the first run, over all places (heads or errors) that the runs share.
+    """Comparison of one quantity between a later run and the first run, over all heads (or kinds of error).
 
-    For runs of one model, `difference` is the mean over heads of the difference, paired by head. Its squared standard
-    error is the variance over heads divided by the number of heads, plus the square of the mean standard error of a
-    head where that is known: all heads read the same windows, so the error of the sample does not average out.
+    For runs of one model, `difference` is the mean over heads of later − first. Its standard error is √(s²/h + e²)
+    with h heads, s the standard deviation over heads, and e the mean standard error of a head (0 where unknown). e² is
+    not divided by h, because all heads read the same text.
     """
 
     quantity: str
     run: str
-    places: int
-    first: float  # median over places in the first run
-    value: float  # median over places in the later run
-    tested: int  # places where the difference has a standard error
-    marked: int  # places where the difference is significant
+    places: int  # number of heads (or kinds of error)
+    first: float  # median in the first run
+    value: float  # median in the later run
+    tested: int  # number of heads whose difference has a standard error
+    marked: int  # number of heads whose difference is significant
     difference: Estimate  # unknown unless the runs are of one model
     p: float | None  # of that mean difference by Student's t, with Holm's correction over all quantities and runs
 
@@ -96,9 +94,9 @@ class Comparison(Result):
 
     kind, file = "comparison", "differences"
     command: str  # the command that makes such runs
-    unit: str  # kind of place at which runs are compared: head, error or model average
+    unit: str  # what is compared between runs: "head", "error" (each kind of error) or "model average"
     runs: tuple[Mapping[str, Any], ...]  # description of each run, its `name` first
-    differences: tuple[Difference, ...]  # one for each place, quantity and later run
+    differences: tuple[Difference, ...]  # for each head (or kind of error), quantity and later run
 
     @property
     def names(self) -> list[str]:
@@ -107,17 +105,17 @@ class Comparison(Result):
 
     @property
     def matched(self) -> int:
-        """Number of places (heads or errors) that the runs have in common."""
+        """Number of heads (or kinds of error) that all runs have."""
         return len({row.where for row in self.differences})
 
     @cached_property
     def ranked(self) -> list[Difference]:
-        """All differences in order: significant ones first, then by size in standard errors, unknown ones last."""
+        """All differences, significant ones first, then by size in standard errors."""
         return sorted(self.differences, key=lambda r: (not r.exceeds, -abs(r.in_errors or 0.0), not r.difference.known))
 
     @cached_property
     def summary(self) -> list[QuantitySummary]:
-        """Summary of each quantity in each later run: medians, numbers of significant differences, mean difference."""
+        """Summary of each quantity in each later run, over all heads (or kinds of error)."""
         groups: dict[tuple[str, str], list[Difference]] = defaultdict(list)
         for row in self.differences:
             groups[row.quantity, row.run].append(row)
@@ -141,16 +139,16 @@ class Comparison(Result):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table with one row per difference: place, quantity, run, both values and whether it is significant."""
+        """Table with one row per difference: head, quantity, run, both values and whether it is significant."""
         return pd.DataFrame(to_json(self.differences))
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the comparison, with the summary of quantities."""
+        """Comparison as a JSON document, with the summary of each quantity."""
         summary = [{**to_json(row), "real": row.real} for row in self.summary]
         return {**super().document(), "matched": self.matched, "summary": summary}
 
     def view(self) -> View:
-        """View of the comparison: tables of runs and differences, and figures of later runs against the first."""
+        """Tables of the runs and their differences, and figures of later runs against the first, for display."""
         first = self.names[0]
         in_common = plural(self.matched, self.unit)
         keys = list(dict.fromkeys(key for run in self.runs for key in run if key != "name"))
@@ -174,7 +172,7 @@ class Comparison(Result):
         return View(" against ".join(self.names), subtitle, (measured, *self._verdict()), sections, trust=trust)
 
     def _verdict(self) -> tuple[str, str]:
-        """Two sentences for the view: which quantities differ, and what to look at first."""
+        """Two sentences: which quantities differ, and what to look at first."""
         verdict = "No difference exceeds its error: the runs agree within their uncertainty."
         advice = "Use more replicates or more tokens to detect smaller differences."
         top = self.ranked[0]
@@ -215,7 +213,7 @@ class Comparison(Result):
         return Table("differences", (*columns, "exceeds its error"), rows, marked=marked, shown=SHOWN)
 
     def _figures(self) -> list[Figure]:
-        """Figures of each quantity in later runs against the first run, with a point for each place."""
+        """Figure for each quantity: its values in later runs against the first run, with a point for each head."""
         looks: dict[bool, tuple[str, Colour]] = {False: ("within errors", "grey"), True: ("exceeds its error", "blue")}
         figures = []
         for quantity in dict.fromkeys(row.quantity for row in self.summary if row.places >= PLACES and row.tested):
@@ -235,7 +233,7 @@ class Comparison(Result):
 
 
 def compare(*runs: Result | str | Path) -> Comparison:
-    """Compare two or more runs of one kind with the first run: run folders, or results of `probe`, `predict`, `study`.
+    """Compare two or more results (or their folders) with the first: all of `probe` and `predict`, or all of `study`.
 
     >>> law, head, sizes = ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800]
     >>> runs = [ll.study(law, head, sizes, replicates=12, queries=32, seed=seed) for seed in (0, 1)]
@@ -269,19 +267,18 @@ def compare(*runs: Result | str | Path) -> Comparison:
 
 
 def _name(run: Result | str | Path) -> str:
-    """Name of a compared run: the name of its folder, or the model and text of a probe, or the kind of result."""
     if isinstance(run, str | Path):
         return Path(run).resolve().name
     return f"{run.model} on {run.corpus}" if isinstance(run, ProbeRun) else run.kind
 
 
 def _value(value: Any, stderr: Any = None, replicates: int | None = None) -> Value:
-    """Estimate with its number of replicates, from numbers that are None or not finite where they are unknown."""
+    """Estimate with its number of replicates; None, NaN and ∞ stand for unknown numbers."""
     return Estimate.of(to_json(value), to_json(stderr)), replicates
 
 
 def _probe(run: ProbeRun) -> Column:
-    """Numbers to compare of every head of a probe: rate, errors, effective tokens, tokens needed and `QUANTITIES`."""
+    """Numbers of every head of a probe that are compared: rate, errors, tokens needed, `QUANTITIES` and others."""
     found: Column = {}
     for head in run.records:
         found |= _curve(head.name, head.curve, run.replicates)
@@ -299,7 +296,7 @@ def _probe(run: ProbeRun) -> Column:
 
 
 def _model_means(run: ProbeRun) -> Column:
-    """Means over the heads of a model of each quantity of a probe, with standard errors from the spread over heads."""
+    """Mean of each quantity of a probe over all heads, with its standard error from the spread over heads."""
     heads: dict[str, list[float]] = defaultdict(list)
     for (_, quantity), (estimate, _) in _probe(run).items():
         if estimate.known and quantity != TOKENS:  # n(5%) is known only for heads that converge fast
@@ -312,15 +309,15 @@ def _model_means(run: ProbeRun) -> Column:
 
 
 def _study(run: StudyResult) -> Column:
-    """Numbers to compare of a study: rate and errors of each error curve."""
+    """Numbers of a study that are compared: the rate and the errors of each error curve."""
     found: Column = {}
-    for name, errors in run.errors.items():  # each is its own quantity: errors have no common median
+    for name, errors in run.errors.items():  # each kind of error is a quantity of its own
         found |= _curve(name, errors, run.replicates, f" of the {name}")
     return found
 
 
 def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
-    """Rate and errors of an error curve at place `where`; `count` replicates, and `of` ends the quantity's name."""
+    """Rate and errors of the error curve of head `where`, from `count` replicates; `of` ends the quantities' names."""
     rate = curve.rate
     found = {(where, f"rate{of}"): (UNKNOWN, None) if rate is None else _value(rate.slope, rate.stderr, count)}
     for n, error, stderr in zip(curve.sizes, curve.error, curve.stderr, strict=True):
@@ -329,9 +326,9 @@ def _curve(where: str, curve: ErrorCurve, count: int, of: str = "") -> Column:
 
 
 def find_differences(columns: Sequence[Column], names: Sequence[str]) -> list[Difference]:
-    """Differences of later runs from the first, with tests, for all numbers that every run has.
+    """Test the differences between later runs and the first, for each number that all runs have.
 
-    `columns` are the numbers of each run. A quantity measured at several n is compared at the largest n of all runs.
+    `columns` holds the numbers of each run. Quantities measured at several n are compared at the largest n in common.
     """
     shared = [key for key in columns[0] if all(key in column for column in columns)]
     last = {(where, quantity.split(AT)[0]): quantity for where, quantity in shared}
@@ -353,10 +350,7 @@ def find_differences(columns: Sequence[Column], names: Sequence[str]) -> list[Di
 
 
 def _welch(first: Value, later: Value) -> tuple[Estimate, float | None]:
-    """Difference later − first with its standard error, and the p-value of Welch's t-test.
-
-    p uses the normal law if the numbers of replicates are unknown, and is None without a standard error.
-    """
+    """Difference later − first, and its p-value by Welch's t-test (None if a standard error is unknown)."""
     (a, replicates_a), (b, replicates_b) = first, later
     variance = a.stderr**2 + b.stderr**2
     if math.isnan(b.value - a.value) or math.isnan(variance):

@@ -1,8 +1,4 @@
-"""Estimates of the time and memory of a job, computed from counts of operations before the job starts.
-
-The rates were measured once on two busy cores, so a time may be wrong by a factor of three (`docs/reliability.md`). The
-estimates are there to tell a minute from a month; nothing else depends on them.
-"""
+"""Rough time (within a factor of three, `docs/reliability.md`) and memory of a job, estimated before it starts."""
 
 import os
 from logging import getLogger
@@ -20,7 +16,7 @@ _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def machine_memory() -> float:
-    """Bytes of memory that this machine or its control group (cgroup) has, whichever is less; infinite if unknown."""
+    """Bytes of memory that this process may use: those of the machine or of its cgroup; infinite if unknown."""
     memory = float("inf")
     try:
         memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -34,9 +30,9 @@ def check_cost(
     work: str, seconds: float = 0.0, memory: float = 0.0, yes: bool = False,
     remedy: str = "ask for fewer tokens, replicates or queries, or pass yes=True",
 ) -> None:  # fmt: skip
-    """Announce long or large work; raise an `InputError` if it exceeds the machine's memory or a day, unless `yes`.
+    """Log the cost of a long job; raise an `InputError` if it needs over a day or too much memory, unless `yes`.
 
-    `work` names the job in messages, which go to the logger "limitlens"; the command line prints them on stderr.
+    `work` names the job in the message, and `remedy` says how to make it smaller.
     """
     available = machine_memory()
     parts = [f"about {_with_unit(_TIMES, seconds)}"] if seconds >= WARN_AFTER_SECONDS else []
@@ -51,11 +47,10 @@ def check_cost(
 
 
 def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[float, float]:
-    """Estimated (seconds, bytes) of forward passes over `tokens` tokens in windows of `window`, one at a time.
+    """Estimated (seconds, bytes) of forward passes over `tokens` tokens, in windows of `window` tokens one at a time.
 
-    A token costs 2 operations for each weight of a matrix, and 4 for each component of the hidden states of all layers
-    times each token of the window (scores and weighted values). The bytes are those of one window's states, scores and
-    logits in float32, without the weights.
+    Operations: tokens · (2 · weights of matrices + 4 · window · hidden size · layers). Bytes: the activations of one
+    window in float32, without the weights of the model.
     """
     config = model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1)
@@ -73,11 +68,11 @@ def forward_cost(model: PreTrainedModel, tokens: float, window: int) -> tuple[fl
 
 
 def computing_threads(model: PreTrainedModel) -> int:
-    """Number of CPU threads that compute with a model; for a model on a GPU, the number of threads of equal speed."""
+    """Number of CPU threads that run a model, or that would be as fast as the GPU that it is on."""
     return torch.get_num_threads() if model.device.type == "cpu" else GPU_THREADS
 
 
 def _with_unit(units: tuple[tuple[float, str], ...], amount: float) -> str:
-    """Text of an amount in the largest of the `units` (size, name) that is not larger: 7200 seconds as "2 hours"."""
+    """Text of an amount in the largest unit that fits, such as "2 hours" for 7200; `units` are (size, name)."""
     size, name = next(unit for unit in units if amount >= unit[0])
     return f"{min(amount / size, 1e9):,.3g} {name}"

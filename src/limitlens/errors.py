@@ -1,7 +1,4 @@
-"""Exception for bad input (`InputError`), and checks of arguments that all packages share.
-
-A message is one sentence: what was given, what was expected, what to do. The command line prints it and exits with 2.
-"""
+"""Exception for bad input (`InputError`), and checks of arguments that raise it."""
 
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -17,11 +14,11 @@ LARGEST = 1e100  # largest argument allowed: squares of larger numbers, or of th
 
 
 class InputError(ValueError):
-    """Exception for bad input from a user; its message says what was given, what was expected and what to do."""
+    """Bad input from a user. The message is one sentence: what was given, what was expected and what to do."""
 
 
 def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
-    """Convert numbers, nested sequences or tensors to a finite float64 array; else an `InputError` that says `name`."""
+    """Convert numbers, sequences or tensors to a float64 array; an `InputError` about `name` if one is not finite."""
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
         value = value.detach().cpu().double().numpy()
     try:
@@ -42,10 +39,7 @@ def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] |
 def check_number(
     name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = LARGEST
 ) -> float:
-    """Return `value` as a float if it lies in [low, below), or (low, below) unless `closed`; else an `InputError`.
-
-    The error's message says the `name` of the argument and what was `expected`.
-    """
+    """Return `value` as a float if low ≤ value < below (low < value unless `closed`); else raise an `InputError`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
     if not (low < value < below or (closed and value == low)):
@@ -68,7 +62,7 @@ def check_relative(error: float) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Text of a bad value for an error message: its repr on one line, or the name of its type if that is long."""
+    """Short text of a bad value for an error message: its repr, or the name of its type if the repr is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"a {type(value).__name__}"
 

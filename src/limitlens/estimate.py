@@ -1,4 +1,4 @@
-"""A number with its uncertainty: the one type for every measured value that a result holds or a table shows."""
+"""A number with its uncertainty, as results hold it and tables show it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error and the ends of its 95% interval; NaN where one of them is not known."""
+    """A value with its standard error and the ends of its 95% interval; NaN stands for an unknown number."""
 
     value: float
     stderr: float = math.nan
@@ -22,7 +22,7 @@ class Estimate:
 
     @classmethod
     def of(cls, value: float | None, stderr: float | None = None) -> Estimate:
-        """Estimate from a value and its standard error, each None where it is not known."""
+        """Estimate from a value and its standard error, where None stands for an unknown number."""
         return cls(math.nan if value is None else value, math.nan if stderr is None else stderr)
 
 

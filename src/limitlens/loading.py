@@ -1,4 +1,4 @@
-"""Read a result of any kind from its run folder."""
+"""Read a saved result of any kind from its folder."""
 
 from importlib import import_module
 from pathlib import Path
@@ -7,7 +7,7 @@ from limitlens.errors import InputError
 from limitlens.record import read_run
 from limitlens.results import Result
 
-# Class of each kind of result, as module:class; the class's method `load` reads the result.
+# Class of each kind of result, as module:class.
 KINDS = {
     "study": "experiments.study_result:StudyResult",
     "horizons": "experiments.sweeps:HorizonSweep",
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def load(folder: str | Path) -> Result:
-    """Read the result that `save` or `--out` wrote to a folder (or its run.json): a `StudyResult`, a `Plan`, ...
+    """Read a result of any kind from the folder to which `save` or `--out` wrote it.
 
     >>> report = ll.theory_report(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 1000)
     >>> ll.load(report.save('runs/theory')).kind

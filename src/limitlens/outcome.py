@@ -1,11 +1,11 @@
-"""Base class of enumerations whose members carry a meaning and a remedy, so that no word is shown unexplained."""
+"""Base class of enumerations that explain their members, such as verdicts shown to a user."""
 
 from enum import Enum
 from typing import Self
 
 
 class Outcome(Enum):
-    """Base class of enumerations whose members are written as (word, meaning) or (word, meaning, remedy)."""
+    """Base class of enumerations whose members explain themselves: (word, meaning) or (word, meaning, remedy)."""
 
     _value_: str  # the word that documents and pages show
     meaning: str

@@ -1,9 +1,4 @@
-"""Run folders and other files of results: written completely or not at all, and read back.
-
-`run.json` holds the kind of the result, the format, how it was made (command, arguments, versions, seed, host, times)
-and the result's document. Tables are written twice, as Parquet for programs and as CSV for people; arrays as
-safetensors. `to_json` and `from_json` convert dataclasses to JSON values and back.
-"""
+"""Run folders, which hold a saved result: run.json, tables as Parquet and CSV, and arrays as safetensors."""
 
 import json
 import math
@@ -27,13 +22,13 @@ from limitlens.errors import InputError
 from limitlens.estimate import Estimate
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
-FORMAT = 4  # of run.json; raise it when a reader of the old format would misunderstand the new one
+FORMAT = 4  # version of run.json; raise it when older code would misunderstand the file
 ARRAYS = "arrays.safetensors"
 
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run folder: the kind of result, how it was made (provenance), and its JSON document."""
+    """Contents of the folder of a saved result: its kind, how it was made (provenance), and its JSON document."""
 
     kind: str
     made: Mapping[str, Any]
@@ -41,7 +36,7 @@ class Run:
     folder: Path
 
     def arrays(self) -> dict[str, Any]:
-        """Read the NumPy arrays of the result, by name, from the run folder."""
+        """Read the NumPy arrays of the saved result, by name."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -52,7 +47,7 @@ class Run:
             raise InputError(f"{problem}; expected the arrays of a {self.kind}, so run it again") from None
 
     def result(self, kind: Any) -> Any:
-        """Build the result of the run folder as an object of the class `kind`, which must be the folder's kind."""
+        """Build the saved result as an object of class `kind`; an `InputError` if it is of another kind or damaged."""
         if self.kind != kind.kind:
             expected = f"a {kind.kind}, which `limitlens {getattr(kind, 'command', kind.kind)} --out` writes"
             raise InputError(f"{str(self.folder)!r} holds a {self.kind}; expected the folder of {expected}")
@@ -71,7 +66,7 @@ class Run:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions by name of the given packages; packages that are not installed are left out."""
+    """Versions of those of the packages that are installed, by name."""
     versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -80,7 +75,7 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 
 def provenance(command: str, arguments: Mapping[str, Any], started: datetime | None = None) -> dict[str, Any]:
-    """Provenance, a record of how a result was made: command, arguments, folder, seed, versions, host and times."""
+    """Record of how a result was made, which is saved with it: command, arguments, versions, machine and times."""
     now = datetime.now(UTC)
     torch = sys.modules.get("torch")  # only a command that computes with torch has imported it
     host = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
@@ -99,10 +94,9 @@ def provenance(command: str, arguments: Mapping[str, Any], started: datetime | N
 
 @contextmanager
 def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> Iterator[Path]:
-    """Context manager that creates a run folder, or raises if it is not writable or holds another command's run.
+    """Create a folder for a result; raise an `InputError` if it is not writable or holds a result of another command.
 
-    `overwrite` accepts a run of another command. On exit, folders created here that are still empty are removed, so
-    `with open_folder(...): pass` checks a path before long work begins.
+    `overwrite` accepts such a folder. A new folder that is still empty after the block is removed again.
     """
     path = Path(folder)
     created: list[Path] = []
@@ -129,7 +123,7 @@ def open_folder(folder: str | Path, command: str, overwrite: bool = False) -> It
 
 
 def _command_of(path: Path) -> str | None:
-    """Name of the command that wrote the run.json of a folder: None without a run.json, "" if it is not limitlens's."""
+    """Name of the command whose result a folder holds: None without a run.json, "" if run.json cannot be read."""
     if not (path / "run.json").exists():
         return None
     try:
@@ -139,18 +133,18 @@ def _command_of(path: Path) -> str | None:
 
 
 def cannot_write(path: Path, error: Exception) -> InputError:
-    """`InputError` which says that a path cannot be written, with the reason from `error`."""
+    """Make an `InputError` that says that a path cannot be written, with the reason from `error`."""
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write to {str(path)!r} ({reason}); give a path that you may write, on a disk with space")
 
 
 def text_writer(text: str) -> Callable[[Path], Any]:
-    """Function that takes a path and writes the text and a final line break to it."""
+    """Make a function that writes the text and a final line break to a path, for `write_files`."""
     return lambda path: path.write_text(text + "\n", encoding="utf-8", errors="xmlcharrefreplace")
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder (or its run.json) that `write_run` wrote."""
+    """Read the folder of a saved result, given by the folder or its run.json; an `InputError` if it cannot be read."""
     path = Path(folder).parent if Path(folder).name == "run.json" else Path(folder)
     file = path / "run.json"
     if not str(folder) or not os.path.isdir(path):
@@ -176,10 +170,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Write files (path: function that writes to a path) under temporary names, then rename all, in order.
-
-    So a full disk changes no existing file.
-    """
+    """Write all files, or none if the disk is full; `files` maps each path to a function that writes to a path."""
     from safetensors import SafetensorError
 
     partials = {path: path.with_name(f".{path.stem}.partial{path.suffix}") for path in files}
@@ -187,7 +178,7 @@ def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
         for path, partial_path in partials.items():
             files[path](partial_path)
         if len(partials) > 1:
-            path.unlink(missing_ok=True)  # run.json comes last: without it the folder is known to be incomplete
+            path.unlink(missing_ok=True)  # run.json, the last file: without it the folder is known to be incomplete
         for path, partial_path in partials.items():
             partial_path.replace(path)
     except (OSError, SafetensorError) as error:
@@ -198,12 +189,12 @@ def write_files(files: Mapping[Path, Callable[[Path], Any]]) -> None:
 
 
 def json_text(document: Any, *, indent: int | None = 2) -> str:
-    """Text of a document as strict JSON: arrays as lists, numbers that are not finite as null."""
+    """Text of a value as strict JSON, with arrays as lists, and NaN and ∞ as null."""
     return json.dumps(to_json(document), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value to JSON values: arrays to lists, dataclasses to objects, numbers that are not finite to null."""
+    """Convert a value for `json.dumps`: arrays to lists, dataclasses to dicts, NaN and ∞ to None."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -225,10 +216,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Convert a JSON value back to type `kind` (dataclass, enum, tuple, mapping, array, ...): inverse of `to_json`.
-
-    A value that does not fit the type raises a TypeError or ValueError, which `Run.result` turns into one sentence.
-    """
+    """Inverse of `to_json`: convert a JSON value to type `kind`; raise a TypeError or ValueError if it does not fit."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         inner = [part for part in parts if part is not type(None)]
@@ -257,7 +245,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
-    """JSON entries of an estimate in the field `name`: NAME and NAME_stderr ("stderr" for "measured" and "value")."""
+    """JSON entries of the estimate in a field: NAME and NAME_stderr ("stderr" if the name is "measured" or "value")."""
     stderr = "stderr" if name in ("measured", "value") else f"{name}_stderr"
     entries: dict[str, Any] = {name: estimate.value, stderr: estimate.stderr}
     if name == "measured":
@@ -266,7 +254,7 @@ def _estimate_entries(name: str, estimate: Estimate) -> dict[str, Any]:
 
 
 def _estimate_of(name: str, document: Mapping[str, Any]) -> Estimate:
-    """Estimate of the field `name` from the entries of a JSON document that `_estimate_entries` wrote."""
+    """Estimate in the field `name`, read from the entries that `_estimate_entries` wrote."""
     stderr = document.get("stderr" if name in ("measured", "value") else f"{name}_stderr")
     ends = document.get("interval") if name == "measured" else None
     return Estimate(*(from_json(float, number) for number in (document[name], stderr, *(ends or (None, None)))))

@@ -1,4 +1,4 @@
-"""Base class of all results, with methods to print, save and plot a result and to write its HTML page."""
+"""Base class of all results, which can be printed, saved, plotted and written as an HTML page."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """Base class of the results of measurements, predictions and plans.
+    """Base class of all results, which can be printed, saved, plotted and written as an HTML page.
 
-    Each kind of result is a frozen dataclass with its own `table` and `view`. The methods here serve a result whose
-    JSON document mirrors its fields; others override `document`, `arrays` and `load`.
+    A subclass is a frozen dataclass that defines `table` and `view`. By default its fields are saved as JSON.
     """
 
     kind: ClassVar[str]  # name of the kind of result in run.json
     file: ClassVar[str]  # name of the result's main table in a run folder
-    held: ClassVar[tuple[str, ...]] = ()  # fields that a run folder holds as arrays instead of in the document
+    held: ClassVar[tuple[str, ...]] = ()  # fields saved as arrays instead of as JSON
     # how the result was made (`record.provenance`); empty until a command or `save` fills it
     made: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -40,41 +39,38 @@ class Result:
         raise NotImplementedError
 
     def view(self) -> View:
-        """View of the result: the sentences, tables and figures that every renderer shows."""
+        """Sentences, tables and figures that terminals, notebooks and HTML pages show of the result."""
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the result: all fields except those that a run folder stores as arrays."""
+        """Result as a JSON document: all fields except those that are saved as arrays."""
         return {name: value for name, value in record.to_json(self).items() if name not in self.held}
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Tables that a run folder of the result holds, by file name without ending."""
+        """Tables that are saved with the result, by file name without ending."""
         return {self.file: self.table}
 
     def arrays(self) -> dict[str, Any]:
-        """Arrays that a run folder of the result holds, by name; empty if the JSON document holds all numbers."""
+        """Arrays that are saved with the result, by name; empty if the JSON document holds all numbers."""
         return {name: getattr(self, name) for name in self.held}
 
     @classmethod
     def load(cls, run: record.Run) -> Self:
-        """Build the result from the contents of a run folder, without its provenance `made` (`Run.result` adds it)."""
+        """Build the result from the contents of its folder, without `made`, the record of how it was made."""
         arrays = run.arrays() if cls.held else {}
         return record.from_json(cls, {**run.document, **arrays})  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Build the view and the tables, so that a result read from a damaged folder fails at once."""
+        """Build all that the result shows, so that one read from a damaged folder fails at once."""
         self.view()
         self.tables()
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Further files of the result's run folder: name -> function that writes the file to a path."""
+        """Further files to save with the result: file name -> function that writes the file to a path."""
         return {}
 
     def save(self, folder: str | Path, overwrite: bool = False) -> Path:
-        """Write a run folder that `limitlens.load` reads back: arrays, tables, further files and, last, run.json.
-
-        A folder that holds a run of another command is refused unless `overwrite` is set.
-        """
+        """Save the result in a folder for `limitlens.load`; `overwrite` replaces a result of another command."""
         files = dict(self.files())
         if arrays := self.arrays():
             from safetensors.numpy import save_file
@@ -98,7 +94,7 @@ class Result:
         return write_page(self.view(), path, self.made or record.provenance("", {}))
 
     def figures(self) -> list[Figure]:
-        """Figures of the result's view, which `plot` draws."""
+        """Figures of the result, which `plot` draws."""
         return [block for block in self.view().blocks if isinstance(block, Figure)]
 
     def plot(self, path: str | Path | None = None) -> Drawing:
@@ -121,7 +117,7 @@ class Result:
 
 
 def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
-    """Draw figures of views side by side with matplotlib; with `path`, save them in the format of its ending."""
+    """Draw figures side by side with matplotlib; with `path`, save them in the format of its ending."""
     from limitlens.report.paper import draw
 
     if not figures:
@@ -133,7 +129,7 @@ def plot(figures: Sequence[Figure], path: str | Path | None = None) -> Drawing:
 
 
 def write_page(view: View, path: str | Path, made: Mapping[str, Any]) -> Path:
-    """Write a view as an HTML page to a file, or as report.html into a folder; return the path of the file."""
+    """Write what a result shows as an HTML page to a file, or as report.html into a folder; return the file's path."""
     from limitlens.report.page import page
 
     target = Path(path)

@@ -1,7 +1,4 @@
-"""The command line: each command parses its options, calls one function and shows the result.
-
-No module here imports anything heavy at its top, because `limitlens theory` must answer in two seconds.
-"""
+"""Command line of limitlens; its modules import nothing slow at the top, so that fast commands answer at once."""
 
 import os
 import sys
@@ -31,10 +28,10 @@ PANELS = {  # headings of `limitlens --help` and the commands under them
 
 
 class Panels(TyperGroup):
-    """Group of all commands of limitlens, which lists the commands in `--help` under the headings of `PANELS`."""
+    """All commands of limitlens, listed in `--help` under the headings of `PANELS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands in `--help`: by panel, the name and first paragraph of each command's help."""
+        """Write the list of commands for `--help`, with the first paragraph of each command's help."""
         for panel, functions in PANELS.items():
             with formatter.section(panel):
                 commands = [self.commands[function.__name__.replace("_", "-")] for function in functions]

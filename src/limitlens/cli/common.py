@@ -1,4 +1,4 @@
-"""Options, progress and output that all commands share: progress on stderr, a JSON document or text on stdout."""
+"""Options and output that the commands share: progress goes to stderr, and results to stdout as text or JSON."""
 
 import logging
 import re
@@ -51,17 +51,16 @@ def command(
     title: str = "", unit: str = "steps", *, runs: str = "", shares: str = "", also: Callable[..., None] | None = None,
     kept: bool = False, keeps: bool = False, page: bool = False, computes: bool = True,
 ) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:  # fmt: skip
-    """Decorator that turns a function from options to a result into a command that saves, draws and prints the result.
+    """Decorator that makes a command of a function: its parameters become options, and its result is saved and printed.
 
-    The options of the command are the function's parameters, those of every command (--out, --overwrite, --json,
-    --quiet), and those of `SHARED` that `shares` names, separated by spaces. `also` is a function whose parameters
-    become options too. With `computes` the command has --seed, --device and --threads; with `page` it writes an HTML
-    page of the result to --out. `runs` names the module of limitlens whose function of the command's name does the
-    work; the decorated function then only declares the options.
-
-    The function that does the work gets further arguments: with a `title` of the progress bar (it may name options in
-    braces, and counts in `unit`) `progress`; if `kept`, `checkpoint`, because the work can be resumed; with `keeps`,
-    `keep`, a function that saves an intermediate result in --out.
+    title, unit : title of a progress bar, such as "probing {model}", and what it counts; the function gets `progress`
+    runs : module whose function of the same name does the work; the decorated function then only declares options
+    shares : names of further options, from `SHARED`, separated by spaces
+    also : another function whose parameters become options too
+    kept : the work can be resumed, and the function gets a `checkpoint`
+    keeps : the function gets `keep`, which saves an intermediate result in --out
+    page : write an HTML page of the result to --out
+    computes : add --seed, --device and --threads
     """
     passed = [name for name in shares.split() if name != "plot"]
     options = {"out", "overwrite", "json", "quiet", *shares.split()}
@@ -114,28 +113,25 @@ def command(
 
 
 def progress_text(unit: str, done: float, total: float) -> str:
-    """Text of the progress of a command, with the unit that it counts: "window 3 of 12"."""
+    """Text of the progress of a command, such as "window 3 of 12" where `unit` is "windows"."""
     return f"{unit.removesuffix('s')} {done:,.0f} of {total:,.0f}" + (", finishing" if done >= total else "")
 
 
 @contextmanager
 def progress(title: str, quiet: bool, unit: str = "steps") -> Iterator[Progress]:
-    """Show a progress bar on stderr within the block; yields the function (done, total) that moves it.
-
-    No bar is shown if stderr is not a terminal or `quiet` is set.
-    """
+    """Show a progress bar if stderr is a terminal, unless `quiet`; yields the function (done, total) that moves it."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    # A block of tokens takes seconds: the time left is estimated from the last minutes.
+    # One unit of work may take seconds, so the time left is estimated from the last five minutes.
     with Bar(console=Console(stderr=True), transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task(title, total=None)
 
         def report(done: float, total: float) -> None:
-            # Work may go on after the last unit: a bar without a total moves, where one at 100% would stand.
+            # Work may go on after the last unit. A bar without a total shows this; a bar at 100% would look finished.
             moving = None if done >= total else total
             bar.update(task, completed=done, total=moving, description=f"{title}: {progress_text(unit, done, total)}")
 
@@ -156,7 +152,7 @@ def begin(context: typer.Context, name: str) -> datetime:
 
 
 def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
-    """`Checkpoint` in the folder `out`, or None without one; written as often as `every` says and on interruption."""
+    """Checkpoint of a command in its folder `out`, saved as often as `every` says; None if `out` is None."""
     from limitlens.sampling.checkpoint import Checkpoint
 
     if out is None and (every is not None or resume):
@@ -166,14 +162,14 @@ def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
 
 
 def whole_number(given: float) -> int:
-    """Integer value of --tokens, a whole number of at least 1 that may be written as 1e5."""
+    """Convert the value of --tokens to an int; it must be a whole number of at least 1 and may be written as 1e5."""
     if not (given >= 1 and float(given).is_integer()):
         raise InputError(f"--tokens is {given:g}; expected a whole number of at least 1, such as 3072 or 1e5")
     return int(given)
 
 
 def size(text: str | None, option: str = "--memory", expected: str = "a size such as 16MB or 4GiB") -> int | None:
-    """Number of bytes in text such as "4GB" or "512MiB": kB, MB, GB are powers of 1,000; KiB, MiB, GiB of 1,024."""
+    """Convert a size such as "4GB" or "512MiB" to bytes; MB is 1,000² and MiB is 1,024² bytes."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmg]?)(i?)b\s*", text or "", re.IGNORECASE)
     if text is not None and match is None:
         raise InputError(f"{option} is {text!r}; expected {expected}")
@@ -181,7 +177,7 @@ def size(text: str | None, option: str = "--memory", expected: str = "a size suc
 
 
 def share_or_size(text: str | None) -> float | int | None:
-    """Value of --total: a share of the cache, such as 0.25 (float), or bytes if a unit follows, such as 16MB (int)."""
+    """Convert the value of --total: "0.25" is a share of the cache (float), "16MB" a size in bytes (int)."""
     if text is not None and re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", text):
         return float(text)
     return size(text, "--total", "a share such as 0.25, or a size such as 16MB")
@@ -191,7 +187,7 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {"tokens": whole_number, "memory": 
 
 
 def spectrum_of(text: str) -> str | list[float]:
-    """Value of --spectrum: the name "flat" or "1/k", or a list of numbers, the shape of a head's singular values."""
+    """Convert the value of --spectrum, singular values of a head: "flat" and "1/k" stay, "3,2,1" becomes a list."""
     from limitlens.sampling.cells import parse_grid
 
     return text if text in ("flat", "1/k") else parse_grid(text, "the spectrum, where neither flat nor 1/k,")
@@ -203,10 +199,7 @@ def print_json(document: Any) -> None:
 
 
 def show(context: typer.Context, result: Result, plot: str | None) -> None:
-    """Save a command's result in --out, draw it as `plot`.png, and print it with its warnings.
-
-    The command exits with 130 if the result is that of an interrupted run.
-    """
+    """Save a command's result in --out, draw it as `plot`.png and print it; exit with 130 if it was interrupted."""
     from limitlens.report import terminal
 
     out = context.params["out"]
@@ -232,7 +225,7 @@ def warn(warnings: Sequence[str], quiet: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """Message with Python arguments turned into options, such as special='bos' into --special bos."""
+    """Replace Python arguments in a message by options of the command line, such as special='bos' by --special bos."""
 
     def option(match: re.Match[str]) -> str:
         return f"--{match[1].replace('_', '-')}{' ' * bool(match[2])}{match[2] or ''}"

@@ -1,4 +1,4 @@
-"""Commands on laws of tokens: theory, study, hardmax, tails, scaling, schedules and heat-flow."""
+"""Commands on attention over random tokens: theory, study, hardmax, tails, scaling, schedules and heat-flow."""
 
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ def theory(
     separation: Separation = 2.0,
     seed: int = 0,
 ) -> Result:
-    """Predict rates, bounds, confidence and the error curve of a law and a head, each number with its status.
+    """Predict error, rate and bounds of attention over n tokens, each marked as proved, verified or heuristic.
 
     Example: limitlens theory --measure gaussian --dim 1 --horizon 1.5 --n 30000
     """
@@ -108,7 +108,7 @@ def hardmax(
     replicates: Replicates = 400,
     queries: Annotated[int, Option(help="Queries per sample (not for gaussian, dim 1).")] = 2048,
 ) -> None:
-    """Measure E|mean output| with softmax replaced by argmax: does it follow a power law or a logarithm?
+    """Measure E|mean output| over n tokens with argmax for softmax: does it fall as a power of n or of log n?
 
     Example: limitlens hardmax --sizes 100:1000000:9 --horizons 0.5:16:6 --plot
     """
@@ -124,7 +124,7 @@ def tails(
     replicates: Replicates = 200,
     **shared: Any,
 ) -> Result:
-    """Test whether tokens are sub-Gaussian, or show attention over a law whose infinite-token limit may not exist.
+    """Test whether the tokens of a file are sub-Gaussian, or show attention whose infinite-token limit may not exist.
 
     Example: limitlens tails --law laplace --tilts 0.4,0.75,2 --plot
     """

@@ -31,8 +31,9 @@ def probe(
     score_scale: Annotated[float, Option(help="Factor on every score; the forward is unchanged.")] = 1.0,
     batch: Annotated[int | None, Option(help="Windows per forward; about 4,000 tokens by default.")] = None,
 ) -> None:
-    """Measure every head of a transformer in one pass: error curves, rates, regimes, tokens needed.
+    """Measure how far every attention head is from its infinite-token limit: error curve, rate, tokens needed.
 
+    Every head is also classified as averaging, selective or frozen.
     Example: limitlens probe minilm --corpus stdlib-docs --tokens 1e5 --out runs/minilm
     """
 
@@ -41,7 +42,7 @@ def probe(
 def predict(
     model: Model, tokens: Tokens = 3072, window: Window = None, sizes: Sizes = "64:4096:7", queries: Queries = 48
 ) -> None:
-    """Predict every head's error curve, rate and tokens needed from a few thousand tokens; `probe` measures them.
+    """Predict what `probe` measures (error curve, rate, tokens needed) from a few thousand tokens of text.
 
     Example: limitlens predict minilm --corpus stdlib-docs --out runs/predicted
     """
@@ -57,7 +58,7 @@ def plan(
     policy: Annotated[str, Option(help="Key policy: best for each head, or one by name (snapkv, ...).")] = "best",
     run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
 ) -> None:
-    """Choose how many keys each key/value head keeps, and by which key policy, for a cache size or an error.
+    """Plan a smaller KV cache: how many keys each head keeps, and by which policy, for a cache size or an error.
 
     Example: limitlens plan smollm2 --total 0.25 --context 1024 --out runs/plan; limitlens trial runs/plan then measures
     the model with the plan.
@@ -70,9 +71,9 @@ def trial(
     documents: Documents = 24,
     corpus: Annotated[str | None, Option(metavar="TEXT", help="Another text than that of the plan.")] = None,
 ) -> None:
-    """Measure a model's predictions with the cache of a plan: KL, agreement and likelihood, against baselines.
+    """Measure a model's predictions with the smaller KV cache of a plan, and compare them with baselines.
 
-    Example: limitlens trial runs/plan --documents 24
+    Prints KL divergence, agreement and likelihood. Example: limitlens trial runs/plan --documents 24
     """
 
 
@@ -89,9 +90,9 @@ def temper(
     documents: Annotated[int, Option(min=2, help="Held-out documents of each text, at most.")] = 6,
     steps: Annotated[int, Option(min=1, help="Gradient steps of each fit, at most.")] = 24,
 ) -> None:
-    """Fit score exponents of a decoder's heads for a longer context, and compare them with YaRN and truncation.
+    """Fit factors on a decoder's attention scores for a longer context, and compare them with YaRN and truncation.
 
-    Every schedule is measured on perplexity and on retrieval from far away.
+    Perplexity and retrieval of distant passages are measured on held-out documents.
     Example: limitlens temper smollm2 --to 32768 --text wiki.txt --retrieval-weight 0.2 --constant --out runs/temper
     """
 
@@ -106,7 +107,7 @@ def depth(
     documents: Documents = 16,
     window: Window = None,
 ) -> None:
-    """Measure the error of attention over n sampled keys through the layers, and its effect on predictions.
+    """Let each query attend to n sampled keys; measure the error in every layer and in the model's predictions.
 
     Example: limitlens depth minilm --keys 16:512:6 --key-sharing own --out runs/depth
     """
@@ -122,7 +123,7 @@ def downstream(
     train: Annotated[int | None, Option(min=2, help="Training documents; all others by default.")] = None,
     window: Window = None,
 ) -> None:
-    """Measure accuracy, agreement and margins of a classifier against the number of keys per query.
+    """Measure how a classifier's accuracy, agreement and margins depend on the number of keys per query.
 
     Example: limitlens downstream minilm --data reviews --keys 16:256:5 --out runs/reviews
     """
@@ -137,9 +138,9 @@ def designs(
     documents: Documents = 32,
     queries: Annotated[int, Option(help="Queries per document.")] = 4,
 ) -> None:
-    """Compare sparse designs (windows, strides, blocks, random keys, projections) at equal numbers of keys.
+    """Compare sparse attention (windows, strides, blocks, random keys, projections) at equal numbers of keys.
 
-    Prints error, bias floor and rate of every design. Example: limitlens designs minilm --keys 16:512:6 --out runs/d
+    Prints error, bias and rate of every design. Example: limitlens designs minilm --keys 16:512:6 --out runs/d
     """
 
 

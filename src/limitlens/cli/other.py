@@ -1,4 +1,4 @@
-"""Commands on runs and installations: compare, reproduce, report and doctor."""
+"""Commands on saved results and on the installation: compare, reproduce, report and doctor."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "g
 def compare(
     runs: Annotated[list[str], Argument(metavar="RUN RUN...", help="Two or more run folders of one command.")],
 ) -> Result:
-    """Compare runs of one command (texts, models, settings), each with the first.
+    """Compare two or more runs of different texts, models or settings, each with the first.
 
     Example: limitlens compare runs/docs runs/code --out runs/docs-code
     """

@@ -1,4 +1,4 @@
-"""Number of CPU threads that a command uses: the option --threads, or fewer than all cores on a busy machine."""
+"""Number of CPU threads of a command: --threads, or the idle cores, because threads on busy cores are far slower."""
 
 import ctypes
 import os
@@ -14,10 +14,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # re
 
 
 def default_threads() -> int | None:
-    """Number of threads that other programs leave free; None (the libraries choose) if the machine is not busy.
-
-    Threads that wait for a busy core slow each other down: two can take 20 times as long as one.
-    """
+    """Number of cores that other programs leave idle; None if the machine is not busy or OMP_NUM_THREADS is set."""
     if VARIABLES[0] in os.environ or not hasattr(os, "getloadavg"):
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -27,10 +24,7 @@ def default_threads() -> int | None:
 
 @contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Within the block, torch and NumPy compute with this number of threads; None stands for `default_threads()`.
-
-    This function does not import torch: imported later, torch reads its number of threads from the environment.
-    """
+    """Limit torch and NumPy to this number of threads within the block; None means `default_threads()`."""
     count = default_threads() if threads is None else threads
     if count is None:
         yield
@@ -51,7 +45,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
 
 
 def _libraries() -> Iterator[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """Functions that get and set the number of threads, of torch (if it is imported) and of NumPy's OpenBLAS."""
+    """Yield (getter, setter) of the number of threads: of torch, if it is imported, and of NumPy's OpenBLAS."""
     if (torch := sys.modules.get("torch")) is not None:
         yield torch.get_num_threads, torch.set_num_threads
     for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*"):

@@ -1,1 +1,1 @@
-"""Views of results and their renderers: HTML page, terminal, notebook, and figures for print."""
+"""Display of results: HTML page, terminal, notebook, and figures for print."""

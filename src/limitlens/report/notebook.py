@@ -1,4 +1,4 @@
-"""Renderer for notebooks: sentences, tables and maps of heads as an HTML fragment without scripts."""
+"""Display of results in notebooks, as an HTML fragment without scripts."""
 
 from base64 import b64encode
 from dataclasses import replace
@@ -12,7 +12,7 @@ ROWS = 12  # most rows of a table, unless the table says how many
 
 
 def as_html(view: View) -> str:
-    """HTML fragment that shows a view in a notebook: title, verdict, tables and maps."""
+    """HTML fragment that shows a result in a notebook: title, findings, tables and maps of heads."""
     sentences = [sentence for sentence in (view.subtitle, *view.verdict) if sentence]
     parts = [f"<h4>{escape(view.title)}</h4>", *(f"<p>{escape(sentence)}</p>" for sentence in sentences)]
     for part in view.sections:

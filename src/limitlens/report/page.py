@@ -1,8 +1,4 @@
-"""Renderer of HTML pages: one self-contained file per result, which needs no network and can be mailed.
-
-Small scripts in assets/ draw the figures in the browser. A charting library would add a megabyte to every page, and its
-charts could not be used with the keyboard. A content security policy allows only our scripts and forbids connections.
-"""
+"""HTML page of a result: one self-contained file that needs no network; small scripts in assets/ draw its figures."""
 
 import base64
 import hashlib
@@ -29,7 +25,7 @@ VERDICT = ("What was measured", "What it found", "What to do")
 
 
 def page(view: View, made: Mapping[str, Any]) -> str:
-    """HTML page that shows the view of a result; `made` says how the result was made (`record.provenance`)."""
+    """HTML page that shows a result; `made` says how the result was made (`record.provenance`)."""
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'; img-src data:; base-uri 'none'"
@@ -53,7 +49,7 @@ def page(view: View, made: Mapping[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON text of some data, escaped so that it is safe inside an HTML script element, whatever strings it holds."""
+    """JSON text of some data, escaped so that it is safe inside an HTML script element."""
     text = json.dumps(compact(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -61,7 +57,7 @@ def embedded(data: Any) -> str:
 
 
 def compact(value: Any) -> Any:
-    """JSON value of a document: numbers rounded to `DIGITS` significant digits, arrays as lists, NaN and ∞ as null."""
+    """Convert data to small JSON values: floats rounded to `DIGITS` digits, arrays as lists, NaN and ∞ as None."""
 
     def rounded(number: str) -> float:
         short = float(f"{float(number):.{DIGITS}g}")
@@ -72,7 +68,7 @@ def compact(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Convert an enum member, array, NumPy number, dataclass (its empty fields left out) or range for `json.dumps`."""
+    """Convert what `json.dumps` cannot write: arrays, enum members, ranges, and dataclasses without empty fields."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
@@ -90,7 +86,7 @@ def _section(part: Section, figures: list[Figure]) -> str:
 
 
 def _block(block: Block, figures: list[Figure], heading: str = "") -> str:
-    """HTML of a block of a section; a figure is appended to `figures`, which the page's scripts draw."""
+    """HTML of a figure, table or text; a figure is appended to `figures`, from which a script of the page draws it."""
     if isinstance(block, Figure):
         figures.append(block)
         return f'<figure data-figure="{len(figures) - 1}"></figure>'
@@ -106,7 +102,7 @@ def _block(block: Block, figures: list[Figure], heading: str = "") -> str:
 
 
 def table_html(table: Table, heading: str = "") -> str:
-    """HTML of a table with a CSV download, and a caption unless it equals the `heading` of the table's section."""
+    """HTML of a table that can be downloaded as CSV; no caption is shown if it equals the section's `heading`."""
     kinds = [' class="number"' if number else "" for number in numeric(table)]
     head = "".join(f'<th scope="col"{k}>{escape(name)}</th>' for name, k in zip(table.columns, kinds, strict=True))
     body = "".join(
@@ -152,7 +148,7 @@ def _provenance(view: View, made: Mapping[str, Any]) -> str:
 
 @cache
 def widgets() -> dict[str, str]:
-    """HTML of a page's interactive parts (widgets) by name; the page's scripts fill them with the page's data."""
+    """HTML by name of the widgets, interactive parts of a page that its scripts fill with data."""
     parts = re.split(r"<!-- (\w+) -->\n", _asset("widgets.html"))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""Renderer for print: draws the figures of a view with matplotlib, safe for colour-blind readers, one column wide."""
+"""Figures for print, drawn with matplotlib in colours that colour-blind readers can distinguish."""
 
 import io
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Context in which matplotlib draws with limitlens's settings; at its end the user's settings are restored."""
+    """Context manager within which matplotlib uses limitlens's settings for fonts, lines and sizes."""
     return mpl.rc_context(_SETTINGS)  # type: ignore[arg-type]  # the stubs want literal keys
 
 
@@ -53,7 +53,7 @@ class Picture(Drawing):
 
 
 def draw(figures: Sequence[Figure]) -> Picture:
-    """Draw figures of a view side by side with matplotlib, at most four in a row."""
+    """Draw figures side by side with matplotlib, at most four in a row."""
     rows = ceil(len(figures) / COLUMNS)
     columns = ceil(len(figures) / rows)
     size = (columns * PANEL[0], rows * PANEL[1])
@@ -87,7 +87,6 @@ def _draw(axes: Axes, figure: Figure) -> None:
 
 
 def _curve(axes: Axes, series: Series) -> None:
-    """Draw a series (line, points or band) on matplotlib axes; NaN leaves a gap."""
     x, y = (np.array(values, dtype=float) for values in (series.x, series.y))
     low, high = (None if ends is None else np.array(ends, dtype=float) for ends in (series.low, series.high))
     colour, label = PALETTE[series.colour], series.name if series.listed else "_"
@@ -106,7 +105,7 @@ def _curve(axes: Axes, series: Series) -> None:
 
 
 def _map(axes: Axes, series: Series) -> None:
-    """Draw a map (coloured grid) of numbers with a colour bar, or of categories with their names."""
+    """Draw a coloured grid of numbers with a colour bar, or of categories with their names."""
     values = np.asarray(series.values, dtype=float)
     if series.words:
         count = len(series.words)
@@ -124,7 +123,6 @@ def _map(axes: Axes, series: Series) -> None:
 
 
 def _scale(axes: Axes, name: str, axis: Axis) -> None:
-    """Set the limits, logarithmic scale and ticks of the axis `name` ("x" or "y") as `axis` describes."""
     drawn = getattr(axes, f"{name}axis")
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
@@ -141,7 +139,6 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
 
 
 def _guide(axes: Axes, guide: Guide) -> None:
-    """Draw a guide (thin labelled line at a fixed x or y) if it lies within the axes."""
     vertical = guide.x is not None
     at = guide.x if vertical else guide.y
     low, high = sorted(axes.get_xlim() if vertical else axes.get_ylim())
@@ -155,7 +152,7 @@ def _guide(axes: Axes, guide: Guide) -> None:
 
 
 def _legends(drawing: Drawing, panels: list[Axes], figures: Sequence[Figure]) -> None:
-    """Add a legend to each panel, or one below all panels if panels share series or one panel has many series."""
+    """Add a legend to each panel, or one below all panels if they share series or a single panel has many."""
     by_panel = []
     for axes, figure in zip(panels, figures, strict=True):
         handles, names = axes.get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""Renderer of views as text: for a terminal, for a pipe, and for `str(result)`."""
+"""Display of results as text, in a terminal or a pipe and for `str(result)`."""
 
 import io
 import os
@@ -20,7 +20,7 @@ WIDTH = 160  # columns of tables if there is no terminal
 
 
 def show(view: View) -> None:
-    """Print a view on stdout, with bold text on a terminal, and without if piped or if NO_COLOR is set."""
+    """Print a result on stdout, with bold text only on a terminal and if NO_COLOR is not set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     text = as_text(view, colour=sys.stdout.isatty() and not plain)
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
@@ -28,10 +28,7 @@ def show(view: View) -> None:
 
 
 def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
-    """Text of a view, wrapped to `width` columns, or to the width of the terminal if `width` is None.
-
-    Without a terminal, tables may take 160 columns and sentences are not wrapped. `colour` adds escape codes.
-    """
+    """Text that shows a result, wrapped to `width` columns (default: the terminal's); `colour` adds escape codes."""
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     sheet = io.StringIO()
@@ -47,7 +44,6 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
 
 
 def _parts(view: View) -> Iterator[RenderableType]:
-    """Parts of the text of a view, in order: title, subtitle, verdict, sections and notes."""
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
@@ -83,7 +79,6 @@ def _section(part: Section) -> Iterator[RenderableType]:
 
 
 def _grid(table: Table, title: str) -> RenderableType:
-    """Table for rich to print under a title, with text aligned left and numbers aligned right."""
     name = Words(title[:1].upper() + title[1:]) if title else None
     grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
     for column, number in zip(table.columns, numeric(table), strict=True):

@@ -1,4 +1,4 @@
-"""Formatting of numbers, counts and lists as text, the same in every renderer and sentence."""
+"""Formatting of numbers, counts and lists as text, the same on pages, in terminals and in notebooks."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,7 @@ from limitlens.report.view import Cell, Table
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """Text of a number with `digits` significant digits and thousands separators, or with a power of ten.
-
-    Powers of ten are for numbers from 10⁷ and below 10⁻⁴; None and NaN give "–".
-    """
+    """Short text of a number: 0.0123 (with `digits` significant digits), 12,345 or 2.5·10⁸; "–" for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -31,7 +28,7 @@ def short(value: float | None, digits: int = 3) -> str:
 
 
 def cell(value: Cell) -> str:
-    """Text of a table cell: a number with four digits, its standard error with one digit, – for an unknown value."""
+    """Text of a value in a table: "0.1234 ± 0.002" for an estimate with its standard error, "–" for None."""
     if isinstance(value, Estimate):
         if math.isnan(value.value) or math.isnan(value.stderr):
             return short(value.value, 4)
@@ -44,12 +41,12 @@ def cell(value: Cell) -> str:
 
 
 def is_number(value: Cell) -> bool:
-    """Whether the value of a table cell is a number or an estimate."""
+    """Whether a value in a table is a number or an estimate."""
     return isinstance(value, (Real, Estimate)) and not isinstance(value, bool)
 
 
 def numeric(table: Table) -> list[bool]:
-    """Whether each column of a table is right-aligned: it holds numbers, or text such as 12*, >400 and no words."""
+    """Whether each column of a table holds numbers, or text such as "12*" or ">400", and so is aligned right."""
     found = []
     for index in range(len(table.columns)):
         values = [row[index] for row in table.rows]
@@ -60,20 +57,20 @@ def numeric(table: Table) -> list[bool]:
 
 
 def falling(rate: float) -> str:
-    """Text of n to the power −rate, such as n⁻⁰·⁴⁷."""
+    """Text of n to the power −rate, such as n⁻⁰·⁴⁷ for 0.47."""
     return "n" + f"{-rate:.2f}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def join(parts: Sequence[str]) -> str:
-    """Text that lists the parts: "a", "a and b", "a, b and c"."""
+    """Join words into a list for a sentence: "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
 def sentence(text: str) -> str:
-    """Text as a sentence: with a capital letter at its beginning and a full stop at its end."""
+    """Make a sentence of a text: begin it with a capital letter and end it with a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def plural(count: int, word: str) -> str:
-    """Text of a count with its noun, in the plural unless it is 1: "1 head", "2 heads"."""
+    """Text of a count with its noun, in the plural unless the count is 1: "1 head", "2 heads"."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -1,8 +1,4 @@
-"""The view of a result: sentences, tables and figures as data, which every renderer draws.
-
-`page` renders a view as one HTML file, `terminal` as text, `notebook` as an HTML fragment, and `paper` its figures for
-print. Each package builds the views of its own results.
-"""
+"""Sentences, tables and figures of a result as data, which pages, terminals, notebooks and print display."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +17,7 @@ Cell: TypeAlias = str | int | float | Estimate | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a view: rows of cells under named columns."""
+    """A table that a result shows: rows of values under named columns."""
 
     title: str  # also the name of its CSV file on a page
     columns: Sequence[str]
@@ -33,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a figure; without `low` and `high` the axis ends at the smallest and largest number drawn."""
+    """One axis of a figure; without `low` and `high` it spans the numbers drawn."""
 
     label: str
     log: bool = False
@@ -44,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One series of a figure: a line, points, a band between two lines, or a map of numbers on a grid."""
+    """Numbers drawn in a figure as a line, points, a band between two lines, or a map (coloured grid)."""
 
     name: str
     kind: Literal["line", "points", "band", "map"]
@@ -72,7 +68,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: series of numbers on two axes, with a title."""
+    """A chart: lines, points, bands or a map on two axes, with a title."""
 
     title: str
     x: Axis
@@ -84,7 +80,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences of a section, one per line; a bulleted list if `listed`."""
+    """Sentences that a result shows, each on its own line; with bullets if `listed`."""
 
     lines: Sequence[str]
     listed: bool = False
@@ -92,14 +88,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Widget:
-    """An interactive part of a page (`page.widgets`), filled from `View.data`; other renderers ignore it."""
+    """An interactive part of an HTML page, filled with `View.data`; terminals and notebooks leave it out."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures or tables that a page shows side by side if it is wide enough."""
+    """Figures or tables that an HTML page shows side by side if it is wide enough."""
 
     blocks: Sequence[Figure | Table]
 
@@ -109,7 +105,7 @@ Block: TypeAlias = Table | Figure | Text | Widget | Row
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a view: blocks under a title and an introduction (`lead`), for all renderers or for `only` one."""
+    """Tables, figures and text under a title and an introduction (`lead`), shown everywhere or in `only` one place."""
 
     title: str
     lead: str
@@ -119,13 +115,13 @@ class Section:
 
     @property
     def flat(self) -> list[Block]:
-        """Blocks of the section, with each `Row` replaced by the blocks in it."""
+        """Tables, figures and text of the section; those side by side (`Row`) follow each other."""
         return [inner for block in self.blocks for inner in (block.blocks if isinstance(block, Row) else [block])]
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything that the renderers (page, terminal, notebook) show of one result."""
+    """Everything that an HTML page, a terminal or a notebook shows of one result."""
 
     title: str
     subtitle: str
@@ -140,38 +136,38 @@ class View:
 
     @property
     def blocks(self) -> list[Block]:
-        """Blocks of all sections of the view, with each `Row` replaced by the blocks in it."""
+        """Tables, figures and text of all sections; those side by side (`Row`) follow each other."""
         return [block for part in self.sections for block in part.flat]
 
 
 def frame_table(title: str, frame: Any) -> Table:
-    """Table of a view from a pandas data frame, with its column names; NaN becomes an unknown value (None)."""
+    """Convert a pandas data frame to a `Table` with its column names; NaN becomes None, an unknown value."""
     rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
     return Table(title, [str(name) for name in frame], rows)
 
 
 def cells(values: Any, stderr: Any) -> list[Estimate]:
-    """Cells of one table column: an `Estimate` for each value with its standard error."""
+    """Pair each value with its standard error as an `Estimate`, for one column of a table."""
     columns = (np.asarray(part, dtype=float).tolist() for part in (values, stderr))  # None becomes NaN
     return [Estimate(value, error) for value, error in zip(*columns, strict=True)]
 
 
 def look(index: int) -> tuple[Colour, Dash]:
-    """Colour and dash style of the series number `index` of a figure; the first 24 combinations differ."""
+    """Colour and dash style for line number `index` of a figure; the first 24 lines differ."""
     return SHADES[index % len(SHADES)], DASHES[index // len(SHADES) % len(DASHES)]
 
 
 def line(name: str, x: Any, y: Any, colour: Colour = "blue", dash: Dash = "", *, listed: bool = True) -> Series:
-    """Series drawn as a line through the points (x, y)."""
+    """Line through the points (x, y) for a figure."""
     return Series(name, "line", _plain(x), _plain(y), colour, dash, listed=listed)
 
 
 def points(
     name: str, x: Any, y: Any, colour: Colour = "blue", stderr: Any = None, *, positive: bool = True, **more: Any
 ) -> Series:
-    """Series drawn as points (x, y), with 95% intervals if standard errors are given; `more` are fields of `Series`.
+    """Points (x, y) for a figure, with 95% intervals if standard errors are given; `more` are fields of `Series`.
 
-    A logarithmic axis cannot show an interval that reaches zero: if `positive`, the interval ends at 5% of the value.
+    If `positive`, intervals end at 5% of the value at the lowest, because a logarithmic axis cannot show zero.
     """
     ends: dict[str, Any] = {}
     if stderr is not None:
@@ -183,14 +179,14 @@ def points(
 
 
 def band(name: str, x: Any, low: Any, high: Any, colour: Colour = "blue", *, listed: bool = True) -> Series:
-    """Series drawn as a shaded band between the lines `low` and `high` over x."""
+    """Shaded band between the lines `low` and `high` over x for a figure."""
     return Series(name, "band", _plain(x), _plain(high), colour, low=_plain(low), high=_plain(high), listed=listed)
 
 
 def head_map(title: str, label: str, places: Sequence[tuple[int, int]], values: Sequence[Any], **more: Any) -> Figure:
-    """Figure with a map of heads by layer and head: `values` belong to the heads at `places`; None leaves a gap.
+    """Figure of all heads as a coloured grid: `values[i]` is for the (layer, head) `places[i]`, and None leaves a gap.
 
-    `more` may hold `words`, the names of categories 0, 1, ..., and other fields of `Figure`.
+    `label` names the values. `more` may hold `words`, the names of categories 0, 1, ..., and fields of `Figure`.
     """
     words = more.pop("words", ())
     layers = sorted({layer for layer, _ in places})
