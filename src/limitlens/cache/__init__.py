@@ -1,1 +1,1 @@
-"""KV-cache compression: budgets and key policies per head (`plan`), and their effect on a live model (`trial`)."""
+"""KV-cache compression: how many and which keys each head keeps (`plan`), and how predictions change (`trial`)."""

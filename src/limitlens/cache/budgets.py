@@ -1,4 +1,4 @@
-"""Computations for a cache plan: Fisher costs of heads, allocations of keys among heads, and errors of budgets."""
+"""Division of a KV cache among heads (how many keys each head keeps), and the output error that follows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from limitlens.models.relay import Output, hook_attention
 from limitlens.probing.result import ProbeRun
 from limitlens.statistics.documents import jackknife
 
-BEST, RANDOM = "best", "random"  # names: the best policy for each head; random keys, whose curve a probe measures
+BEST, RANDOM = "best", "random"  # names: the best policy for each head; random keys, which a probe can measure
 FULL = "full"  # name for the cache that is not cut
 ALLOCATIONS = ("uniform", "equal_error", "fisher_weighted")  # functions that divide a cache among key/value heads
 SAMPLES = 4  # continuations sampled for the Fisher costs of each window
@@ -29,10 +29,10 @@ BISECTIONS = 60  # steps of the bisection for equal errors
 
 @dataclass(frozen=True)
 class PolicyTotal:
-    """Cache share and output error of the whole model under one key policy, or "best" (a policy for each head)."""
+    """Cache size and output error of the whole model under one key policy (a rule for which keys stay in the cache)."""
 
-    policy: str
-    oracle: bool
+    policy: str  # name of a key policy, or "best" for the best policy of each head
+    oracle: bool  # whether the policy uses later queries, which no real cache can
     share: float  # share of the cache that is kept
     error: Estimate  # median over query heads of the relative output error, on windows not used for the budgets
     error_high: float  # 90% quantile over query heads of that error
@@ -40,16 +40,16 @@ class PolicyTotal:
 
 
 def policy_label(policy: str) -> str:
-    """Name of a key policy in tables and figures; also for "best" and for "full", the cache that is not cut."""
+    """Display name of a key policy, or of "best" (the best policy for each head) or "full" (the cache is not cut)."""
     return {BEST: "best policy for each head", FULL: "full cache"}.get(policy) or POLICIES[policy].label
 
 
 def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array:
-    """Output errors (layers, heads, sizes) with n random keys of the context, from the error curves of a probe.
+    """Relative output errors (layers, heads, sizes) of heads that keep only random keys, from a probe's error curves.
 
-    With n of the C keys beside the sink, the error is e(n) √(1 − n/C), where e is the head's error curve without its
-    sink times the ratio of its errors with and without the sink. Where the curve has no value, the error is
-    `without_keys` (layers, heads), the error without any key, so that the head keeps all keys.
+    With n of the C keys that are not attention sinks, the error is r e(n) √(1 − n/C). Here e is the head's error curve
+    without sinks, and r is the ratio of its errors with and without sinks. Where the curve has no value, the error is
+    `without_keys` (layers, heads), that of a head without any key.
     """
     errors = np.repeat(without_keys[..., None], len(curves.sizes), -1)
     for record in run.records:
@@ -68,17 +68,17 @@ def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array
 
 
 def at_keys(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
-    """Values (policies, ...) of curves (policies, ..., sizes) at `keys` (...) keys, interpolated linearly."""
+    """Values (policies, ...) of curves (policies, ..., sizes) at `keys` (...) kept keys, by linear interpolation."""
     counts = np.broadcast_to(keys, curves.shape[:-1]).ravel()
     flat = [np.interp(n, sizes, row) for n, row in zip(counts, curves.reshape(-1, len(sizes)), strict=True)]
     return np.reshape(flat, curves.shape[:-1])
 
 
 def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None) -> PolicyTotal:
-    """Cache share and output error of budgets `keys` (layers, kv heads), measured on the windows of `check`.
+    """Cache share and output error of the whole model if each key/value head keeps `keys` (layers, kv heads) keys.
 
-    `chosen` (layers, kv heads) are indices of policies, `name` is the name of the row and `error` the target. The
-    standard error is the jackknife's over windows.
+    The error curves `check` come from held-out windows of text, over which the standard error is the jackknife's.
+    `chosen` (layers, kv heads) are indices of key policies, `name` labels the result, and `error` is the target.
     """
     policies, counts = (np.repeat(part, check.full.shape[2] // check.kv_heads, 1) for part in (chosen, keys))
 
@@ -98,12 +98,12 @@ def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: flo
 
 
 def uniform(shape: tuple[int, ...], total: int) -> NDArray[np.intp]:
-    """Allocation of `total` keys with the same number for every head, rounded down; `shape` is that of the heads."""
+    """Divide `total` keys equally among heads, rounded down; `shape` is that of the array of heads."""
     return np.full(shape, total // int(np.prod(shape)), dtype=np.intp)
 
 
 def equal_error(errors: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
-    """Allocation (...) of `total` keys that gives all heads the same, smallest possible error; errors (..., sizes)."""
+    """Divide `total` keys among heads so that all have the same, smallest possible error; `errors` is (..., sizes)."""
     low, high = 0.0, float(np.nanmax(errors)) + 1
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -115,13 +115,10 @@ def equal_error(errors: Array, sizes: Sequence[int], total: int) -> NDArray[np.i
 
 
 def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[np.intp]:
-    """Allocation n_h (...) of keys to heads that minimises Σ_h c_h(n_h) subject to Σ_h n_h = `total`.
+    """Divide at most `total` keys among heads (...) so that the sum of their costs is smallest.
 
-    `costs` (..., sizes) are the Fisher costs c_h (divergence of predictions) of each head at each number of keys.
-
-    Equal marginal costs are optimal only for convex costs, so each curve is replaced by its lower convex hull, whose
-    slopes are the monotone (isotonic) regression of the curve's slopes. Segments of the hulls are taken in the order of
-    cost saved per key; the last segment is cut where the keys run out.
+    `costs` (..., sizes) are the costs of each head by number of kept keys. Each curve is replaced by its lower convex
+    hull, so that keys can go first to the heads where a key saves most.
     """
     widths = np.diff(sizes)
     saved = -np.diff(costs.reshape(-1, len(sizes))) / widths  # per key, (heads, segments)
@@ -139,12 +136,11 @@ def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[n
 
 
 def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, seed: int = 0) -> Array:
-    """Fisher costs g_h of all heads, (layers, heads): nats of divergence a token per unit of squared output error.
+    """Sensitivity g_h (layers, heads) of a model's predictions to errors in the output of each attention head.
 
-    To second order, a change δ of a head's output changes the predicted distributions by the divergence
-    ½ E <∂ log p(y) / ∂o, δ>² over tokens y sampled from the model (the Fisher information). For δ of random direction
-    this is g_h |δ|² with g_h = E |∂ log p(y) / ∂o|² / (2 dim). It is a heuristic: real errors have preferred
-    directions, and costs of several heads are simply added. `indices` are the windows whose last tokens are predicted.
+    An output error δ changes the predicted distribution by a KL divergence of about g_h |δ|² nats per token, where
+    g_h = E |∂ log p(y) / ∂o|² / (2 dim) over tokens y sampled from the model (Fisher information). This is a heuristic:
+    it assumes errors of random direction. The tokens after `context` in the windows `indices` are predicted.
     """
     model, generator = loaded.model, torch.Generator().manual_seed(seed)
     total: Array | None = None

@@ -1,11 +1,8 @@
-"""Error curves of cache eviction: the output error of each head when the cache of its context is cut to n keys.
+"""Error curves of cache eviction: the output error of each head when only n keys of its context stay in the KV cache.
 
-A window has C + T tokens and is read once. The first C tokens are the context; each key policy ranks the keys of the
-context from what is known after reading it. Queries among the T later tokens see the kept keys and all tokens after the
-cut. So the error at n is the error that a cache of n keys really makes:
+The first C tokens of a window of text are the context. Queries after it see the n kept keys and all later tokens.
 
-    squared_error(n) = mean over queries and draws of |output(n) − output|²,
-    error(n) = √(squared_error(n) / mean |output|²).
+    error(n) = √(mean |output(n) − output|² / mean |output|²), with means over these queries and random draws.
 """
 
 from collections.abc import Sequence
@@ -36,7 +33,7 @@ SHARES = (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 
 
 @dataclass(frozen=True, eq=False)
 class CutCurves:
-    """Squared output errors of all heads on some windows, for every key policy and number of keys kept."""
+    """Squared output errors of every head by number of keys kept in its cache, for each key policy and text window."""
 
     policies: tuple[str, ...]
     sizes: tuple[int, ...]  # keys kept, from 0 to the whole context
@@ -48,29 +45,26 @@ class CutCurves:
 
     @property
     def context(self) -> int:
-        """Number of tokens before the cut."""
+        """Number of tokens of the prompt, after which the cache is cut."""
         return self.sizes[-1]
 
     def part(self, windows: slice | NDArray[np.bool_]) -> Self:
-        """Curves restricted to some of the windows, given as a slice or a mask (windows,)."""
+        """Restrict the error curves to some of the windows of text, given as a slice or a mask (windows,)."""
         return replace(self, squared_error=self.squared_error[windows], full=self.full[windows])
 
     def error(self) -> Array:
-        """Relative output errors over all windows, (policies, layers, heads, sizes)."""
+        """Relative errors √(mean |change|² / mean |output|²) of outputs, (policies, layers, heads, sizes)."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.sqrt(self.squared_error.mean(0) / self.full.mean(0)[..., None]))
 
     def by_kv_head(self, per_head: Array) -> Array:
-        """Reshape an array (..., heads, sizes) to (..., key/value heads, query heads of each, sizes)."""
+        """Group query heads by kv head: reshape (..., heads, sizes) to (..., kv heads, query heads of each, sizes)."""
         *front, heads, sizes = per_head.shape
         return per_head.reshape(*front, self.kv_heads, heads // self.kv_heads, sizes)
 
 
 def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.intp]:
-    """Smallest numbers of keys (...) from which on curves (..., sizes) stay at or below a level.
-
-    Curves are interpolated linearly between `sizes`, and the numbers are rounded up.
-    """
+    """Numbers of keys (...) from which error curves (..., sizes) stay at or below `level`, by linear interpolation."""
     n = np.asarray(sizes, dtype=float)
     last = len(sizes) - 1
     above = np.nan_to_num(curves, nan=np.inf) > level
@@ -91,18 +85,18 @@ def check_decoder(loaded: LoadedModel) -> None:
 
 
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
-    """Windows of a text for measuring a cut cache: `context` tokens, then the `BEHIND` tokens after the cut."""
+    """Split a text into windows that test a cut cache: `context` tokens before the cut and `BEHIND` tokens after it."""
     length = context + BEHIND
     return Windows(loaded, open_corpus(corpus), length=length, tokens=MAX_WINDOWS * length, special=special, fewer=True)
 
 
 def window_order(windows: Windows, seed: int) -> list[int]:
-    """Random order in which windows are used: first to fit curves, then to check budgets, then for trials."""
+    """Random order of the windows of a text, from which plans and trials take different windows."""
     return [int(index) for index in np.random.default_rng([seed, 0xC7]).permutation(windows.count)]
 
 
 def plan_cost(loaded: LoadedModel, context: int, windows: int) -> tuple[float, float]:
-    """Estimated (seconds, bytes) for measuring the curves of all policies and the Fisher costs on some windows."""
+    """Estimate the (seconds, bytes) that the measurements for a cache plan take on a number of windows of text."""
     config, length = loaded.model.config.get_text_config(), context + BEHIND
     # A window is read twice, and gradients of some continuations cost as much as reading it again.
     seconds, memory = forward_cost(loaded.model, 3.0 * windows * length, length)
@@ -116,7 +110,7 @@ def measure_cut(
     loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, policies: Sequence[str],
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
-    """Measure the output error of every head against the number of keys kept by each policy, on some windows."""
+    """Measure the output error of every head by number of kept keys and key policy, on windows `indices` of a text."""
     check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head
@@ -146,10 +140,7 @@ def measure_cut(
 def _layer_errors(
     call: Captured, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int]
 ) -> tuple[Array, Array]:
-    """Mean squared output errors (policies, heads, sizes) of one layer, and mean squared full outputs (heads,).
-
-    Each policy keeps `sizes` of the `context` tokens of the prompt; `entropy` seeds the policies that sample keys.
-    """
+    """Mean squares of output errors (policies, heads, sizes) of a layer with a cut cache, and of outputs (heads,)."""
     device, heads = call.key.device, call.query.shape[1]
     kv_heads, total = call.key.shape[1:3]
     rows = torch.linspace(context, total - 1, QUERIES, device=device).long()

@@ -1,9 +1,4 @@
-"""KV-cache plans: how many keys each key/value head keeps, and by which key policy, for a cache size or an error.
-
-Error curves of every policy come from windows of the text as long as the context (`cut`); other windows check which
-error the budgets really give. Oracles (policies that see later queries) are measured for comparison and never chosen.
-The curve of random keys comes from a probe where one is given, or where the plan is for random keys.
-"""
+"""KV-cache plans (`limitlens.plan`): how many and which keys each head keeps, given a cache size or output error."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
 
 FORMAT = 3  # version of the file format of a plan and of kv_budgets.json
-FITTED, CHECKED = 8, 4  # windows behind the curves, and windows that check the budgets
+FITTED, CHECKED = 8, 4  # windows of text to choose a plan on, and to check its errors on
 DEFAULT_SHARE = 0.25
 PROBE_TOKENS = 100_000  # tokens of the probe that a plan for random keys runs
 MIN_CONTEXT = 64
@@ -43,7 +38,7 @@ Rows = tuple[tuple[int, ...], ...]  # [layer][kv_head]; a layer without a cache 
 
 @dataclass(frozen=True)
 class Total:
-    """Size of the cache of the whole model under a plan."""
+    """Size of the whole model's KV cache under a plan."""
 
     key_value_heads: int
     entries: int  # one entry is one key and its value
@@ -54,7 +49,7 @@ class Total:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Result):
-    """Cache plan: budget and key policy of every key/value head, and alternatives of the same cache size."""
+    """Result of `limitlens.plan`: how many keys each key/value head keeps in the cache, and by which key policy."""
 
     kind, file, command = "plan", "heads", "plan MODEL"
     model: str
@@ -64,21 +59,21 @@ class Plan(Result):
     context: int  # tokens after which the cache is cut
     policy: str  # as asked for: "best" or one policy
     error: float | None  # target relative output error, where the plan is for one
-    fitted: int  # windows behind the curves
-    checked: int  # windows that check the budgets
+    fitted: int  # windows of text that the plan was chosen on
+    checked: int  # windows of text that its errors were checked on
     seed: int
     layer_kinds: tuple[str, ...]  # attention of each layer: "full", "sliding" or "none"
     budgets: Rows  # keys kept, [layer][kv_head]
     policies: tuple[tuple[str, ...], ...]  # [layer][kv_head]
     entry_bytes: int  # bytes of one key and its value, in the model's number format
     totals: tuple[PolicyTotal, ...]
-    allocations: Mapping[str, Mapping[str, Rows]]  # budgets by policy and allocation, all of the same total
+    allocations: Mapping[str, Mapping[str, Rows]]  # keys kept by policy and allocation, all of the same cache size
     probed: bool  # whether the curve of random keys comes from a probe
     warnings: tuple[str, ...] = ()
 
     @property
     def total(self) -> Total:
-        """Size of the model's cache under the plan."""
+        """Size of the whole model's KV cache under the plan."""
         heads = sum(map(len, self.budgets))
         entries = sum(map(sum, self.budgets))
         return Total(heads, entries, heads * self.context, entries / (heads * self.context), entries * self.entry_bytes)
@@ -90,7 +85,7 @@ class Plan(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of policy, budget and kept share, one row per key/value head."""
+        """Table with one row per key/value head: its key policy, number of kept keys, and kept share of the context."""
         rows = [
             (layer, head, policy, keys, keys / self.context)
             for layer, (names, budgets) in enumerate(zip(self.policies, self.budgets, strict=True))
@@ -99,26 +94,26 @@ class Plan(Result):
         return pd.DataFrame(rows, columns=["layer", "kv_head", "policy", "budget", "share"])
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the plan, with its total size and the kept shares."""
+        """JSON document of the plan, with the size of the cache and the share of keys that each head keeps."""
         return {"format": FORMAT, **super().document(), "total": vars(self.total), "shares": self.shares}
 
     @classmethod
     def load(cls, run: Run) -> Plan:
-        """Plan that a run folder holds; a folder of an earlier format raises an `InputError`."""
+        """Read a plan from a run folder; a plan of an earlier file format raises an `InputError`."""
         if run.document.get("format") != FORMAT:
             given = f"{str(run.folder)!r} holds a cache plan of an earlier format"
             raise InputError(f"{given}; expected format {FORMAT}, so plan again with limitlens plan MODEL")
         return super().load(run)
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Further file of a run folder: kv_budgets.json with budgets, shares and policies, for other programs."""
+        """Extra file for the run folder: kv_budgets.json, with the numbers of keys and policies, for other programs."""
         document = {"format": FORMAT, "model": self.model, "digest": self.model_sha256, "context": self.context,
                     "budgets": self.budgets, "shares": self.shares, "policies": self.policies,
                     "kind": self.layer_kinds, "bytes": self.total.bytes}  # fmt: skip
         return {"kv_budgets.json": text_writer(json_text(document))}
 
     def view(self) -> View:
-        """View of the plan: cache size, errors of all key policies, and a map of the budgets over heads."""
+        """Report of the plan: cache size, errors of all key policies, and a map of the kept shares over heads."""
         total = self.total
         goal = f"{100 * self.error:g}% error" if self.error is not None else f"{total.share:.1%} of the cache"
         kept = (
@@ -173,20 +168,19 @@ def plan(
     run: ProbeRun | str | Path | None = None, windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0,
     device: str = "auto", progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Plan:  # fmt: skip
-    """Choose how many keys each key/value head of a decoder keeps, and by which key policy.
+    """Choose how many keys each key/value head of a decoder keeps in its cache, and by which key policy.
 
     Parameters
     ----------
     model : an alias, a folder, a GGUF file, a hub id, or a loaded decoder with its language-model head
-    corpus : calibration text; that of the `run`, or "stdlib-docs", if None
-    total : size of the cache: a share (a float such as 0.25, the default) or bytes (an int)
+    corpus : text to measure errors on; by default that of the `run`, or "stdlib-docs"
+    total : size of the cache as a share (a float, 0.25 by default) or in bytes (an int)
     error : relative output error that each head may make, instead of a total
     context : prompt length at which the cache is cut
     policy : "best" for the best policy of each head, or one by name, such as "snapkv" or "random"
-    run : a probe of the model, or its folder: its error curves give the budgets of random keys. Without it a plan for
-        "random" probes the model itself, and other plans measure random keys like every other policy.
-    windows : numbers of windows of the text behind the error curves, and of windows that check the budgets
-    checkpoint : where measured windows are kept, so that the same call can continue
+    run : a probe of the model, or its folder, for the errors of random keys; a plan for "random" makes one if needed
+    windows : number of windows of text to choose the plan on, and number to check its errors on
+    checkpoint : where finished windows are stored, so that the same call can continue
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> 0.45 < made.total.share <= 0.5
@@ -247,10 +241,10 @@ def make_plan(
     curves: CutCurves, fisher: Array, layers: int, *, policy: str = BEST, error: float | None = None,
     share: float | None = None, run: ProbeRun | None = None, fitted: int = FITTED,
 ) -> Plan:  # fmt: skip
-    """Plan from error curves: the first `fitted` windows give the budgets, and the other windows check their errors.
+    """Make a cache plan from measured error curves, for a target `error` or for a `share` of the cache.
 
-    The plan is for a target `error` or for a `share` of the cache. `fisher` (layers, heads) are the Fisher costs of
-    `fisher_costs`, `layers` is the number of layers of the model, and `run` a probe with the curves of random keys.
+    The first `fitted` windows of text choose the plan, and the others check its errors. `fisher` (layers, heads) comes
+    from `fisher_costs`, `layers` is the model's number of layers, and `run` is a probe for the errors of random keys.
     """
     fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     errors = fit.error()
@@ -285,7 +279,6 @@ def make_plan(
               for i, name in enumerate(curves.policies)]  # fmt: skip
 
     def rows(table: Any) -> Any:
-        """Rows [layer][kv_head] of a table (layers with a cache, kv heads); layers without a cache get empty rows."""
         by_layer = dict(zip(curves.layers, np.asarray(table).tolist(), strict=True))
         return tuple(tuple(by_layer.get(layer, ())) for layer in range(layers))
 
@@ -303,7 +296,7 @@ def make_plan(
 
 
 def _cache_entry(model: LoadedModel) -> tuple[int, int]:
-    """Bytes of one cache entry (a key and its value in one head), and number of key/value heads of the whole model."""
+    """Bytes of one key with its value in one head, and number of key/value heads in the whole model."""
     calls: list[Captured] = []
     stack: Any = model.model.base_model
     with torch.inference_mode(), capture(stack, calls.append) as run_until_last_attention:

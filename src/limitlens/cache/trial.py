@@ -1,9 +1,7 @@
-"""Trials of cache plans: predictions of a live model after the cache of its context was cut.
+"""Trials of cache plans (`limitlens.trial`): how the predictions of a model change when its KV cache is cut.
 
-Each document is a context and a continuation. The model reads the context once, and every policy ranks the context's
-keys; then the model reads the continuation with the keys that each policy and allocation keeps, at equal cache size.
-Predictions are compared with those of the full cache token by token: KL(full ‖ cut), agreement of the likeliest token,
-and negative log-likelihood (nll) of the text. Standard errors are over documents, and differences paired by document.
+The model reads the context of a document, its cache is cut, and it predicts the continuation. Predictions are compared
+with those of the full cache by KL divergence, agreement of the likeliest token, and negative log-likelihood (nll).
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ NUMBERS = ("kl", "kl_minus_uniform", "kl_minus_equal_error", "agreement", "nll",
 
 @dataclass(frozen=True)
 class TrialRow:
-    """Predictions with a cache cut by one policy and allocation, against the full cache; `stderr` by field name."""
+    """Predictions with a cache cut by one key policy and one allocation of keys to heads, against the full cache."""
 
     policy: str  # a key policy, "best", or "full" for the full cache
-    allocation: str  # one of `budgets.ALLOCATIONS`, "plan" for the plan's own budgets, or "full"
+    allocation: str  # one of `budgets.ALLOCATIONS`, "plan" for that of the plan itself, or "full"
     task: str
     share: float  # share of the cache that is kept
     bytes: int
@@ -56,16 +54,16 @@ class TrialRow:
     nll_increase: float  # nll minus that of the full cache
     kl_minus_uniform: float | None  # difference from the uniform allocation of the same policy
     kl_minus_equal_error: float | None  # difference from the equal-error allocation of the same policy
-    stderr: Mapping[str, float]
+    stderr: Mapping[str, float]  # standard errors by field name
 
     def estimate(self, name: str) -> Estimate:
-        """Estimate of the number `name` (a field such as "kl") with its standard error; NaN where it is None."""
+        """Value of the field `name`, such as "kl", with its standard error; NaN where the field is None."""
         return Estimate.of(getattr(self, name), self.stderr.get(name))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial(Result):
-    """Result of `limitlens.trial`: predictions under a cache plan and under alternatives of the same cache size."""
+    """Result of `limitlens.trial`: predictions of a model under a cache plan, and under others of the same size."""
 
     kind, file, command = "trial", "rows", "trial PLAN"
     model: str
@@ -78,17 +76,17 @@ class Trial(Result):
 
     @property
     def ranked(self) -> list[TrialRow]:
-        """Rows of the trial by increasing KL from the full cache, whose own row comes first."""
+        """Rows by increasing KL divergence from the full cache; the row of the full cache comes first."""
         return sorted(self.rows, key=lambda row: (row.policy != FULL, row.kl))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table of KL, agreement and nll with standard errors, one row per policy and allocation, by increasing KL."""
+        """Table of KL, agreement and nll with standard errors: one row per policy and allocation, smallest KL first."""
         table = pd.DataFrame([vars(row) | {f"{n}_stderr": row.stderr.get(n) for n in NUMBERS} for row in self.ranked])
         return table.drop(columns="stderr")
 
     def view(self) -> View:
-        """View of the trial: a table of all policies and allocations, and a figure of KL against agreement."""
+        """Report of the trial: a table of all key policies and allocations, and a figure of KL against agreement."""
         cut = self.ranked[1:]
         share, perplexity = cut[0].share, np.exp(self.ranked[0].nll)
         series = []
@@ -127,7 +125,7 @@ class Trial(Result):
         )  # fmt: skip
 
     def _best(self) -> str:
-        """Sentence on the best policy and allocation other than an oracle, and its gain over uniform budgets."""
+        """Sentence on the best policy that a real cache can follow, and its gain over equal key counts per head."""
         usable = [row for row in self.ranked[1:] if row.policy == BEST or not POLICIES[row.policy].sees_queries]
         best, gain = usable[0], usable[0].kl_minus_uniform
         text = f"Smallest KL: {policy_label(best.policy)}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
@@ -143,10 +141,10 @@ def trial(
     model: LoadedModel | None = None, device: str = "auto", progress: Progress = lambda done, total: None,
     checkpoint: Checkpoint | None = None,
 ) -> Trial:  # fmt: skip
-    """Run the model of a plan with its cache cut, on documents that the plan has not used, or on another text.
+    """Measure how a model predicts with its cache cut as in a plan, on documents that the plan has not used.
 
-    As baselines, every key policy is run with every allocation at the cache size of the plan. Ctrl-C keeps the
-    finished documents; with a `checkpoint`, calling again continues after them.
+    For comparison, every key policy is run with every allocation of keys to heads, at the cache size of the plan.
+    `corpus` replaces the plan's text. Ctrl-C keeps finished documents; with a `checkpoint`, calling again continues.
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> len(ll.trial(made, documents=2, model=model).rows)
@@ -197,7 +195,7 @@ def trial(
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:
-    """Means over a document's continuation: nll with the full cache; KL, agreement and nll (hooks, 3) of each hook."""
+    """Predict the end of a document: nll with the full cache, and KL, agreement and nll (hooks, 3) with each cut."""
     model = loaded.model
     ids = ids.to(model.device)
 
@@ -224,10 +222,7 @@ def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook
 
 
 def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> tuple[TrialRow, ...]:
-    """Rows of a trial, averaged over documents: one for the full cache, then one for each (policy, allocation).
-
-    `full` (documents,) is the nll with the full cache; `cut` (documents, names, 3) KL, agreement and nll when cut.
-    """
+    """Average over documents: nll `full` (documents,), and KL, agreement and nll `cut` (documents, names, 3)."""
     kl = {name: cut[:, place, 0] for place, name in enumerate(names)}
     total = plan.total
 

@@ -1,9 +1,4 @@
-"""Error through the layers of a live model whose queries attend to n sampled keys (`limitlens.depth`).
-
-The unchanged model reads every document, and so does the model with n keys per query (`interventions.sampled_keys`).
-Keys are sampled in all layers, drawn anew in each layer ("resampled") or the same keys in all layers ("fixed"), or in
-one layer at a time ("single"). Hidden states behind each layer, and a decoder's predictions, are compared.
-"""
+"""Growth of error through the layers of a live model whose queries attend to n sampled keys (`limitlens.depth`)."""
 
 from __future__ import annotations
 
@@ -42,11 +37,7 @@ HEADINGS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DepthRun(harness.DocumentResult):
-    """Result of `limitlens.depth`: errors of a model with n sampled keys per query against the unchanged model.
-
-    Squared errors are relative: |ĥ − h|²/|h|² averaged over tokens, and |difference|²/|original|² for the mean and
-    covariance of the hidden states of a document. `passes` names the runs on the second axis of the arrays.
-    """
+    """Result of `limitlens.depth`: errors of a model with n sampled keys per query against the unchanged model."""
 
     kind, file, held = "depth", "layers", ("squares", "logits")
     model: str
@@ -59,7 +50,7 @@ class DepthRun(harness.DocumentResult):
     include: tuple[str, ...]
     replicates: int
     seed: int
-    squares: Array  # (documents, passes, sizes, layers, ERRORS): squared relative errors
+    squares: Array  # (documents, passes, sizes, layers, ERRORS): |change|²/|original|², a mean over tokens
     logits: Array  # (documents, passes, sizes, PREDICTIONS), the logits' error squared; empty for an encoder
     interrupted: bool = False
     warnings: tuple[str, ...] = ()
@@ -72,11 +63,10 @@ class DepthRun(harness.DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table of errors against the unchanged model: one row per run, number of keys and layer.
+        """Table of relative errors of hidden states, their mean and covariance, by run, number of keys and layer.
 
-        Errors are those of hidden states, of their mean and of their covariance. If layers were also sampled one at a
-        time, further columns use the error e of hidden states: s = √(sum of e² over the single-layer runs), e/s, and
-        the amplification of a layer, (e behind the layer) / √((e before the layer)² + (e of that layer alone)²).
+        If layers were also sampled one at a time, the error e of hidden states is compared with the root of the summed
+        e² of these runs. Amplification of a layer: (e after it) / √((e before it)² + (e if it alone samples)²).
         """
         layers = self.squares.shape[3]
         single = "single" in self.include
@@ -96,7 +86,7 @@ class DepthRun(harness.DocumentResult):
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
-        """Table of a decoder's changed predictions, one row per run and number of keys."""
+        """Table of changes of a decoder's predictions, one row per run and number of keys."""
 
         def statistic(mean: Array) -> Array:
             return np.concatenate([np.sqrt(mean[..., :1]), mean[..., 1:]], -1)  # the first is a squared error
@@ -108,7 +98,7 @@ class DepthRun(harness.DocumentResult):
         return {self.file: self.table} | ({"predictions": self.predictions} if self.causal else {})
 
     def view(self) -> View:
-        """View of the result: errors by layer, amplification at the middle number of keys, and predictions."""
+        """Report of the result: errors by layer, amplification of errors by a layer, and changes of predictions."""
         keys = self.sizes[len(self.sizes) // 2]
         every = self.table[self.table["run"].isin(RUNS)]
         ends = every[every["layer"] == every["layer"].max()]
@@ -173,12 +163,12 @@ def depth(
 
     Parameters
     ----------
-    keys : numbers of keys that each query attends to (`interventions.sampled_keys` says how they are drawn).
-    key_sharing : "shared" (the queries of a document attend to the same keys) or "own" (each query draws its own).
-    include : runs in addition to keys drawn anew in every layer: "fixed", the same keys in all layers; "single", each
-        layer alone (one forward each), to compare the sum of single-layer errors with their joint error.
-    replicates : draws per document; standard errors are over documents, so a few suffice.
-    window, special : tokens of a document (by default the model's positions, at most 512), and its special tokens.
+    keys : numbers of keys that each query attends to
+    key_sharing : "shared" (the queries of a document attend to the same keys) or "own" (each query draws its own)
+    include : further runs. "fixed" uses the same keys in all layers, not new ones in each. "single" samples in one
+        layer at a time, to compare the sum of these errors with the joint error.
+    replicates : random draws per document; a few suffice, since standard errors are over documents
+    window, special : tokens of a document (by default the model's positions, at most 512), and its special tokens
 
     >>> made = ll.depth(model, text, [4, 16], documents=2, window=32)
     >>> len(made.table)
@@ -235,10 +225,7 @@ def depth(
 
 
 def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """Vectors (rows, ·) of a document (1, n) whose relative errors count, and a decoder's log-probabilities.
-
-    The vectors are the hidden states behind each layer, their mean and covariance, and a decoder's centred logits.
-    """
+    """Hidden states with their mean and covariance by layer, and a decoder's centred logits and log-probabilities."""
     options = {} if reader is None else {"use_cache": False}
     hidden = stack(input_ids=ids, output_hidden_states=True, **options).hidden_states
     first = int(reader is not None)  # the first token of a decoder sees only itself
@@ -255,10 +242,7 @@ def _read(stack: Any, reader: Reader | None, ids: Tensor) -> tuple[list[Tensor],
 
 
 def _compare(whole: Any, cut: Any, targets: Tensor) -> Array:
-    """Squared relative `ERRORS` of each layer, then changes of `PREDICTIONS`, between two results of `_read`.
-
-    `targets` (n − 2, 1) are the tokens that a decoder is to predict after the second, third, … token.
-    """
+    """Squared relative errors by layer, then changes of predictions; `targets` (n − 2, 1) are the tokens to predict."""
     pairs = zip(whole[0], cut[0], strict=True)
     numbers = [((other - own).square().sum(-1) / own.square().sum(-1)).mean() for own, other in pairs]
     if whole[1] is not None:

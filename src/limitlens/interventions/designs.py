@@ -1,21 +1,14 @@
-"""Sparse attention designs in a live model (`limitlens.designs`): error of k keys per query against all keys.
+"""Sparse attention designs in a live model (`limitlens.designs`): error of attention to k keys against all keys.
 
-A design S keeps k of the keys that a query sees, or mixes all of them into k keys. Let out(q, D) be the attention of
-query q over the keys of document D at the positions that q sees, out_S(q, D) attention over the k keys of the design,
-and |·| a root mean square over queries, relative to the root mean square of the target. Three distances are measured:
+A design S keeps k of the keys that a query q sees, or mixes them into k keys. Let out be full attention over one
+document and out_S sparse attention. Let Γ and Γ_S be the same over the merged keys of all documents but the query's
+own; they estimate the limit of infinitely many tokens. Three relative root mean squares over queries are measured:
 
-error        |out_S(q, own) − out(q, own)|: the error in the query's own document.
-floor        |Γ_S(q) − Γ(q)|, the bias of the design: Γ_S(q) is attention over the keys that the design keeps in *all*
-             documents, their states merged, and Γ(q) attention over all keys of all documents. They estimate the limits
-             of the design at this k, and of full attention, as the number of tokens grows. Random keys have no bias; a
-             window has one, since tokens near a query follow another law than tokens anywhere. The jackknife over
-             documents removes the bias of the squared distance, whose estimate may therefore be negative.
-fluctuation  |out_S(q, D) − Γ_S(q)| over documents D other than the query's own. It falls with k at the design's `rate`,
-             but not to 0, since the tokens of one document are not independent. The error of a limit estimated from a
-             few documents is removed to first order (heuristic; tested against probes of 40 small documents).
-
-Queries stand at the same positions in every document: the last ones of a causal model, random ones of an encoder.
-Standard errors are those of the jackknife over documents, which provide both the queries and the keys.
+error        |out_S − out| in the query's own document
+floor        |Γ_S − Γ|, the bias of the design, 0 for random keys. Its square is corrected by the jackknife over
+             documents, and may therefore be negative.
+fluctuation  |out_S − Γ_S| over another document, which falls as k^(−rate). It is corrected to first order for the error
+             of the estimated limit (heuristic, tested against probes of 40 small documents).
 """
 
 from __future__ import annotations
@@ -77,9 +70,9 @@ class Designs(Result):
 
     @cached_property
     def relative(self) -> dict[str, Array]:
-        """Squared error, floor and fluctuation of each head, relative to the mean square of full attention.
+        """Squared error, floor (bias) and fluctuation relative to full attention, by name, each (P, S, K, 1 + N).
 
-        Arrays (P, S, K, 1 + N) by name: entry 0 uses all documents, entry 1 + i all but document i (jackknife).
+        On the last axis, entry 0 uses all N documents, and entry 1 + i all but document i (jackknife).
         """
 
         def left_out(rows: Array) -> Array:
@@ -91,10 +84,7 @@ class Designs(Result):
         return {"error": left_out(self.squares) / own, "floor": self.floors / law, "fluctuation": fluctuation}
 
     def numbers(self, squares: dict[str, Array]) -> dict[str, Array]:
-        """Error, floor, fluctuation and rate of the fluctuation, each with its jackknife standard error, (..., S, K).
-
-        `squares` are arrays (..., S, K, 1 + N) as in `relative`: of all documents, then without each document.
-        """
+        """Error, floor (bias), fluctuation and its rate, (..., S, K), with standard errors, from `relative` squares."""
         found: dict[str, Array] = {}
         across = np.log(self.keys) - np.mean(np.log(self.keys))
         weights = across / (across @ across) if len(across) > 2 else across * np.nan
@@ -110,12 +100,12 @@ class Designs(Result):
 
     @cached_property
     def overall(self) -> dict[str, Array]:
-        """Error, floor, fluctuation and rate of each design, (S, K), from relative squares averaged over all heads."""
+        """Error, floor (bias), fluctuation and rate of each design, (S, K), from mean squares over all heads."""
         return self.numbers({name: rows.mean(0) for name, rows in self.relative.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table of all numbers, one row per head, design and number of keys; the rate is one per head and design."""
+        """Table of error, floor (bias), fluctuation and rate, one row per head, design and number of keys."""
         rows = [(*place, name, count) for place in self.places for name in self.designs for count in self.keys]
         found = {name: value.ravel() for name, value in self.numbers(self.relative).items()}
         return pd.DataFrame(rows, columns=["layer", "head", "design", "keys"]).assign(**found)
@@ -126,7 +116,7 @@ class Designs(Result):
         return super().document() | to_json(numbers)  # type: ignore[no-any-return]
 
     def view(self) -> View:
-        """View: error of each design against the number of keys, and a table of designs at the middle number."""
+        """Report: error of each design against the number of keys, and a table of designs at the middle number."""
         middle = len(self.keys) // 2
         labels = pd.DataFrame({"design": [DESIGNS[name] for name in self.designs]})
         numbers = {name: values[:, middle] for name, values in self.overall.items()}
@@ -162,7 +152,7 @@ class Designs(Result):
         return View(title, f"{self.corpus} · {size}", verdict, [section], warnings=self.warnings, trust=trust)
 
     def _series(self) -> list[Series]:
-        """Curves of the figure: error of every design over the number of keys, and the design's significant floors."""
+        """Curves of the figure: error of every design over the number of keys, and its bias where significant."""
         keys = np.asarray(self.keys)
         series = []
         for s, name in enumerate(self.designs):
@@ -186,15 +176,13 @@ def designs(
     *, designs: str | Sequence[str] | None = None, context: int = 512, documents: int = 32, queries: int = 4,
     special: str = "auto", seed: int = 0, device: str = "auto", progress: Progress = lambda done, total: None,
 ) -> Designs:  # fmt: skip
-    """Compare sparse attention designs at equal numbers of keys in every head: errors, bias floors and rates.
+    """Compare sparse attention designs in every head at equal numbers of keys, by their error against full attention.
 
     Parameters
     ----------
     keys : numbers of keys k, as a list or as "lo:hi:k"; at most the number of tokens of a document
     designs : names of designs, such as "random,recent"; all of `DESIGNS` by default
-    context : tokens of a document, all of which full attention reads
-    documents : documents that are read, all in one forward; they provide the queries and the keys
-    queries : positions of a document whose queries are used
+    context, documents, queries : tokens of a document, number of documents, and query positions used in each
 
     >>> found = ll.designs(model, text, [4, 8, 16], context=16, documents=6, queries=1)
     >>> found.overall['error'].shape  # designs, keys
@@ -233,7 +221,7 @@ def designs(
 def _layer(
     captured: Captured, names: Sequence[str], counts: Sequence[int], queries: int, seed: int
 ) -> tuple[Array, ...]:
-    """Arrays squares, apart, floors, outputs and limits of `Designs` for one layer: means over its query positions."""
+    """The five arrays of a `Designs` result for one layer, averaged over its query positions."""
     if captured.bias is not None:
         raise InputError(
             f"layer {captured.layer} adds a relative position bias to its scores, which a key of another document "
@@ -268,10 +256,7 @@ def _layer(
 def _kept(
     name: str, counts: Sequence[int], key: Tensor, value: Tensor, place: int, generator: torch.Generator
 ) -> Iterator[Mixed]:
-    """Keys, values and numbers to add to the scores under the design `name`, for each number of keys in `counts`.
-
-    The design chooses among keys and values (N, Hkv, n, ·) of N documents for a query at the place of one of the keys.
-    """
+    """Keys, values and score offsets that a design makes of N documents (N, Hkv, n, ·), for each number in `counts`."""
     counts = [min(count, key.shape[-2]) for count in counts]
     if name in MIXINGS:
         yield from MIXINGS[name][1](key, value, counts, generator)
@@ -288,11 +273,10 @@ def _kept(
 def _outputs(
     captured: Captured, place: int, key: Tensor, value: Tensor, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Array]:
-    """Attention of the queries at one place of N documents over keys (N, Hkv, n, k): outputs, limits, fluctuations.
+    """Attention of the queries at one position over keys (N, Hkv, n, k) of N documents: outputs, limits, fluctuations.
 
-    Outputs (Hq, N, v) are those in the query's own document. Limits (Hq, N, 1 + N, v) merge all other documents, then
-    all but one of them. Fluctuations (Hq, N) are mean squared distances between the output over document i and the
-    limit without document i. `added` (N, Hkv, n) is added to the scores.
+    Outputs (Hq, N, v) use the query's own document. Limits (Hq, N, 1 + N, v) merge all other documents, then all but
+    one of them. Fluctuations (Hq, N) are mean squared distances of single documents from the limit without them.
     """
     documents, groups = key.shape[:2]
     query = captured.query[:, :, place].float() * captured.scale  # (N, Hq, k)

@@ -1,8 +1,4 @@
-"""Task accuracy against the number of keys (`limitlens.downstream`): a document classifier with n sampled keys a query.
-
-The classifier is a logistic head on the mean of a model's last hidden states, trained on unchanged documents. The same
-held-out documents are classified with all keys and with n (`interventions.sampled_keys`).
-"""
+"""Accuracy of a document classifier whose queries attend to n sampled keys (`limitlens.downstream`)."""
 
 from __future__ import annotations
 
@@ -57,7 +53,7 @@ class Downstream(harness.DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Accuracy, agreement and margins by number of keys and group of documents (all, then thirds by horizon)."""
+        """Accuracy, agreement and margins by number of keys, for all documents and for thirds by spread of scores."""
 
         def statistic(mean: Array) -> Array:
             correct, same, margin, change, full_correct, full_margin, full_square = np.moveaxis(mean, -1, 0)
@@ -73,7 +69,7 @@ class Downstream(harness.DocumentResult):
         return pd.concat(groups, ignore_index=True)
 
     def view(self) -> View:
-        """View of the result: accuracy, agreement and margins of the classifier against the number of keys."""
+        """Report of the result: accuracy, agreement and margins of the classifier against the number of keys."""
         keys = self.sizes[len(self.sizes) // 2]
         every, low, _, high = self.table[self.table["keys"] == keys].to_dict("records")
         gap = high["agreement"] - low["agreement"]
@@ -120,14 +116,15 @@ def downstream(
     test: int = 500, train: int | None = None, window: int | None = None, seed: int = 0, device: str = "auto",
     progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Downstream:  # fmt: skip
-    """Measure accuracy, agreement and margins of a classifier when each query attends to n sampled keys.
+    """Measure accuracy, agreement and margins of a document classifier when each query attends to n sampled keys.
+
+    The classifier is logistic regression on the mean of the last hidden states, trained with all keys.
 
     Parameters
     ----------
-    data : labelled documents (`read_labelled`): `test` of them are held out, and `train` of the rest (all by default)
-        train the classifier.
-    keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full.
-    window : tokens of a document that are read, by default the model's positions, at most 512.
+    data : labelled documents (`read_labelled`); `test` are held out, and `train` of the rest (all by default) train it
+    keys, key_sharing : as in `limitlens.depth`; a document with no more tokens than keys is read in full
+    window : tokens of a document that are read, by default the model's positions, at most 512
 
     >>> made = ll.downstream(model, data, [4, 16], test=12)
     >>> len(made.table)
@@ -148,7 +145,6 @@ def downstream(
         raise InputError(f"{given}; expected every label among the training documents")
 
     def features_of(index: int) -> Array:
-        """Mean (d,) of the last hidden states of a document."""
         ids = loaded.tokenizer(rows[index][0], truncation=True, max_length=length)["input_ids"] or [0]
         with torch.inference_mode():
             output: Any = loaded.model.base_model(input_ids=torch.tensor([ids], device=loaded.model.device))
@@ -166,7 +162,6 @@ def downstream(
         horizons: list[float] = []
 
         def read() -> tuple[float, int]:
-            """Margin of the true label over the best other one, and the predicted label."""
             scores = features_of(held_out[place]) @ weights[:-1] + weights[-1]
             return scores[label] - np.delete(scores, label).max(), int(scores.argmax())
 
@@ -193,10 +188,9 @@ def downstream(
 
 
 def read_labelled(name: str) -> list[tuple[str, str]]:
-    """Read labelled documents from a folder or file: pairs (text, label), in the same order on every machine.
+    """Read labelled documents as pairs (text, label), in the same order on every machine.
 
-    In a folder each .txt file is a document, labelled by the name of the folder that holds the file. A .jsonl file has
-    an object with "text" and "label" on each line, and a .csv file has columns "text" and "label".
+    A folder holds .txt files in one subfolder per label. A .jsonl or .csv file has "text" and "label" in each row.
     """
     path = Path(name)
     try:
@@ -217,10 +211,10 @@ def read_labelled(name: str) -> list[tuple[str, str]]:
 
 
 def train_classifier(features: Array, labels: Array, seed: int) -> tuple[Array, float]:
-    """Train a logistic classifier on features (n, d) and labels (n,): its weights, and the L2 penalty of the training.
+    """Train logistic regression on features (n, d) and labels (n,); returns its weights and its L2 penalty.
 
-    Scores of the labels are features @ weights[:-1] + weights[-1]. The weights W of standardised features minimise the
-    mean cross-entropy + penalty/2 · |W|², without the intercepts, with the penalty that is best on a held-out fifth.
+    Scores of the labels are features @ weights[:-1] + weights[-1]. The penalty is for standardised features,
+    and is the best one on a held-out fifth of the documents.
     """
     from scipy.optimize import minimize
     from scipy.special import log_softmax
@@ -253,7 +247,7 @@ def train_classifier(features: Array, labels: Array, seed: int) -> tuple[Array, 
 
 
 def _horizons(call: Captured) -> list[float]:
-    """Horizon of each head in one layer: scale · √λ_max(Cov(q) Cov(k)) over the tokens of the captured document."""
+    """Horizon of each head in a layer: the spread scale · √λ_max(Cov(q) Cov(k)) of its scores over one document."""
     query, key = (part[0] - part[0].mean(1, keepdim=True) for part in (call.query.double(), call.key.double()))
     key = key.repeat_interleave(len(query) // len(key), 0)
     product = (query.mT @ query / query.shape[1]) @ (key.mT @ key / key.shape[1])

@@ -1,9 +1,4 @@
-"""Shared parts of the experiments on live models: reading documents under interventions, and tables of the results.
-
-An experiment reads each document with the unchanged model (the baseline) and once under every variant of an
-intervention. Differences from the baseline are taken within a document (paired), and every standard error comes from
-the scatter between documents (`limitlens.statistics.documents`).
-"""
+"""Tools shared by the experiments on live models: reading documents with a changed model, and tables of results."""
 
 from __future__ import annotations
 
@@ -29,12 +24,12 @@ T = TypeVar("T")
 
 
 def open_model(model: str | LoadedModel, device: str, *, head: bool = False) -> LoadedModel:
-    """Load a model, with its language-model `head` on request, unless it is loaded already."""
+    """Load a model, with its language-model head if `head`; a loaded model is returned as it is."""
     return model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=head)
 
 
 def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, least: int) -> list[Tensor]:
-    """Token ids (length,) of up to `most` documents from the beginning of a corpus; an error if fewer than `least`."""
+    """Token ids (length,) of the first documents of a corpus, at most `most`; an `InputError` if fewer than `least`."""
     windows = Windows(loaded, open_corpus(corpus), length=length, tokens=most * length, fewer=True)
     if len(windows) < least:
         given = f"the text {corpus!r} holds {len(windows)} documents of {length:,} tokens"
@@ -43,7 +38,7 @@ def read_documents(loaded: LoadedModel, corpus: str, length: int, most: int, lea
 
 
 def read_under(variants: Iterable[AbstractContextManager[Any]], read: Callable[[], T]) -> Iterator[T]:
-    """Yield what `read` returns within each variant, a context manager that changes the model."""
+    """Call `read` within each variant, a context manager that changes the model, and yield the results."""
     for variant in variants:
         with variant:
             changed = read()
@@ -63,8 +58,8 @@ class DocumentResult(Result):
 def estimate_table(values: Array, names: Sequence[str], statistic: Statistic = np.asarray, **axes: Any) -> pd.DataFrame:
     """Table of numbers with jackknife standard errors over documents, one row per combination of the keyword `axes`.
 
-    The function `statistic` turns the mean over documents, (*axes, k), of values (documents, *axes, k) into the columns
-    `names` of the table, (*axes, len(names)); by default the columns are the k means.
+    `values` is (documents, *axes, k). The function `statistic` turns its mean over documents, (*axes, k), into the
+    columns `names`, (*axes, len(names)). By default the columns are the k means.
     """
     value, stderr = over_documents(statistic, values)
     columns: dict[str, Array] = {}
@@ -80,7 +75,7 @@ def plus_minus(row: Any, name: str) -> str:
 
 
 def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list[Series]:
-    """Curves for a figure: column `y` of a table over column `x` with 95% bars, one curve per value of column `by`."""
+    """Curves for a figure, one per value of column `by`: column `y` against column `x`, with 95% bars."""
     return [
         points(f"{group}{unit}", rows[x], rows[y], look(place)[0], rows[f"{y}_stderr"], joined=True, positive=False)
         for place, (group, rows) in enumerate(table.groupby(by, sort=False))
@@ -88,7 +83,7 @@ def curves(table: pd.DataFrame, x: str, y: str, by: str, unit: str = "") -> list
 
 
 def shown_table(title: str, headings: Mapping[str, str], table: pd.DataFrame, most: int = 24) -> Table:
-    """Table for display, at most `most` rows: a number and its standard error (column NAME_stderr) share one cell."""
+    """Table for a report, at most `most` rows; a number and its standard error (column NAME_stderr) share one cell."""
     names = [str(name) for name in table if not str(name).endswith("_stderr")]
     rows = [
         [Estimate(row[name], row[f"{name}_stderr"]) if f"{name}_stderr" in row else row[name] for name in names]

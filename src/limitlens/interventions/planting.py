@@ -1,9 +1,7 @@
-"""Documents with repeated passages, to test how a model uses a context longer than its trained window.
+"""Documents with repeated passages, to test whether a model retrieves text from beyond its trained window.
 
-A document of n tokens gets a passage of another document at each of four depths, and its last tokens repeat the
-passages in another order. The first tenth of a repeated passage is not counted, because a reader cannot know yet that
-the passage is a repetition. Two axes judge a model: nats (negative log-likelihood) of plain text at the end of the
-context, and nats of passages that are repeated from further away than the trained window.
+Passages of another document are inserted at four positions and repeated at the end, in another order. The first tenth
+of a repetition does not count, because a reader cannot know yet that the passage is repeated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +15,7 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import Array, InputError
 from limitlens.interventions.reader import Reader
 
-DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # places of far passages as shares of a document; a fourth passage is near
+DEPTHS = (1 / 32, 1 / 4, 1 / 2)  # positions of passages as shares of a document; a fourth is close to its repetition
 REPEATS = 8  # passages that a document repeats while exponents are fitted
 PARTS = 3  # number of equal parts into which the positions beyond the trained window are divided
 
@@ -26,7 +24,7 @@ Span = tuple[int, int]  # index of the first token, and of the token after the l
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A document with planted (inserted and later repeated) passages, and the spans of the tokens that count."""
+    """A document with passages that are inserted and later repeated, and the spans of tokens that count."""
 
     plain: Tensor  # (n,): the original document
     ids: Tensor  # (n,): the document with passages
@@ -36,16 +34,16 @@ class Planted:
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Mean nats per token of plain text and of repeated passages under one score scale, one row per document."""
+    """Mean nats per token (negative log-likelihood) of plain text and of repeated passages, one row per document."""
 
     plain: Array  # (documents, 1 + PARTS): plain text within the trained window and in equal parts beyond it
     again: Array  # (documents, depths): repeated passages
     distance: Array  # (documents, depths): tokens between a passage and its repetition
 
     def values(self, axis: str, trained: int) -> Array:
-        """Nats per token of each document, (documents,), on one of the two axes.
+        """Nats per token (documents,) of plain text at the end ("log_perplexity") or of distant repetitions ("far").
 
-        "log_perplexity" is plain text at the end of the context; "far" passages repeated from over `trained` tokens.
+        A repetition is distant if the passage first occurred more than `trained` tokens earlier.
         """
         if axis == "log_perplexity":
             return self.plain[:, -1]
@@ -54,17 +52,17 @@ class Axes:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate the nats of several sets of documents, one row per document."""
+        """Concatenate the results of several sets of documents, one row per document."""
         return cls(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)))
 
 
 def edges(trained: int, to: int) -> list[int]:
-    """Boundaries of the parts of a document of `to` tokens: the trained window, then `PARTS` equal parts after it."""
+    """Boundaries of the trained window in a document of `to` tokens, then of `PARTS` equal parts after that window."""
     return [1, *(round(edge) for edge in np.linspace(trained, to, PARTS + 1))]
 
 
 def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: bool = False) -> Axes:
-    """Nats of a document's plain text and of its repeated passages; `truncated` reads windows of `trained` tokens."""
+    """Nats of a document's plain text and repeated passages; if `truncated`, a token sees at most `trained` tokens."""
 
     def means(ids: Tensor, spans: Iterable[Span]) -> Array:
         nats = reader.truncated(ids, trained) if truncated else reader.nll(ids)
@@ -76,18 +74,18 @@ def read_axes(reader: Reader, document: Planted, trained: int, *, truncated: boo
 
 
 def passage_length(n: int) -> int:
-    """Length in tokens of a passage planted in a document of n tokens: n/160, at least 16 and at most 200."""
+    """Length in tokens of a repeated passage in a document of n tokens: n/160, at least 16 and at most 200."""
     return max(16, min(200, n // 160))
 
 
 def plant_all(documents: Sequence[Tensor], trained: int, seed: int = 0) -> list[Planted]:
-    """Plant passages in each of the documents (n,); the passages come from the next document."""
+    """Insert and repeat passages in each of the documents (n,); the passages come from the next document."""
     pairs = enumerate(zip(documents, [*documents[1:], documents[0]], strict=True))
     return [plant(ids, other, trained, seed + place) for place, (ids, other) in pairs]
 
 
 def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
-    """Plant passages of the document `other` at four depths of a document (n,), and repeat them at its end."""
+    """Insert passages of the document `other` at four positions of a document (n,), and repeat them at its end."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xFA2]))
     n = len(ids)
     length = passage_length(n)
@@ -109,9 +107,9 @@ def plant(ids: Tensor, other: Tensor, trained: int, seed: int) -> Planted:
 
 
 def repeat(ids: Tensor, other: Tensor, trained: int, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Document (n,) in which passages of `other` occur twice, more than `trained` tokens apart, and roles (n,).
+    """Insert passages of `other` twice in a document (n,), over `trained` tokens apart; returns ids and roles (n,).
 
-    Role 0: original token; 1: repeated token that counts as retrieval; 2: planted token that does not count.
+    Role 0: original token. Role 1: repeated token that counts as retrieval. Role 2: inserted token that does not count.
     """
     n = len(ids)
     length = passage_length(n)

@@ -15,7 +15,7 @@ STRIDE = 8  # a truncated context moves by 1/8 of the window at a time
 
 
 class Reader:
-    """A decoder that computes the nats of each token of a text; `half` computes matrix products in bfloat16."""
+    """A decoder that computes the nats (negative log-likelihood) of each token of a text; `half` means bfloat16."""
 
     def __init__(self, loaded: LoadedModel, *, half: bool = False) -> None:
         model: Any = loaded.model
@@ -39,12 +39,12 @@ class Reader:
         self.half = half
 
     def nll(self, ids: Tensor) -> Tensor:
-        """Nats (n − 1,) of tokens 1 .. n − 1 of a text (n,), each token given all tokens before it."""
+        """Nats (negative log-likelihood) of tokens 1 .. n − 1 of a text (n,), each given all tokens before it."""
         with torch.no_grad():
             return self.losses(ids)
 
     def truncated(self, ids: Tensor, window: int) -> Tensor:
-        """Nats of tokens 1 .. n − 1 of a text (n,) read in a moving window: a token sees 7/8 to all of `window`."""
+        """Nats of tokens 1 .. n − 1 of a text (n,), each given only the last tokens, 7/8 to all of `window`."""
         step = max(window // STRIDE, 1)
         nats = [self.nll(ids[:window])]
         for start in range(window, len(ids), step):
@@ -53,11 +53,11 @@ class Reader:
         return torch.cat(nats)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits (n, vocabulary) in float32 of hidden states (n, d) behind the last layer."""
+        """Logits (n, vocabulary) in float32 of hidden states (n, d) after the last layer."""
         return capped(self.project(states).float(), self.softcap)
 
     def losses(self, ids: Tensor, start: int = 1) -> Tensor:
-        """Nats of tokens start .. n − 1 of a text (n,), with gradients, for which logits are computed again."""
+        """Differentiable nats (negative log-likelihood) of tokens start .. n − 1 of a text (n,), in bounded memory."""
         from torch.utils.checkpoint import checkpoint
 
         def part(states: Tensor, wanted: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Reader:
 
     @contextmanager
     def acting(self, factor: Factor | None) -> Iterator[None]:
-        """Multiply the attention scores by a factor within the block (None: by 1), without n × n matrices in memory."""
+        """Multiply attention scores by a factor within the block (None: by 1), without n × n matrices in memory."""
         import transformers.integrations.sdpa_attention as home
 
         before = home.use_gqa_in_sdpa
@@ -88,7 +88,7 @@ class Reader:
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Within the block, gradients recompute one layer at a time, so that only inputs of layers are in memory."""
+        """Use gradient checkpointing within the block: gradients recompute one layer at a time, to save memory."""
         if not self.stack.supports_gradient_checkpointing:
             raise InputError(f"{self.name} cannot compute its layers again for gradients; expected one that can")
         self.stack.gradient_checkpointing_enable({"use_reentrant": False})

@@ -1,9 +1,8 @@
 """Sampled keys: an intervention on a live model, in which each query attends to n random keys of its document.
 
-A query keeps n of the keys that it sees, drawn without replacement, or all of them if it sees at most n. In a causal
-model a query always keeps its own token and, unless the layer has a sliding window, the first token (the attention sink
-of most decoders); both count among the n. The m other keys represent the c keys from which they were drawn, so log(c/m)
-is added to the scores of the m keys, as in `limitlens.attention.policies.random`.
+Keys are drawn without replacement, and a query that sees at most n keys keeps all. A causal query always keeps its own
+token and, without a sliding window, the first token (the usual attention sink); both count among the n. The m other
+keys stand for the c keys from which they were drawn, so log(c/m) is added to their scores.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,11 +21,10 @@ MIN_CAUSAL_KEYS = 3  # for a causal query: its own token, the first token and a 
 
 @dataclass(eq=False)
 class SampledKeys:
-    """Hook for `limitlens.models.intervene` that lets each query attend to only `count` random keys in a forward pass.
+    """Hook for `limitlens.models.intervene` that lets each query attend to only `count` random keys.
 
-    With `key_sharing` "shared" one random number per key decides for all queries of a document, which therefore share
-    their keys as far as a causal mask permits; with "own" there is one random number per query and key. Every layer
-    draws new keys unless `fixed`. Only `layers` sample their keys; all layers do by default.
+    With `key_sharing` "shared" the queries of a document share their keys, as far as a causal mask permits. With "own"
+    each query draws its own. Every layer draws new keys unless `fixed`. Only `layers` sample keys (None: all layers).
     """
 
     count: int
@@ -37,7 +35,7 @@ class SampledKeys:
     random_numbers: Tensor | None = None  # those of the last layer that sampled its keys
 
     def __call__(self, call: Captured) -> Captured:
-        """Restrict the attention call of a layer to sampled keys, by removing the other keys or by a mask."""
+        """Restrict one layer's attention to the sampled keys."""
         if self.layers is not None and call.layer not in self.layers:
             return call
         batch, _, length, _ = call.query.shape
@@ -71,7 +69,7 @@ class SampledKeys:
 
 
 def check_sampling(keys: str | Sequence[int], key_sharing: str, seed: int) -> None:
-    """Raise an `InputError` if one of these options of an experiment with sampled keys is not valid for any model."""
+    """Raise an `InputError` if an option of an experiment with sampled keys is invalid for every model."""
     parse_sizes(keys)
     check_seed(seed)
     if key_sharing not in KEY_SHARING:

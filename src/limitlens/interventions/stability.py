@@ -1,17 +1,12 @@
-"""Stability of top keys (`limitlens.stability`): whether a head attends to the same keys behind another text.
+"""Stability of top keys (`limitlens.stability`): does a head attend to the same keys after another text?
 
-The ratio of two softmax weights, e^{s_j} / e^{s_i}, depends on no other key. Another text before the keys changes the
-normaliser, hence the total weight of the keys, and in deeper layers their representations. So the last tokens of a
-document are read behind `contexts` other texts (contexts) of n tokens each. Four measures compare, over pairs of
-contexts, the weights of the last queries on the document's tokens before them:
+The end of each document is read after several other texts (contexts). For pairs of contexts, the attention weights of
+the last queries on the tokens of that end are compared:
 
 overlap      share of the m keys of largest weight that are the same in both contexts
 stays        share of pairs of contexts in which the key of largest weight is the same
 ranks        rank correlation of the weights
 variation    standard deviation over contexts / mean, of the weight of the key whose mean weight is largest
-
-In the first layer overlap, stays and ranks are 1. A head is trusted where the lower end of the 95% interval of its
-overlap (Student's, over documents) is at least `trust`.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ MEASURES = ("overlap", "stays", "ranks", "variation")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stability(Result):
-    """Result of `limitlens.stability`: share of the top keys of every head that stay the same behind another text."""
+    """Result of `limitlens.stability`: share of the top keys of every head that stay the same after another text."""
 
     kind, file = "stability", "stability"
     model: str
@@ -48,7 +43,7 @@ class Stability(Result):
     tail: int  # last tokens of a document that stay; the last of them are the queries
     top: int  # m, the number of keys of largest weight that are compared
     contexts: int
-    trust: float  # smallest overlap of a trusted head
+    trust: float  # a head is trusted if the 95% Student interval of its overlap over documents is not below this
     places: tuple[tuple[int, int], ...]  # (layer, head) of each head
     found: Array  # (documents, heads, MEASURES)
 
@@ -62,7 +57,7 @@ class Stability(Result):
         return rows.assign(trusted=low >= self.trust)
 
     def view(self) -> View:
-        """View of the result: a map of the overlap of top keys over layers and heads, and the least stable heads."""
+        """Report of the result: a map of the overlap of top keys over layers and heads, and the least stable heads."""
         rows = self.table.sort_values("overlap", kind="stable")
         rows["head"] = [f"{layer}.{head}" for layer, head in zip(rows.pop("layer"), rows["head"], strict=True)]
         overlap, stays, _, variation = (float(self.table[name].median()) for name in MEASURES)
@@ -98,8 +93,8 @@ def stability(
 ) -> Stability:  # fmt: skip
     """Measure which heads attend to the same keys when the text before those keys is replaced.
 
-    The last `tail` tokens of each document are read behind `contexts` other texts of `keys` tokens. The last `queries`
-    of these tokens are the queries, and the tail's tokens before them are the candidate keys.
+    The last `tail` tokens of each document are read after `contexts` other texts of `keys` tokens. The last `queries`
+    tokens are the queries. Their `top` keys of largest weight, among the tail's tokens before them, are compared.
 
     >>> found = ll.stability(model, text, keys=16, tail=16, queries=2, top=3, contexts=3, documents=3)
     >>> found.table.query('layer == 0').overlap.tolist()  # the first layer does not depend on the context
@@ -141,7 +136,7 @@ def _weights(captured: Captured, queries: int) -> Tensor:
 
 
 def _stability(weights: Tensor, top: int) -> Array:
-    """`MEASURES` of every head, (heads, 4), from softmax weights (contexts, heads, queries, candidate keys)."""
+    """The four `MEASURES` of every head, (heads, 4), from softmax weights (contexts, heads, queries, keys)."""
     count = weights.shape[0]
     ranks = weights.argsort(-1).argsort(-1).double() - (weights.shape[-1] - 1) / 2
     indicators = [(weights >= weights.topk(m, -1).values[..., -1:]).double() for m in (top, 1)]

@@ -1,4 +1,4 @@
-"""Score scaling for a longer context (`limitlens.temper`): exponents fitted on one text, tested on held-out text."""
+"""Factors on attention scores for contexts longer than in training (`limitlens.temper`), fitted and tested on text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEADINGS = {
     "far_against_yarn": "far, minus YaRN's",
 }  # fmt: skip
 STEP_FORWARDS = 4  # forward passes that take as long as a gradient step, which computes layers twice
-SCHEDULES = 6  # schedules of factors that are measured besides the fitted ones, truncation included
+SCHEDULES = 6  # score factors that are measured besides the fitted ones, truncation included
 FIT_DOCUMENTS = 3  # documents for the gradient steps of a fit
 CHECK_DOCUMENTS = 1  # documents that decide when a fit ends
 MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
@@ -45,31 +45,31 @@ MIN_TEST_DOCUMENTS = 2  # held-out documents that are needed at least
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Temper(harness.DocumentResult):
-    """Result of `limitlens.temper`: fitted exponents, and all schedules of score factors on held-out documents."""
+    """Result of `limitlens.temper`: fitted exponents of score factors, and losses with them on held-out documents."""
 
     kind, file = "temper", "schedules"
     model: str
     identity: Mapping[str, Any]  # `models.exponents.identity`
-    trained: int
-    to: int
+    trained: int  # tokens of the trained window
+    to: int  # tokens of the longer context
     rope_scaling: str
     texts: Mapping[str, str]  # "fitted": text of the fits (held-out documents); "other": a second text
     device: str
     precision_of_products: str
     fits: Mapping[str, FittedExponents]
-    by_document: Mapping[str, Mapping[str, Axes]]  # by text and schedule; empty before a document was read
+    by_document: Mapping[str, Mapping[str, Axes]]  # by text and score factor; empty before a document was read
     interrupted: bool = False
 
     def estimate(self, text: str, name: str, axis: str, base: str | None = None) -> Estimate:
-        """Mean nats of schedule `name` on one of `AXES` over the documents of a text, with its standard error.
+        """Mean nats per token with the score factor `name` on a text, and its standard error over documents.
 
-        With `base`, the mean of the paired differences, `name` minus the schedule `base`. Lower is better.
+        `axis` selects plain text or retrieval (`AXES`). With `base`, the mean paired difference to that score factor.
         """
         baseline = None if base is None else self.by_document[text][base].values(axis, self.trained)
         return paired_mean(self.by_document[text][name].values(axis, self.trained), baseline)
 
     def beats(self, name: str, base: str, text: str) -> bool:
-        """Whether schedule `name` beats `base` on plain text and far passages, beyond 95% Student intervals."""
+        """Whether the score factor `name` beats `base` on plain text and on retrieval, beyond 95% Student intervals."""
         from scipy.special import stdtrit
 
         width = float(stdtrit(max(len(self.by_document[text][name].plain) - 1, 1), 0.975))
@@ -78,12 +78,12 @@ class Temper(harness.DocumentResult):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for the view: one if the run was interrupted, otherwise none."""
+        """Warnings for the report: one if the run was interrupted, otherwise none."""
         return ["the run was interrupted: it holds the finished fits and documents"] * self.interrupted
 
     @cached_property
     def winners(self) -> list[str]:
-        """Fits that beat both factors in `YARN` on all texts and are not `beaten`, from best to worst retrieval."""
+        """Fits that significantly beat YaRN's factors on all texts and are not `beaten`, best retrieval first."""
         texts = [*self.by_document]
         unbeaten = [name for name in self.fits if texts and name not in self.beaten]
         won = [name for name in unbeaten if all(self.beats(name, rule, text) for rule in YARN for text in texts)]
@@ -91,7 +91,7 @@ class Temper(harness.DocumentResult):
 
     @cached_property
     def beaten(self) -> list[str]:
-        """Names of fits whose means are no better than those of truncation or a YaRN factor on both axes of a text."""
+        """Fits that truncation or a YaRN factor equals or beats on some text, both in plain text and in retrieval."""
         rivals = [(text, base) for text in self.by_document for base in ("truncated", *YARN)]
 
         def loses(name: str, text: str, base: str) -> bool:
@@ -101,7 +101,7 @@ class Temper(harness.DocumentResult):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Nats of plain text and of far passages, minus YaRN's factor too: one row per text and schedule of factors."""
+        """Nats of plain text and of distant repetitions, also minus YaRN's: one row per text and score factor."""
         tables = []
         columns = [f"{axis}{end}" for axis in AXES for end in ("", "_against_yarn")]
         for text, found in self.by_document.items():
@@ -123,11 +123,11 @@ class Temper(harness.DocumentResult):
         return Exponents(*about, fit.level, fit.retrieval_weight, fit.exponents, fit.constants)
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Further files of the run folder: one exponents file (JSON) for each fit."""
+        """Extra files for the run folder: one JSON file of exponents for each fit."""
         return {f"{name}.json": self.exponents(name).write for name in self.fits}
 
     def view(self) -> View:
-        """View of the result: both axes of every schedule for each text, and maps of the exponents over the heads."""
+        """Report of the result: perplexity and retrieval with every score factor, and maps of exponents over heads."""
         documents = [f"{len(axes['yarn'].plain)} of {self._where(text)}" for text, axes in self.by_document.items()]
         blocks: list[Block] = [self.frontier(text) for text in self.by_document]
         for text in self.by_document:
@@ -166,7 +166,7 @@ class Temper(harness.DocumentResult):
         return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=trust)
 
     def frontier(self, text: str) -> Figure:
-        """Figure of retrieval against perplexity on a text, as differences of each schedule to YaRN's factor."""
+        """Figure of retrieval against perplexity on a text, as differences of each score factor to YaRN's."""
         series = []
         for place, row in enumerate(self.table[self.table["text"] == text].to_dict("records")):
             colour, dash = look(place)
@@ -216,7 +216,7 @@ class Temper(harness.DocumentResult):
 
 
 def label(name: str) -> str:
-    """Text that tables show for a schedule of score factors, such as "per head (retrieval weight 0.2)"."""
+    """Display name of a score factor, such as "per head (retrieval weight 0.2)"."""
     level, _, weight = name.replace("single", "one exponent").replace("_constant", " with constants").partition("_far_")
     return LABELS.get(name) or level.replace("_", " ") + (f" (retrieval weight {weight})" if weight else "")
 
@@ -230,20 +230,20 @@ def temper(
 ) -> Temper:  # fmt: skip
     """Fit factors on the attention scores of a decoder for a context of `to` tokens, longer than it was trained for.
 
-    Every schedule of factors is measured on held-out documents, on plain text and on retrieval from far away, and
-    compared with YaRN's factor and with truncation. Matrix products are computed in bfloat16 on a GPU. Ctrl-C keeps
-    the finished fits and documents.
+    Fitted factors are (p/n₀)^γ at query positions p beyond the trained window n₀. They are compared with YaRN's factor
+    and truncation on held-out documents, by the loss on plain text and on passages repeated from beyond the window
+    (retrieval). A GPU computes in bfloat16. Ctrl-C keeps the finished fits and documents.
 
     Parameters
     ----------
-    text, other : text to fit on, some documents of which are held out; an optional second text for testing only.
-    rope_scaling : scaling of the rotary positions, except under truncation: none, linear, ntk or yarn.
+    text, other : text to fit on, some documents of which are held out; an optional second text for testing only
+    rope_scaling : scaling of the rotary positions: none, linear, ntk or yarn (none under truncation)
     retrieval_weight : weights of retrieval against plain text in the loss; for each, one exponent per head is fitted.
         One exponent for the whole model is always fitted too. `constant` fits constant factors besides exponents.
-    fits : options of the fits, in place of `retrieval_weight` and `constant`.
-    trained : length of the trained window; by default from the model's configuration.
-    documents : held-out documents of each text, at most. `steps` and `rate`: gradient steps and Adam's rate of a fit.
-    keep : function that is called with the result so far after each fit and each round of documents.
+    fits : options of the fits, in place of `retrieval_weight` and `constant`
+    trained : length of the trained window; by default from the model's configuration
+    documents, steps, rate : most held-out documents of a text; gradient steps and Adam's learning rate of a fit
+    keep : function that is called with the result so far, after each fit and each round of documents
 
     >>> made = ll.temper(model, 512, text, documents=2, steps=1, retrieval_weight=[0.0])
     >>> list(made.fits)
@@ -303,7 +303,7 @@ def temper(
 
 
 def _measured(made: Temper, reader: Reader, text: str, document: Planted) -> Temper:
-    """Add to `made` the nats of one held-out document of a text under all schedules, truncation first."""
+    """Add to `made` the nats of one held-out document of a text under truncation and all score factors."""
     with reader.acting(None):
         read = [read_axes(reader, document, made.trained, truncated=True)]
     factors = _factors(made, reader)
@@ -317,7 +317,7 @@ def _measured(made: Temper, reader: Reader, text: str, document: Planted) -> Tem
 
 
 def _factors(made: Temper, reader: Reader) -> dict[str, Factor]:
-    """Score factors by layer and query position of every schedule, fits included; truncation has no factor."""
+    """Score factors to compare, by name: fixed rules and all fits, each a function of layer and query position."""
     trained, to = made.trained, made.to
     n = np.maximum(np.arange(1, to + 1), trained)
     scales = {

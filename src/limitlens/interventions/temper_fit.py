@@ -1,11 +1,7 @@
-"""Exponents of score factors fitted by gradient descent, with all weights of the model fixed.
+"""Fit of score-factor exponents by gradient descent, with all weights of the model fixed.
 
-Over the tokens beyond the trained window the loss is
-
-    (1 − w) · mean nats of plain text + w · mean nats of passages repeated from further away than the window,
-
-with w the retrieval weight. Each step reads one document. After every round of documents a check reads one more
-document; the exponents with the smallest loss on it are kept, and the fit ends after some rounds without improvement.
+Over the tokens beyond the trained window the loss is (1 − w) · (mean nats of plain text) + w · (mean nats of passages
+repeated from further away than the window), with w the retrieval weight.
 """
 
 import math
@@ -28,10 +24,10 @@ LEVELS = {"head": "per_head", "model": "single"}  # one exponent for each head, 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of one fit: one exponent per head or per model, the retrieval weight, and constant factors or none."""
+    """Options of one fit of score-factor exponents."""
 
     level: str = "head"  # "head": an exponent for each head; "model": one for all
-    retrieval_weight: float = 0.0  # weight of far repeated passages against plain text
+    retrieval_weight: float = 0.0  # weight of retrieval (passages repeated from far away) against plain text
     constant: bool = False  # fit constant factors in addition to exponents
 
     def __post_init__(self) -> None:
@@ -48,7 +44,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class Step:
-    """Losses at one gradient step of a fit, or at one check of the exponents on a held-out document."""
+    """Losses at one gradient step of a fit, or at one check on a held-out document."""
 
     number: int
     plain: float  # mean nats of plain text beyond the trained window
@@ -57,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class FittedExponents:
-    """Fitted exponents of all heads, and the losses at every step and check of the fit."""
+    """Fitted exponents of the score factors of all heads, and the losses during the fit."""
 
     level: str
     retrieval_weight: float
@@ -73,10 +69,11 @@ def fit_exponents(
     reader: Reader, documents: Sequence[Tensor], check: Tensor, trained: int, options: FitOptions, *,
     steps: int = 24, rate: float = 0.05, seed: int = 0, progress: Callable[[int], None] = lambda number: None,
 ) -> FittedExponents:  # fmt: skip
-    """Fit exponents of score factors to `documents`, each (n,), with early stopping on the document `check`.
+    """Fit exponents γ of score factors (p/n₀)^γ at query positions p beyond the trained window n₀ = `trained`.
 
-    Exponents begin at the value that gives YaRN's factor; the learning `rate` of Adam falls linearly to zero.
-    `progress` is called with the number of each finished step. Ctrl-C ends the fit after the present step.
+    `documents`, each (n,), give the gradients. The exponents with the smallest loss on the document `check` are kept.
+    They start at YaRN's factor, and the `rate` of Adam falls linearly to zero. `progress` is called with the number of
+    each finished step. Ctrl-C ends the fit after the present step.
     """
     weight = options.retrieval_weight
     full = (reader.layers, reader.heads)
@@ -87,7 +84,6 @@ def fit_exponents(
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0xF17]))
 
     def with_roles(ids: Tensor, other: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Document with planted passages and the roles of its tokens (`repeat`); unchanged, role 0, without weight."""
         return repeat(ids, other, trained, generator) if weight else (ids, ids.new_zeros(len(ids)))
 
     check_document = with_roles(check, documents[0], np.random.default_rng(seed))
@@ -135,12 +131,12 @@ def fit_exponents(
 
 
 def yarn_exponent(trained: int, to: int) -> float:
-    """Exponent γ for which (to/trained)^γ is YaRN's factor at the end of the context; fits begin there."""
+    """Exponent γ for which (to/trained)^γ is YaRN's score factor at the end of the context; fits start there."""
     return math.log(yarn_scale(to, trained)) / math.log(to / trained)
 
 
 def _loss(reader: Reader, number: int, ids: Tensor, role: Tensor, trained: int, weight: float) -> tuple[Tensor, Step]:
-    """Loss of a document (n,) beyond the trained window, and its parts; `role` (n,) marks the repeated tokens."""
+    """Loss of a document (n,) beyond the trained window, and its two terms; `role` (n,) is from `planting.repeat`."""
     cost = reader.losses(ids, trained)
     role = role[trained:].to(cost.device)
     plain = cost[role == 0].mean()
