@@ -87,7 +87,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "tails": lambda: ll.tails(tilts=[0.4, 2.0], sizes=[100, 1000], replicates=8),
     "tail verdict": lambda: ll.tails(KEYS),
     "scaling": lambda: ll.scaling(dim=3, n=400, replicates=100),
-    "keys": lambda: ll.scaling(keys=KEYS, queries=KEYS[:3], normalise=True),
     "schedules": lambda: ll.schedules([100, 1000], dim=3),
     "heat": lambda: ll.heat_flow(n=300, layers=5),
     "theory": lambda: ll.theory_report(LINE, ll.Head(1.5), 1000, sizes=SIZES),

@@ -19,6 +19,7 @@ from limitlens.interventions.harness import plus_minus
 from limitlens.interventions.reader import Reader
 from limitlens.interventions.sampled_keys import SampledKeys, check_keys, check_sampling
 from limitlens.models import LoadedModel, Windows, intervene, open_corpus
+from limitlens.models.windows import check_special
 from limitlens.report.view import Axis, Block, Figure, Guide, Row, Section, View, line
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
@@ -181,6 +182,7 @@ def depth(
     check_sampling(keys, key_sharing, seed)
     check_number("documents", documents, "at least 2, for the standard errors", low=2)
     check_number("replicates", replicates, "at least 1 draw per document", low=1)
+    check_special(special)
     text = open_corpus(corpus)
     loaded = harness.open_model(model, device, head=True)
     length = window or loaded.window(harness.WINDOW)

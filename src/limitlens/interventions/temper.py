@@ -30,7 +30,7 @@ AXES = ("log_perplexity", "far")  # nats of plain text at the end of the context
 YARN = ("yarn", "yarn_all")  # YaRN's factor by the position of each query, or by the whole context
 LABELS = {
     "truncated": "truncation", "constant": "no factor", "log": "log n", "yarn": "YaRN's factor",
-    "yarn_all": "YaRN's factor, all queries", "entropy": "entropy invariance", "critical": "gap counting",
+    "yarn_all": "YaRN's factor, all queries", "entropy": "entropy invariance",
 }  # fmt: skip
 HEADINGS = {
     "log_perplexity": "ln perplexity", "log_perplexity_against_yarn": "minus YaRN's", "far": "far, nats",

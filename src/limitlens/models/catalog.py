@@ -110,15 +110,14 @@ class LoadedModel:
 
 
 def load(
-    name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False,
-    labels: bool = False,
-) -> LoadedModel:  # fmt: skip
+    name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, head: bool = False
+) -> LoadedModel:
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    With `head` a decoder gets its language-model head and a key/value cache; `head` does not change an encoder. With
-    `labels` a model that was saved as a sequence classifier loads as a classifier. Code from a repository never runs.
+    With `head` a decoder gets its language-model head and a key/value cache; `head` does not change an encoder. Code
+    from a repository never runs.
     """
-    read = partial(_read, name, device, dtype or torch.float32, head, labels)
+    read = partial(_read, name, device, dtype or torch.float32, head)
     if name in ALIASES:
         return _load_alias(name, read)
     path = Path(name)
@@ -178,11 +177,10 @@ def _load_from_hub(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
 
 
 def _read(
-    name: str, device: str | torch.device, dtype: torch.dtype, head: bool, labels: bool, source: Path | str,
+    name: str, device: str | torch.device, dtype: torch.dtype, head: bool, source: Path | str,
     *, revision: str | None = None, local_files_only: bool = False, sha256: str | None = None, note: str = "",
 ) -> LoadedModel:  # fmt: skip
     """Load model and tokenizer from `source`: a folder or GGUF file (Path), or the name of a model on the hub (str)."""
-    import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
@@ -204,8 +202,6 @@ def _read(
             config = AutoConfig.from_pretrained(source, **options)  # nosec B615
             held = head and _holds_head(config)
             kind: Any = AutoModelForCausalLM if held else AutoModel
-            if labels and any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
-                kind = transformers.AutoModelForSequenceClassification
             _check_size(name, kind, config, dtype)
             loading: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
             model, info = loading
