@@ -1,1 +1,1 @@
-"""Error curves of every head of a model: measured on a corpus (`probe`), or predicted from few tokens (`predict`)."""
+"""Measure (`probe`) or predict (`predict`), for every head of a model, the error of attention over n random tokens."""

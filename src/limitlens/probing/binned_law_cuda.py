@@ -1,10 +1,8 @@
 """GPU version of the exact bootstrap (`theory.exact_bootstrap`): expected errors of all heads of a layer at once.
 
-Tokens are binned by softmax weight onto a grid of weights, whose points are called nodes. On a CPU a sparse matrix for
-each query is fastest. On a GPU tokens are sorted by weight, so that the tokens of neighbouring nodes are contiguous and
-one Triton program adds them up (`attention.kernels.programs`). No two programs add to one place, so results are
-reproducible. Nodes are powers of e^GAP for every head, so the errors of a head do not depend on the heads computed with
-it, to single precision. The quadrature points s extend as far as any of the heads needs.
+Tokens are sorted by softmax weight and binned onto a grid of weights, whose points are called nodes. One Triton program
+adds up the tokens of neighbouring nodes. Results are reproducible, and to single precision the errors of a head do not
+depend on the heads computed with it.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ def layer_errors(
     layer: Layer, key: Tensor, value: Tensor, n: Array, chosen: NDArray[np.int64], quarters: NDArray[np.intp] | None,
     tiling: Tiling = TILING,
 ) -> Iterator[tuple[PilotErrors, ...]]:  # fmt: skip
-    """Yield the expected errors (`theory.exact_bootstrap.pilot_errors`) of all heads of a layer, some heads at a time.
+    """Yield the expected errors of attention over n random tokens, for all heads of a layer, some heads at a time.
 
-    `key` and `value` (M, Hkv, ·) are the pilot's tokens, `n` (J,) the sample sizes, `chosen` the indices of the queries
-    used in every head, `quarters` (M,) the quarter of the text from which each token comes. Each tuple holds the errors
-    without the layer's atom (sink token in every context) and, where the layer has an atom, those with it.
+    The formula is that of `theory.exact_bootstrap.pilot_errors`. Samples come from M tokens, `key` and `value`
+    (M, Hkv, ·). `n` (J,) are the sample sizes, `chosen` the indices of the queries used, `quarters` (M,) the quarter of
+    the text that each token comes from. A tuple holds the errors without the sink and, if there is a sink, with it.
     """
     (shared, groups, m, _), device = layer.query.shape, key.device
     part, rows = law.parts_of(len(key), quarters), groups * len(chosen)
@@ -84,11 +82,10 @@ def layer_errors(
 def _binned(
     logs: Tensor, values: Tensor, spans: list[slice], n: Array, tiling: Tiling, wide: bool = False
 ) -> BinnedTokens | None:
-    """Tokens binned by softmax weight: each of M tokens is split between the two grid nodes around its weight.
+    """Bin tokens by softmax weight: each of M tokens is split between the two grid nodes around its weight.
 
-    `logs` (B, r, M) are logarithms of weights with mean 1, for r queries of each of B key/value heads; `values` are
-    (B, M, v); `spans` are the parts of the pilot, as slices of its tokens. Returns None if the logarithms range so
-    widely that `weight_nodes.close_gaps` must be applied first; `wide` says that this was done.
+    `logs` (B, r, M) are log weights with mean weight 1, of r queries of B key/value heads; `values` are (B, M, v);
+    `spans` are slices of the tokens. Returns None if `weight_nodes.close_gaps` must be applied first, unless `wide`.
     """
     device, (_, queries, tokens) = logs.device, logs.shape
     share = grid.lightest_share(n)
@@ -121,11 +118,10 @@ def _binned(
 def _on_nodes(
     logs: Tensor, values: Tensor, limit: Tensor, spans: list[slice], first: float, nodes: int, tiling: Tiling
 ) -> tuple[Tensor, Tensor]:
-    """Sums over the tokens of every grid node, in the form that `BinnedTokens` holds.
+    """Sums over the tokens of every grid node, for log weights (m, M), values (B, M, v) and limits (m, v) of m queries.
 
-    For log weights (m, M), values (B, M, v) and limits (m, v) of m queries: counts of tokens (parts, K, m) on K nodes,
-    and sums of W d, W and W |d|², divided by the weight of the node, (parts, K, m, v + 2), with W the weight of a token
-    and d its value minus the limit.
+    Returns counts (parts, K, m) on K nodes, and sums (parts, K, m, v + 2) of W d, W and W |d|², divided by the weight
+    of the node, with W the weight of a token and d its value minus the limit.
     """
     (rows, tokens), v = logs.shape, values.shape[-1]
     parts = [logs[:, span].float().sort(-1) for span in spans]

@@ -1,7 +1,4 @@
-"""Collectors: what a probe stores for each layer while the model reads the corpus (sampled tokens, attention states).
-
-Memory depends on the sample sizes, replicates and queries, not on the length of the corpus.
-"""
+"""Data that a probe collects for each layer, in memory that does not grow with the length of the corpus."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -24,16 +21,14 @@ from limitlens.sampling.assignment import Assignment, BlockAssignment, ForwardSl
 
 JOINED_NUMBERS = 1 << 29  # most numbers in the states of layers that are measured together: 4 GB
 
-# Tasks by name. A task that sums vectors returns a function that adds its sums to those of all forward passes. The
-# caller runs these functions in the order of the passes, so that results do not depend on the order of threads.
+# Tasks by name. A task may return a function that adds its sums to the totals; callers run these in a fixed order.
 Work: TypeAlias = dict[str, Callable[[], Callable[[], None] | None]]
 
 
 class Moments:
     """Running mean and covariance, for each head, of vectors of dimension d that arrive in blocks.
 
-    Sums within a chunk are float32, sums of chunks float64. A rough mean (heads, d) is subtracted from all vectors
-    first, so that no digits cancel.
+    `rough_mean` (heads, d) is subtracted from all vectors first, so that no digits cancel.
     """
 
     def __init__(self, rough_mean: Tensor) -> None:
@@ -45,7 +40,7 @@ class Moments:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Moments of several layers, concatenated along the heads; all layers must have seen as many vectors."""
+        """Moments of several layers, concatenated along the heads; all layers must have seen equally many vectors."""
         whole = copy.copy(parts[0])
         for name in ("shift", "total", "products"):
             setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
@@ -65,7 +60,7 @@ class Moments:
         return add
 
     def tensors(self) -> dict[str, Tensor]:
-        """Sums of the vectors added so far, by name, as a checkpoint saves them."""
+        """The running sums by name, as a checkpoint saves them."""
         return {"count": self.count, "total": self.total, "products": self.products}
 
     @property
@@ -84,10 +79,9 @@ class Moments:
 class Collector:
     """Data that a probe collects for one layer, from which the errors of the layer's heads are computed.
 
-    A cell is the set of tokens by which the sample of one replicate grows from one size to the next. Small cells store
-    the keys and values of their tokens, large cells only an attention state into which tokens are merged. Means and
-    covariances of queries, keys and hidden states are collected too. `fused` switches the Triton programs on or off; by
-    default they run where the device and the layer allow.
+    Samples grow from size to size. If a sample grows by few tokens to a size, their keys and values are stored. If it
+    grows by many, they are merged into one attention state (log-sum-exp and output of each query). `fused` switches the
+    Triton kernels on or off; by default they run where the device and the layer allow.
     """
 
     def __init__(self, layer: Layer, assignment: Assignment, fused: bool | None = None) -> None:
@@ -97,29 +91,26 @@ class Collector:
         heads, m, v = query.shape[0], query.shape[1], value.shape[-1]
         detail = torch.arange(m, device=query.device).view(-1, layer.query.shape[2])[:, layer.detail].flatten()
         self.queries = JobQueries.of(query, detail, value, layer.kernel, layer.traits.softcap, fused)
-        # moments of the "query", the "key" and, where it is known, the "hidden" state of pooled tokens
+        # moments of the "query", the "key" and, where it is known, the "hidden" state of the tokens read
         self.moments = {name: Moments(mean) for name, mean in layer.traits.rough_mean.items()}
-        # Keys and values, (rows, Hkv, ·), in the model's precision: first tokens that stay stored, in their slots, then
-        # tokens that are attended to once their block is complete, then copies of the special tokens among the latter.
+        # Keys and values: tokens stored to the end, then those of the current block, then copies of its special tokens.
         rows = assignment.slots + assignment.wait + assignment.marks
         self.stores = tuple(tokens.new_zeros(rows, *tokens.shape[1:]) for tokens in (key, value))
         self.key, self.value = (store[: assignment.slots] for store in self.stores)
         hidden = layer.traits.rough_mean.get("hidden")
         # (stored, d): hidden states of the first stored tokens
         self.hidden = None if hidden is None else query.new_zeros(assignment.hidden, hidden.shape[-1])
-        # States (cells + 1, Hkv, G · m) and peaks (largest scores; cells + 1, Hkv, G · q) of the large cells; the last
-        # entry holds all special tokens, which belong to their cells too.
+        # Attention (·, Hkv, G · m) and largest scores (·, Hkv, G · q) over merged tokens; last, over special tokens.
         self.states = State.empty((assignment.states + 1, heads), m, v, device=query.device)
         self.peaks = Peak.empty((assignment.states + 1, heads), len(detail), v, like=query)
-        # (2, Hkv): largest absolute number in the waiting keys and values, by which the Triton kernel scales them
+        # (2, Hkv): largest absolute number in the block's keys and values, by which the Triton kernel scales them
         self.largest = None if self.queries.halves is None else query.new_zeros(2, heads)
 
     def work(self, captured: Captured, part: ForwardSlice, positions: slice, special: Tensor, marks: int) -> Work:
-        """List the tasks that store the tokens that the layer captured in one forward pass and sum their moments.
+        """List the tasks that store a layer's tokens from one forward pass and add them to its means and covariances.
 
-        The tokens are those at `positions` of each window of the forward pass; `part` says into which row each goes.
-        `special` (s,) are the indices of special tokens (such as CLS) among them; `marks` is the number of special
-        tokens of earlier forward passes that are stored and not yet attended to.
+        The tokens are those at `positions` of each window; `part` says where each is stored. `special` (s,) are indices
+        of special tokens (such as CLS) among them. `marks` special tokens are stored from earlier forward passes.
         """
         key, value = (tokens_of(tensor[:, :, positions]) for tensor in (captured.key, captured.value))
         first = self.assignment.slots + self.assignment.wait + marks
@@ -137,17 +128,14 @@ class Collector:
         return work
 
     def cells(self, block: BlockAssignment, marks: int) -> list[Callable[[], None]]:
-        """List the tasks that attend to the stored tokens of a block of text, and again to its `marks` special tokens.
-
-        On a CPU each task merges the tokens of one cell into its state; on a GPU one launch computes all cells.
-        """
+        """List the tasks that compute attention over a block of text, and again over its `marks` special tokens."""
         wait, last = self.assignment.wait, self.assignment.states
         jobs = np.array([(last, wait, wait + marks), *block.streamed])
         step = 1 if self.queries.halves is None else len(jobs)
         return [partial(self._attend, jobs[start : start + step]) for start in range(0, len(jobs), step)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the layer has collected, by name, without copies; valid between two blocks of tokens."""
+        """All tensors that the layer has collected, by name, not copied; valid between two blocks of tokens."""
         found = {"key": self.key, "value": self.value}
         if self.hidden is not None:
             found["hidden"] = self.hidden
@@ -155,12 +143,12 @@ class Collector:
         return found | {f"{name}.{part}": t for name, one in held.items() for part, t in one.tensors().items()}
 
     def settle(self, copy: bool) -> None:
-        """Finish collecting: convert stored keys and values to float32; `copy` frees the memory of merged tokens."""
+        """Finish collecting: convert stored keys and values to float32; `copy` frees the memory of all other tokens."""
         self.key, self.value = (tokens.to(torch.float32, copy=copy) for tokens in (self.key, self.value))
         self.stores = ()
 
     def _attend(self, jobs: NDArray[np.int64]) -> None:
-        """Attend to stored tokens and merge the result into the states of cells, for `jobs` (cell, start, stop)."""
+        """Compute attention over stored tokens and merge it into running states, for `jobs` (state, start, stop)."""
         key, value = (store[self.assignment.slots :] for store in self.stores)
         state, peak = attend_jobs(self.queries, key, value, jobs[:, 1:], largest=self.largest)
         first = int(jobs[0, 0])
@@ -197,10 +185,7 @@ class Collector:
 
 
 def groups(collectors: Iterable[Collector], bounded: bool = False) -> list[list[Collector]]:
-    """Group consecutive layers of equal shape that are measured in one call, which saves kernel launches on a GPU.
-
-    On a CPU, or if memory is `bounded` by the user, every group is a single layer.
-    """
+    """Group consecutive layers of equal shape that a GPU measures in one call; single layers if memory is `bounded`."""
 
     def shapes(collector: Collector) -> tuple[object, ...]:
         layer, fused = collector.layer, collector.queries.halves is not None

@@ -1,9 +1,4 @@
-"""Measurements of a layer after the corpus was read: errors, concentration of weights, geometry of scores.
-
-Concentration (effective tokens, largest weight, entropy, tail, critical factor) uses every score of some queries of
-each head, over the samples whose tokens are all stored, without the sink. Geometry (horizons, coupling, tilts) comes
-from means and covariances over all tokens read. `head_records` puts both into the record of each head.
-"""
+"""Measurements of a layer after the corpus was read: errors, concentration of softmax weights, geometry of scores."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +28,7 @@ from limitlens.statistics.estimators import members, norm_by_squaring
 from limitlens.statistics.regimes import classify, resampled
 from limitlens.statistics.tails import TailReport, check_tails, sorted_shape, tail_length
 
-FLOOR_QUERIES = 4  # queries of a head whose outputs are computed again in float64, for the numerical floor
+FLOOR_QUERIES = 4  # queries of a head whose outputs are computed again in float64, to measure rounding errors
 PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
 _FEWEST_SCORES = 6  # smallest number of scores whose tail is fitted
 _SCORES_AT_ONCE = 1 << 27  # scores formed at a time on a GPU
@@ -42,24 +37,23 @@ _TOKENS_PER_AXIS = 16  # with fewer tokens per axis, whitening by their own cova
 
 
 class LayerDetail(NamedTuple):
-    """Concentration of the softmax weights of every query head of a layer.
+    """Concentration of the softmax weights of every query head of a layer, without the sink.
 
-    Sums are over the queries of each of C clusters (queries of the same windows of text), in each of the W replicates
-    whose tokens are all stored; J is the number of sample sizes.
+    Sums are over each of C groups of queries (by window of text), in W replicates, at J sample sizes.
     """
 
     effective_sums: Array  # (heads, W, C, J): effective tokens 1/Σw² of samples of each size
     top_sums: Array  # (heads, W, C): largest weight at the largest size
     entropy_sums: Array  # (heads, W, C): entropy of the weights at the largest size, in nats
     pareto_k: Array  # (heads,): Pareto shape of the weights, median over queries; NaN with too few tokens
-    critical: NDArray[np.object_]  # (heads,): `CriticalFactor` of replicate 0
+    critical: NDArray[np.object_]  # (heads,): `CriticalFactor`, from one replicate
     floor: Array  # (heads,): relative error of a few outputs over the largest sample against float64
 
 
 def layer_detail(collector: Collector, context: int) -> LayerDetail:
-    """Concentration of the softmax weights of every head of a layer, computed for a few key/value heads at a time.
+    """Measure how concentrated the softmax weights of every head of a layer are, such as effective tokens and entropy.
 
-    `context` is the largest number of tokens in the samples that the critical factor uses.
+    The critical factor (factor on the scores that makes the largest weight 1/5) uses at most `context` tokens.
     """
     step = _heads_at_once(collector)
     starts = range(0, collector.key.shape[1], step)
@@ -77,7 +71,7 @@ def _heads_at_once(collector: Collector) -> int:
 
 
 def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail:
-    """Concentration of the softmax weights of the query heads that read the key/value heads of the slice `heads`."""
+    """`LayerDetail` of the query heads that read the key/value heads of the slice `heads`."""
     assignment, layer = collector.assignment, collector.layer
     detail, query = layer.detail, collector.queries.detail_query[heads]
     q = len(detail)
@@ -106,7 +100,7 @@ def _some_heads(collector: Collector, heads: slice, context: int) -> LayerDetail
 
 
 def _effective_tokens(scores: Tensor, sizes: list[int]) -> Tensor:
-    """Effective tokens 1/Σw², (..., m, J): over the first n of N scores (..., m, N), for each n of J `sizes`."""
+    """Effective tokens 1/Σw² of the softmax over the first n of N scores (..., m, N), for n in `sizes`: (..., m, J)."""
     nested: list[Tensor] = []
     for start, stop in pairwise([0, *sizes]):
         if stop > start:
@@ -132,7 +126,7 @@ def _top_weight_and_entropy(scores: Tensor) -> Tensor:
 
 
 def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Error of the kernel in each key/value head, (h,), relative to float64 attention, for a few queries (h, q, k)."""
+    """Relative error (h,) of the attention kernel against float64 in h key/value heads, for some queries (h, q, k)."""
     fast = state_of(query, key, value, kernel=collector.layer.kernel).output
     weights = torch.softmax(scores_of(query.double(), key.double(), collector.layer.traits.softcap), -1)
     exact = weights @ value.double()
@@ -141,7 +135,7 @@ def _floor(collector: Collector, query: Tensor, key: Tensor, value: Tensor) -> T
 
 
 def _pareto(scores: Tensor) -> Any:
-    """Pareto tail shape of the softmax weights of each query, (...), from its scores (..., n); NaN if they are few."""
+    """Pareto tail shape of the softmax weights of each query, (...), from its scores (..., n); NaN if n is small."""
     count = tail_length(scores.shape[-1]) + 1  # only the largest scores matter
     if count < _FEWEST_SCORES:
         return torch.full_like(scores[..., 0], torch.nan)
@@ -153,11 +147,10 @@ def _pareto(scores: Tensor) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
-    """Geometry of the attention scores of each query head of a layer, and the tail test of the layer's tokens."""
+    """Spectral quantities of each query head's attention scores, and whether the layer's tokens have heavy tails."""
 
-    # By name of the field of `HeadRecord`, (heads,) each: "horizon", the two-sided horizon H over all pooled tokens;
-    # "mean_tilt", the tilt τ₀ of the mean query; "score_std", the standard deviation of scores over the pool, before a
-    # softcap, RMS over queries; where the input of the projections is known, "horizon_one_sided" and "coupling" Ψ
+    # (heads,) each: two-sided "horizon" H; "score_std", standard deviation of scores over tokens, RMS over queries;
+    # "mean_tilt" τ₀, that of the mean query's scores; if weights are known, "horizon_one_sided" and "coupling" Ψ
     numbers: dict[str, Array]
     note: str  # why the one-sided horizon and the coupling are not known, or a caveat, or empty
     tails: TailReport | None  # tails of the tokens along their leading principal axes; None with too few tokens
@@ -165,11 +158,10 @@ class LayerGeometry:
 
 
 def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerGeometry]:
-    """Geometry of the scores of each of `layers`; `whole` is their `Collector.joined`, with the heads of all layers.
+    """Spectral quantities of each head's attention scores (`theory.spectrum`); `whole` joins the heads of all `layers`.
 
-    The formulas are those of `limitlens.theory.spectrum`, for all heads at once: with Cov(k) = RRᵀ the horizon is
-    scale · √λ_max(RᵀCov(q)R), the mean tilt is scale · √(E qᵀ Cov(k) E q). The one-sided horizon ‖Σ^{1/2} A‖ is the
-    horizon for white inputs of the query projection: Cov(q) = Wq Wqᵀ in place of Wq Σ Wqᵀ.
+    The horizon is scale · √λ_max(RᵀCov(q)R) with Cov(k) = RRᵀ. The mean tilt is scale · √(E qᵀ Cov(k) E q). The
+    one-sided horizon ‖Σ^{1/2} A‖ is the horizon with Wq Wqᵀ in place of Cov(q) = Wq Σ Wqᵀ.
     """
     moments, (shared, groups, _, dim), count = whole.moments, whole.layer.query.shape, len(layers)
     mean_q, cov_k = moments["query"].mean.reshape(shared, groups, -1), moments["key"].covariance
@@ -204,7 +196,7 @@ def layer_geometry(whole: Collector, layers: Sequence[Collector]) -> list[LayerG
 
 
 def _score_norms(key: Tensor, query: Tensor) -> Tensor:
-    """√λ_max(RᵀBR) of each query head, for covariances A = RRᵀ of keys (Hkv, d, d) and B of queries (heads, d, d)."""
+    """Unscaled horizon √λ_max(RᵀBR) of each query head, for covariances RRᵀ of keys (Hkv, d, d) and B of queries."""
     if key.device.type != "cpu":  # single eigenproblems leave a GPU idle; A B has the same eigenvalues as RᵀBR
         return norm_by_squaring(key.repeat_interleave(len(query) // len(key), 0) @ query).sqrt()
     values, axes = torch.linalg.eigh(key)
@@ -214,11 +206,7 @@ def _score_norms(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _tails(collector: Collector, axes: Tensor | None) -> tuple[TailReport | None, str]:
-    """Tail test of the tokens of replicate 0 (None if too few) and their kind: "hidden states" or "keys".
-
-    `axes` (d, d) are the principal axes of the tokens, computed here if None; the test uses the leading ones, as many
-    as a sample of this size resolves.
-    """
+    """Tail test of some of a layer's tokens ("hidden states" or "keys") along their leading principal `axes` (d, d)."""
     slots, tokens, store = collector.assignment.slots_of(0), "keys", collector.key
     if collector.hidden is not None:
         tokens, store = "hidden states", collector.hidden
@@ -240,11 +228,11 @@ class Measured:
     detail: LayerDetail
     geometry: LayerGeometry
     special: Array
-    predictions: list[tuple[PredictedErrors, ...]]  # by head: without atom (sink), and with it if it has one
+    predictions: list[tuple[PredictedErrors, ...]]  # by head: without the sink, and with it if there is one
 
 
 def measure(collectors: Sequence[Collector], window: int) -> list[Measured]:
-    """Measure layers of equal shape, whose collectors have read all windows of text, of `window` tokens each."""
+    """Compute all measurements of layers of equal shape, after the text was read in windows of `window` tokens."""
     with torch.inference_mode():
         whole = Collector.joined(collectors)
         work: tuple[Callable[[], Any], ...] = (
@@ -286,7 +274,7 @@ def _run_all(work: Sequence[Callable[[], Any]], device: torch.device) -> list[An
 
 @cache
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """`count` CUDA streams of a device, cached over calls, because memory freed on a stream is reused only there."""
+    """CUDA streams of a device, cached over calls, because memory freed on a stream is reused only there."""
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,6 @@
 """Run a probe on the workers of a Ray cluster, each of which reads a share of the windows of text.
 
-A worker runs the model over a few blocks of windows, merges their attention states as a single process would, and
-returns plain tensors. The driver (the process that started the probe) decides which sample each token belongs to, and
-merges the tensors of the workers in order.
+The driver (the process that started the probe) assigns tokens to samples and merges the workers' results in order.
 """
 
 import os
@@ -40,10 +38,7 @@ def _prepare(
     model: str | LoadedModel, sha256: str | None, device: str, special: NDArray[np.bool_], at_once: int, pilot: Pilot,
     assignment: Assignment,
 ) -> Callable[[Blocks], Share]:  # fmt: skip
-    """Load the model on a worker, and return the function that computes the result (`Share`) of some blocks.
-
-    `sha256` is the digest of the weights of the driver's model; `special` and `at_once` are as in `run_blocks`.
-    """
+    """Load the model on a worker, check its weights by `sha256`, and return the function that processes blocks."""
     loaded = load(model, device=choose_device(device)) if isinstance(model, str) else model
     if loaded.sha256 != sha256:
         raise InputError(f"the model {model} on a worker differs from the driver's; expected the same files everywhere")
@@ -72,8 +67,7 @@ def run(
     """Run the model over the windows `indices` like `stream.run_blocks`, on the workers of a Ray cluster.
 
     A `model` given by name is loaded by every worker; `loaded` is the same model on the driver. `passed` is called with
-    a number of complete blocks, and whether the state may be saved. An interrupt takes effect after the blocks that
-    were already sent.
+    a number of complete blocks, and whether to save. An interrupt takes effect after the blocks already sent.
     """
     if isinstance(model, str) and os.path.exists(model):
         model = os.path.abspath(model)
@@ -106,7 +100,7 @@ def run(
 
 
 def share_of(collector: Collector, slots: NDArray[np.int64]) -> Tensors:
-    """Result of a worker for one layer: the collector's tensors on the CPU, with stored tokens only in `slots`."""
+    """Result of a worker for one layer: the collector's tensors on the CPU; of stored tokens, only those in `slots`."""
     rows = torch.as_tensor(slots)
     found = {name: part.cpu() for name, part in collector.tensors().items()}
     return found | {name: found[name][rows[rows < len(found[name])]] for name in KEPT if name in found}

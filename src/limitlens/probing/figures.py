@@ -1,4 +1,4 @@
-"""Figures of a probe, and data for the interactive parts of its HTML page: map of heads, one head, rates, budgets."""
+"""Figures of a probe, and data for the interactive parts of its HTML page."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest 
 
 
 class Quantity(NamedTuple):
-    """One number of a head on the page: key in the page's data, label, help text, and `kind` if the map shows it."""
+    """A number that the HTML page shows for each head: its key in the page's data, label and help text."""
 
     key: str
     label: str
     help: str = ""
-    kind: str = ""  # "number" or "regime"
-    log: bool = False
+    kind: str = ""  # "number" or "regime" if the map of heads can show it, else empty
+    log: bool = False  # whether its scale is logarithmic
 
 
 QUANTITIES = (
@@ -102,7 +102,7 @@ QUANTITIES = (
 
 
 def page_data(run: ProbeRun) -> dict[str, Any]:
-    """Data that the widgets of the page of a run read; "heads" holds one list per quantity, with an entry per head."""
+    """Data of the interactive parts of the HTML page; "heads" holds one list per quantity, with an entry per head."""
     rows = [_row(head) for head in run.records]
     regimes = count_regimes(run.records)
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]

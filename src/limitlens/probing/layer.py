@@ -1,19 +1,12 @@
-"""Error curves of the heads of a layer: outputs over nested samples against outputs over the pool (all tokens read).
+"""Errors of the heads of a layer: attention over nested samples of n tokens against attention over all N tokens read.
 
-*Output.* Samples of n tokens are merged from cells (the tokens by which a sample grows from one size to the next) and
-compared with the pool of N tokens in two ways. Without a sink: Γ_n against Γ_N. With the atom (a sink that every
-context contains once): its mass does not grow with n, so a sample of n tokens and the atom is compared with the pool
-weighted as n tokens and the atom,
+An attention sink (score a, value v_a), which every context contains once, keeps its mass as n grows. A sample with the
+sink is therefore compared with all N tokens weighted as n tokens,
 
-    Γ̄_n = (e^a v_a + (n/N) Σ_pool e^s v) / (e^a + (n/N) Σ_pool e^s),
+    Γ̄_n = (e^a v_a + (n/N) Σ e^s v) / (e^a + (n/N) Σ e^s),
 
-which has the expected numerator and denominator of a sample. Errors are divided by √(1 − n/N), since samples are drawn
-from the pool without replacement.
-
-*Mean and covariance of the outputs over queries*: `statistics.estimators.ClusteredMoments`.
-
-*Hardmax*: the value at the largest score among n tokens, against the value at the largest score in the whole pool. For
-Gaussian tokens the error of hardmax falls like a power of ln n, not of n (`theory.hardmax`).
+which has the expected numerator and denominator of a sample. Error curves are divided by √(1 − n/N), since samples are
+drawn without replacement.
 """
 
 import math
@@ -43,15 +36,13 @@ MIN_SNR = 4.0  # fits of moment curves leave out errors smaller than this many o
 
 
 class Squares(NamedTuple):
-    """Squared errors of one kind (such as of the output) of every head of a layer.
+    """Squared errors of every head of a layer against attention over all tokens read.
 
-    C is the number of clusters of queries (queries of the same windows of text), R of replicates, J of sample sizes.
+    C is the number of groups of queries (by window of text), R of replicates, J of sample sizes.
     """
 
-    # (heads, C, R, J): weighted so that the mean over C clusters is the mean over all queries. Errors are against the
-    # pool of N tokens; their squares are smaller than those against the law of tokens by the factor 1 − n/N.
-    squares: Array
-    outputs: Array  # (heads, C, J): squared norm of the limit in each cluster, relative to its mean over all queries
+    squares: Array  # (heads, C, R, J): weighted so that the mean over C groups is the mean over all queries
+    outputs: Array  # (heads, C, J): squared norm of the limit in each group, relative to its mean over all queries
     scale: Array  # (heads, J): root mean square norm of the limit, by which errors are divided
 
 
@@ -60,10 +51,9 @@ class LayerCurves:
     """Measured errors of all heads of a layer, for R replicates and J sizes, and attention over all tokens read."""
 
     counts: NDArray[np.int64]  # (R, J): tokens in each sample: the sizes asked for, unless the run was interrupted
-    pool: int  # N, number of tokens in the pool
-    reference: State  # attention over the whole pool, (Hkv, G · m)
-    # Squared errors by kind: of the output without the atom (sink), "output", and with it, "atomic", if the layer has
-    # one; and without the atom of the "mean" and the "covariance" of outputs over queries, and of "hardmax".
+    pool: int  # N, number of tokens read
+    reference: State  # attention over all tokens read, (Hkv, G · m)
+    # Errors of: "output", without sink; "atomic", with it; "mean" and "covariance" of outputs over queries; "hardmax".
     kinds: dict[str, Squares]
 
     def of(self, heads: slice, shared: slice) -> Self:
@@ -72,7 +62,7 @@ class LayerCurves:
         return replace(self, reference=self.reference[shared], kinds=kinds)
 
     def curve(self, kind: str, head: int, sizes: Array, **known: Any) -> ErrorCurve:
-        """Error curve of one head's relative errors, NaN where the limit is 0; `known` are fields of `ErrorCurve`."""
+        """Curve of the relative errors of one head, NaN where the limit is 0; `known` are fields of `ErrorCurve`."""
         squares, outputs, scale = (array[head] for array in self.kinds[kind])
         with np.errstate(divide="ignore", invalid="ignore"):
             moments = np.where(scale > 0, squares / scale**2, np.nan)
@@ -80,13 +70,13 @@ class LayerCurves:
 
     @property
     def finite_population_correction(self) -> Array:
-        """√(1 − n/N) for each size, (J,), or (R, J) if the run was interrupted and replicates differ in length."""
+        """Factor √(1 − n/N) on errors if n of N tokens are drawn without replacement: (J,), or (R, J) if n varies."""
         factor = np.sqrt(1 - self.counts / self.pool)
         return np.asarray(factor[0] if (factor == factor[0]).all() else factor)
 
 
 def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> LayerCurves:
-    """Measure the errors of a layer's heads, in groups of heads whose outputs hold about `floats_at_once` numbers."""
+    """Measure the errors of a layer's heads, with about `floats_at_once` numbers of their outputs at a time."""
     assignment = collector.assignment
     shared, rows = collector.queries.query.shape[:2]
     floats = floats_at_once * (1 if collector.key.device.type == "cpu" else DEVICE_TIMES)
@@ -99,7 +89,7 @@ def layer_curves(collector: Collector, floats_at_once: int = FLOATS_AT_ONCE) -> 
 
 
 def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State, dict[str, Squares]]:
-    """Attention over the pool (h, G · m) and squared errors by kind, for the h key/value heads of the slice `heads`."""
+    """Attention over all tokens read, (h, G · m), and squared errors by kind, of the h key/value heads `heads`."""
     assignment, atom = collector.assignment, collector.layer.atom
     counts = assignment.filled.cumsum(1)
     (*steps, left_over), peaks = zip(*_steps(collector, heads), strict=True)
@@ -119,10 +109,9 @@ def _some_heads(collector: Collector, heads: slice, floats: int) -> tuple[State,
 
 
 def _steps(collector: Collector, heads: slice) -> list[tuple[State, Peak]]:
-    """Attention states (R, h, G · m) and peaks (R, h, G · q) of the tokens that each size step adds to R replicates.
+    """Attention (R, h, G · m) and largest scores (R, h, G · q) over the tokens by which R samples grow to each size.
 
-    The last entry, (·, h, ·), is of tokens that belong to no replicate. Of each step the tokens of the first
-    replicates, or of all, were stored and are attended to here; the other states were computed as the tokens were read.
+    The last entry is of tokens in no sample. If tokens were not stored, their attention was computed as they were read.
     """
     assignment = collector.assignment
     kept = assignment.kept.T
@@ -149,14 +138,12 @@ def _output_errors(
     collector: Collector, steps: Sequence[State], reference: Tensor, with_atom: tuple[State, State] | None,
     moments: ClusteredMoments, floats: int,
 ) -> dict[str, Squares]:  # fmt: skip
-    """Squared output errors of nested samples against the pool, by kind: "output", and "atomic" if there is an atom.
+    """Squared output errors of nested samples without the sink ("output") and, if there is one, with it ("atomic").
 
-    Samples are merged from `steps`, (R, h, G · m) each; `reference` Γ (h, G · m, v) is the output over the pool.
-    `with_atom` is the atom's state (h, G · m) and the limits (J, R, h, G · m) of samples with the atom; R is 1 if all
-    replicates share their limits. `moments` is updated with the differences without the atom. At most `floats` numbers
-    are merged at a time, to stay in cache. Outputs are merged as differences D = Γ_n − Γ in single precision, which
-    loses no accuracy of the errors. With an atom of value v, whose softmax weight is t in a sample and u in the limit,
-    the difference is D(1 − t) + (v − Γ)(t − u).
+    `steps` are attention (R, h, G · m) over the tokens by which samples grow to each size. `reference` Γ (h, G · m, v)
+    is the output over all tokens. `with_atom` is attention to the sink and the limits (J, R or 1, h, G · m) with it.
+    `moments` is updated with the differences D = Γ_n − Γ. With a sink of value v, whose softmax weight is t in a sample
+    and u in the limit, the difference is D(1 − t) + (v − Γ)(t − u).
     """
     replicates, *own = steps[0].output.shape
     member = members(collector.layer.clusters, steps[0].lse.device)
@@ -193,23 +180,22 @@ def _output_errors(
 
 
 def _cluster_squares(vectors: Tensor, member: Tensor) -> Tensor:
-    """Squared norms of vectors (..., h, G · m, v) summed by query cluster and multiplied by C/m, (..., h · G, C)."""
+    """Squared norms of vectors (..., h, G · m, v), summed in each of C query groups, times C/m: (..., h · G, C)."""
     squares: Tensor = torch.linalg.vecdot(vectors, vectors)
     m, clusters = member.shape
     return squares.double().reshape(*vectors.shape[:-3], -1, m) @ (member * (clusters / m))
 
 
 def _relative(errors: Tensor, outputs: Tensor) -> Squares:
-    """`Squares` from squared errors (heads, C, R, J) and squared norms of the limit `outputs` (heads, C, J)."""
+    """`Squares` from squared errors (heads, C, R, J) and squared norms `outputs` (heads, C, J) of the limit."""
     mean = outputs.mean(1, keepdim=True)
     return Squares(*to_numpy(errors, torch.where(mean > 0, outputs / mean, 1.0), mean[:, 0].sqrt()))
 
 
 def hardmax_errors(layer: Layer, peaks: Sequence[Peak]) -> Squares:
-    """Squared errors of hardmax (value at the largest score) over nested samples, relative to hardmax over the pool.
+    """Squared errors of hardmax (the value at the largest score) over nested samples, against hardmax over all tokens.
 
-    `peaks` are those of `_steps`: of the tokens that each size step adds to R replicates, (R, h, G · q), and last of
-    tokens in no replicate, (·, h, G · q), for some (q) of the queries of each head.
+    `peaks` are largest scores over the tokens by which samples grow, (R, h, G · q), and last over tokens in no sample.
     """
     best = Peak.joined(peaks).union().value
     _, clusters = np.unique(layer.detail_clusters, return_inverse=True)

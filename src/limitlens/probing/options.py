@@ -1,8 +1,4 @@
-"""Options of a probe that trade speed and memory, its estimated cost, and batch sizes that fit a bound on memory.
-
-A probe keeps the data that its sizes, replicates and queries need (`sampling.assignment`). A bound on memory changes
-only how many tokens are processed at a time, never which token goes to which sample.
-"""
+"""Options of a probe that trade speed against memory, and estimates of the time and memory that a probe takes."""
 
 from dataclasses import dataclass
 
@@ -15,26 +11,21 @@ from limitlens.sampling.assignment import KEPT_STEP, WHOLE_REPLICATES, Assignmen
 from limitlens.sampling.cells import Cells
 from limitlens.sampling.memory import room
 
-# Speed of one CPU thread, measured for two models (docs/reliability.md): operations per second in attention over the
-# queries, and seconds per head for all other measurements.
+# Measured for one CPU thread (docs/reliability.md): operations per second in attention, seconds per head for the rest.
 ATTENTION_SPEED, HEAD_SECONDS = 2.5e10, 0.08
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Options of a probe that trade speed, memory and detail; the defaults for memory were measured."""
+    """Advanced options of `limitlens.probe`, which trade speed against memory and the precision of diagnostics."""
 
     block: int = 1 << 14  # tokens that are assigned to samples together, and held in memory until all of them are read
-    # Most tokens in a block on a GPU, where large blocks save launches and merges of states. A pool of at least 32
-    # blocks of `block` tokens is cut into about six blocks, none larger than this.
-    device_block: int = 1 << 19
+    device_block: int = 1 << 19  # largest block on a GPU, where a long text is cut into about six blocks
     device_forward: int = 1 << 18  # most tokens in a forward pass on a GPU
-    # A sample stores the keys and values of a size step of at most this many tokens, and an attention state of larger
-    # steps.
-    kept_step: int = KEPT_STEP
+    kept_step: int = KEPT_STEP  # keys and values are stored if a sample grows by at most this many tokens to a size
     whole_replicates: int = WHOLE_REPLICATES  # most replicates that store all tokens, for diagnostics of every score
-    clusters: int = CLUSTERS  # approximate number of groups of queries, by window, that the bootstrap resamples
-    activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width, with captured ones
+    clusters: int = CLUSTERS  # approximate number of groups of queries, by window of text, that the bootstrap resamples
+    activations: int = 32  # memory of a token in a forward pass, in vectors of the hidden width
     forward_share: int = 4  # a forward pass may use 1/forward_share of the memory left beside the model
     layer_copies: int = 2  # copies of a layer's stored tokens and states that exist while the layer is measured
     score_copies: int = 12  # copies of the scores that a layer's diagnostics use while the layer is measured
@@ -44,19 +35,16 @@ class ProbeOptions:
         return int(self.activations * 4 * length * loaded.model.config.get_text_config().hidden_size)
 
     def windows_at_once(self, window: int, wanted: int, device: torch.device, memory: int | None) -> int:
-        """Number of windows per forward pass: `wanted`, or its largest divisor that fits in memory.
-
-        `window` is the memory that a window needs in bytes, `memory` the user's bound on memory in bytes, if any.
-        """
+        """Number of windows per forward pass: the largest divisor of `wanted` that fits, at `window` bytes each."""
         share = self.forward_share
         left = room(memory, device, share * window, "a forward of one window")
         return max(few for few in range(1, wanted + 1) if wanted % few == 0 and (few - 1) * share * window <= left)
 
     def tokens_waiting(self, pilot: Pilot, assignment: Assignment, part: int, forward: int, memory: int | None) -> int:
-        """Number of tokens that may be stored before attention over them is computed; at most a block of tokens.
+        """Number of tokens whose keys and values may be stored before attention over them is computed.
 
-        It is a multiple of `part`, the number of sampled tokens in a forward pass, and as large as memory allows.
-        `forward` is the memory of a forward pass in bytes.
+        It is a multiple of `part`, the number of sampled tokens in a forward pass, and at most a block of tokens.
+        `forward` is the memory that a forward pass takes, `memory` the user's limit, in bytes.
         """
         held = measured = token = 0
         threads = torch.get_num_threads()
@@ -78,10 +66,7 @@ class ProbeOptions:
     def cost(
         self, loaded: LoadedModel, windows: Windows, cells: Cells, replicates: int, queries: int
     ) -> tuple[float, float]:
-        """Estimate the seconds and bytes that a probe takes, from the sizes of the model and of the run.
-
-        Besides the forward passes (`forward_cost`), a token costs 4 operations per query and number in its keys.
-        """
+        """Estimate how many seconds and bytes of memory a probe takes, from the sizes of the model and of the run."""
         config = loaded.model.config.get_text_config()
         layers = getattr(config, "num_hidden_layers", 1)
         width = float(getattr(config, "hidden_size", 1) * layers)

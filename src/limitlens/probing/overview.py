@@ -1,9 +1,6 @@
 """Summaries of the heads of a layer or a model: medians, regimes, slowest heads, and the accuracy of predicted rates.
 
-Errors of outputs and errors of their mean and covariance over queries have different exponents, so rates of each kind
-of error are compared only with formulas for that kind. All curves of a probe are root mean squares over replicates. On
-real heads every formula is a heuristic, even one that is proved for Gaussian tokens: the horizon H and the coupling Ψ
-come from the covariance, which need not be a variance proxy of the tokens.
+On real heads every formula for a rate is a heuristic, even one that is proved for Gaussian tokens.
 """
 
 from collections import Counter
@@ -89,11 +86,10 @@ def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def rate_skill(heads: Sequence[HeadRecord], kind: str = "output") -> dict[str, Any]:
-    """Accuracy of the predicted rates for a `kind` of error, over the heads whose rate was measured.
+    """Accuracy of each predicted rate (exponent of the error in n), over the heads whose rate was measured.
 
-    For each predictor: status on real heads, mean absolute error, rank correlation with the measured rates (None for a
-    constant), and the share of heads that converge at least as fast as predicted (for a bound it should be 1). The
-    baselines are the constant 1/2 and the best single constant, which is the median of the measured rates.
+    Gives the mean absolute error, the rank correlation with measured rates, and the share of heads that converge at
+    least as fast as predicted (1 for a true bound). Baselines are 1/2 and the median of the measured rates.
     """
     # Theory is about samples without the sink.
     curves = [head.curve_without_sink if kind == "output" else head.moment_curves.get(kind) for head in heads]

@@ -1,8 +1,7 @@
-"""The pilot: forward passes over a few random windows of text that give the queries of a probe.
+"""Forward passes over a few random windows of text, which give the queries of a probe (the pilot).
 
-Samples of keys come from other windows. Queries of an encoder come from all positions. Queries of a causal model come
-from the last positions of windows, and samples use only keys before these positions, so that every sampled key lies in
-the past of every query.
+Sampled keys come from other windows. In a causal model queries come from the last positions of a window and keys from
+earlier positions, so that every key lies in the past of every query.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,55 +26,51 @@ from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
 
 LARGEST_TAIL = 4  # queries of a causal model come from the last 1/LARGEST_TAIL of a window at most
-DETAIL_QUERIES = 64  # number of queries of a head that diagnostics use which need every score
+DETAIL_QUERIES = 64  # queries of a head for which diagnostics compute every score
 NORMALISED = "queries or keys are normalised one by one after the projection: no score matrix exists"
-CLUSTERS = 32  # approximate number of groups (clusters) of queries by window of text; memory grows with it
+CLUSTERS = 32  # approximate number of groups of queries by window of text; memory grows with it
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """Properties of an attention layer that are fixed by the model: scale, softcap, sinks, projections and so on."""
+    """Properties of an attention layer that are read from the model once, such as softcap and projection weights."""
 
     scale: float  # scale of the scores as in `Captured`, times the probe's `score_scale`
     softcap: float | None
     sinks: Tensor | None
     sliding_window: int | None  # as in `Captured`; it may be longer than the probe's windows
-    # mean "query", "key" and, where it is known, "hidden" state of the first windows: (heads, d) each
-    rough_mean: dict[str, Tensor]
-    # query and key projections and their `Projections.ratios`; None if the layout of the layer is not known
-    projections: Projections | None
-    ratios: Tensor | None
+    rough_mean: dict[str, Tensor]  # (heads, d) each: mean "query", "key" and, if known, "hidden" state of some windows
+    projections: Projections | None  # query and key projections; None if the layout of the layer is not known
+    ratios: Tensor | None  # `Projections.ratios`
     note: str  # why the projections are not known, or a caveat
-    # an empty "key" and "value", (0, Hkv, ·), that show the dtype and device of the layer's keys and values
-    tokens: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)  # empty "key" and "value", (0, Hkv, ·), for their dtype
 
     @cached_property
     def factor(self) -> float | None:
-        """Ratio of the layer's scores to those of its projections (`Projections.factor`); None if no ratio is known."""
+        """Ratio of the layer's scores to scores computed from its projection weights; None if no single ratio fits."""
         return None if self.projections is None else self.projections.factor(self.ratios)
 
     @property
     def reason(self) -> str:
-        """Why the layer has no score matrix (`factor` is None), or a caveat about the matrix; else empty."""
+        """Why scores cannot be computed from projection weights alone (`factor` is None), or a caveat; else empty."""
         return self.note if self.projections is None or self.factor is not None else NORMALISED
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer of a probe and its queries: Hkv key/value heads, G query heads each, m queries per head."""
+    """One attention layer and its queries in a probe: Hkv key/value heads, G query heads each, m queries per head."""
 
     index: int  # index of the layer in the model
     query: Tensor  # (Hkv, G, m, k): queries, times the scale of the scores
-    # attention to the atom (sink in every context), (Hkv, G · m): first token of the query's window, and learned sink
-    atom: State | None
-    first: bool  # whether the atom contains the first token of the window
-    clusters: NDArray[np.intp]  # (m,): cluster of each query; dependent queries, those of one window, share a cluster
+    atom: State | None  # (Hkv, G · m): attention to the sink: the first token of the query's window, a learned sink
+    first: bool  # whether the first token of the window is a sink
+    clusters: NDArray[np.intp]  # (m,): group of each query; queries from the same window of text share a group
     traits: Traits
     precision: Precision = "accurate"  # precision of the attention kernel
 
     @property
     def kernel(self) -> Kernel | Precision:
-        """Attention kernel of the layer: a built-in kernel, named by precision, or a function if there is a softcap."""
+        """Attention kernel of the layer: the precision of a built-in kernel, or a function if scores have a softcap."""
         softcap = self.traits.softcap
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -85,16 +80,16 @@ class Layer:
 
     @property
     def detail(self) -> Tensor:
-        """Indices (q,) of the queries whose every score the diagnostics use, on the device of the queries."""
+        """Indices (q,) of the queries for which the diagnostics compute every attention score."""
         return to_device(self.places(DETAIL_QUERIES), self.query.device)
 
     @property
     def detail_clusters(self) -> NDArray[np.intp]:
-        """Cluster (group of queries of the same windows of text) of each query of `detail`, (q,)."""
+        """Group of each query of `detail`, (q,); queries from the same window of text share a group."""
         return self.clusters[self.places(DETAIL_QUERIES)]
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """Indices of `count` queries (all, if there are fewer), spread evenly over the windows that gave queries."""
+        """Indices of `count` queries (or all, if fewer), spread evenly over the windows that gave queries."""
         m = self.query.shape[2]
         return torch.linspace(0, m - 1, min(count, m)).round().long().numpy()
 
@@ -106,11 +101,11 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Result of the forward passes that give the queries (the pilot): layers by index in the model, and queries."""
+    """Queries of every layer of a model, from forward passes over a few random windows of text (the pilot)."""
 
     layers: dict[int, Layer]
     causal: bool
-    positions: range  # positions of a window whose keys are pooled
+    positions: range  # positions of a window whose keys may be sampled
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
     sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, by description, for `check`
 
@@ -138,11 +133,10 @@ def run_pilot(
     precision: Precision = "accurate", check: bool = True, workers: Workers = one_after_another,
     clusters: int = CLUSTERS,
 ) -> Pilot:  # fmt: skip
-    """Run the model over the windows with these indices, `batch` at a time, and draw `queries` queries for each head.
+    """Run the model over the windows `indices`, `batch` at a time, and draw `queries` random queries for each head.
 
-    `report` is called with the number of tokens of each forward pass. `score_scale` multiplies every score before a
-    softcap; the model's own forward is unchanged. Without `check` the function does not wait for a GPU, and the caller
-    must call `Pilot.check`.
+    `report` is called with the number of tokens of each forward pass. `score_scale` multiplies every score of the
+    probe, but not in the model's own forward pass. Without `check`, the caller must call `Pilot.check`.
     """
     draw = cache(partial(_draw, windows.length, len(indices), queries, seed))
     projections = projector(loaded.model)
@@ -184,10 +178,9 @@ def run_pilot(
 
 
 def _draw(length: int, count: int, queries: int, seed: int, causal: bool) -> tuple[NDArray[np.intp], int]:
-    """Draw m queries at random from `count` windows: window (0 to count − 1) and position of each, (m, 2).
+    """Draw random queries, nearly equally many from each of `count` windows: window and position of each, (m, 2).
 
-    All windows give the same number of queries, or one more, so that no window dominates the mean over queries. Also
-    returns how many last positions of a window may give queries; all positions if the model is not `causal`.
+    Also returns how many last positions of a window may give queries: all, if the model is not `causal`.
     """
     tail = length
     if causal:
@@ -203,9 +196,9 @@ def _draw(length: int, count: int, queries: int, seed: int, causal: bool) -> tup
 
 @dataclass(eq=False)
 class _Forward:
-    """One forward pass of the pilot, and the queries, keys and values taken from each layer; never waits for a GPU."""
+    """One forward pass over windows that give queries, and the queries, keys and values taken from each layer."""
 
-    start: int  # index of the first window of this forward pass among the pilot's windows
+    start: int  # index of the first window of this forward pass among the windows that give queries
     ids: Tensor  # (windows, length)
     causal: bool | None = None
     place: Sequence[Tensor] = ()  # window and position of each query in this forward pass
@@ -215,7 +208,7 @@ class _Forward:
     traits: dict[int, Traits] = field(default_factory=dict)
 
     def take(self, captured: Captured, model: str, chosen: NDArray[np.intp], score_scale: float) -> None:
-        """Store the queries of a captured layer at the windows and positions `chosen` (m, 2), and check the layer."""
+        """Store a layer's queries at the windows and positions `chosen` (m, 2); refuse layers that cannot be probed."""
         layer = f"layer {captured.layer} of {model}"
         if self.causal is None:
             self.causal = captured.causal
@@ -239,7 +232,6 @@ class _Forward:
 
 
 def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
-    """Fixed properties of a layer, from its captured first call and its projections `made`, if known."""
     if made is not None and captured.hidden is None:
         made, note = None, "the input of the query projection could not be read"
     rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
@@ -254,9 +246,9 @@ def _traits(captured: Captured, score_scale: float, made: Projections | None, no
 def _layers(
     done: list[_Forward], causal: bool, chosen: NDArray[np.intp], length: int, precision: Precision, clusters: int
 ) -> dict[int, Layer]:
-    """Layers with the queries of all forward passes `done`, joined in order, grouped into about `clusters` clusters."""
+    """Each layer with its queries from all forward passes `done`, in about `clusters` groups of whole windows."""
     rank = np.unique(chosen[:, 0], return_inverse=True)[1]
-    windows_each = max(1, round((int(rank.max()) + 1) / clusters))  # windows in a cluster
+    windows_each = max(1, round((int(rank.max()) + 1) / clusters))  # windows per group of queries
     layers = {}
     for index in sorted(done[0].parts):
         parts = [forward.parts[index] for forward in done]
@@ -271,9 +263,9 @@ def _layers(
 
 
 def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bool) -> State | None:
-    """Attention of queries (Hkv, G, m, k) to the atom: first token of the query's window (if `first`) and learned sink.
+    """Attention of queries (Hkv, G, m, k) to the sink: the first token of the window (if `first`) and a learned sink.
 
-    `keys` and `values` (m, Hkv, ·) belong to the first token of each query's window. None if the layer has no atom.
+    `keys` and `values` (m, Hkv, ·) belong to the first token of each query's window. None if the layer has no sink.
     """
     if not first and traits.sinks is None:
         return None
@@ -288,13 +280,11 @@ def _atom(query: Tensor, keys: Tensor, values: Tensor, traits: Traits, first: bo
 
 
 def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: int) -> list[Sink] | None:
-    """Sink (token that every context contains once) of every head of a layer; None if the layer has no sink.
+    """Softmax mass on the attention sink of each head (a token in every context); None if the layer has no sink.
 
-    With s the score of the sink and m = E e^{score} over the law of the other tokens, the sink has the share
-    e^s / (e^s + n m) of the softmax mass among n other tokens. This replaces the sum over tokens by its expectation,
-    which is accurate if many tokens share the mass. m is estimated from N = `pool` tokens as e^{lse}/N, in logarithms;
-    `lse` (Hkv, G · m) is the log-sum-exp of each query's scores over the pool. Shares are computed at `sizes` (J,) and
-    in a window of `window` tokens.
+    Among n other tokens, a sink of score s has the share e^s / (e^s + n μ), with μ the mean of e^{score} over tokens.
+    This is a heuristic, accurate if many tokens share the mass. μ is estimated from `lse` (Hkv, G · m), the log-sum-exp
+    of each query's scores over `pool` tokens. Shares are given for `sizes` (J,) and for a window of `window` tokens.
     """
     if layer.atom is None:
         return None
@@ -309,19 +299,16 @@ def layer_sinks(layer: Layer, lse: Tensor, pool: float, sizes: Array, window: in
 
 
 def sink_share(n: ArrayLike, log_length: Array) -> Array:
-    """Share of the softmax mass that the sink has among n other tokens, for each query; n is broadcast against queries.
+    """Share of the softmax mass on a sink among n other tokens, for each query: e^s / (e^s + n μ).
 
-    `log_length` (...) is log(e^s/m), with s the sink's score and m the mean of e^{score} over the other tokens.
+    `log_length` (...) is log(e^s/μ), with s the sink's score and μ the mean of e^{score} over the other tokens.
     """
     with np.errstate(divide="ignore"):
         return np.asarray(expit(log_length - np.log(np.asarray(n, dtype=float))))
 
 
 def dilution_length(log_length: Array) -> Array:
-    """Number of other tokens (...) at which the sink's share (`sink_share`), averaged over queries (..., m), is 1/2.
-
-    For one query it is e^s/m. Below 1 the sink never holds half of the mass.
-    """
+    """Number of other tokens at which the sink's share (`sink_share`), averaged over queries (..., m), is one half."""
     low, high = log_length.min(-1), log_length.max(-1)  # at the smallest length every share is at least one half
     for _ in range(60):  # halvings of a bracket of the logarithm: enough for every digit
         middle = low + (high - low) / 2

@@ -1,8 +1,4 @@
-"""Predict the error curve of every head of a model from a few thousand tokens (the pilot); nothing is measured.
-
-The pilot's tokens stand for the law of all tokens, and the expected error of attention over n tokens drawn from that
-law is computed exactly (`theory.exact_bootstrap`).
-"""
+"""Predict the errors of every head of a model from a few thousand tokens (the pilot), by `theory.exact_bootstrap`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -29,11 +25,11 @@ from limitlens.sampling.workers import Workers, one_after_another, product, summ
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory.exact_bootstrap import PARTS, QUARTERS, PilotErrors, pilot_errors
 
-READ = 100_000  # tokens of the text (or all, if fewer) from which the pilot's windows are drawn
+READ = 100_000  # tokens of the text (or all, if fewer) from which windows are drawn
 QUERY_WINDOWS = 32  # smallest number of windows that give queries: intervals come from resampling these windows
 QUERIES_PER_WINDOW = 3  # largest number of queries from one window, if the text is long enough
 FEWEST_TOKENS = PARTS  # smallest number of tokens in a pilot
-POOL_TOKENS = 8192  # tokens of a probe's pool from which its predictions are computed
+POOL_TOKENS = 8192  # tokens of a probe from which its predictions are computed
 POOL_QUERIES = 64  # queries of a head that predictions of a probe use, spread over the windows that gave queries
 NEAREST, FARTHEST = 8, 64  # predictions reach from the smallest size / NEAREST to the largest size × FARTHEST
 RESERVED = 0.1  # share of the windows that the model does not read, on which a cache plan can be tested
@@ -45,15 +41,15 @@ def predict(
     *, tokens: int = 3072, queries: int = 48, window: int | None = None, special: str = "auto",
     sizes: str | Sequence[int] = "64:4096:7", seed: int = 0, device: str = "auto", progress: Progress | None = None,
 ) -> ProbeRun:  # fmt: skip
-    """Predict the error curve, the rate and n(ε) (tokens for an error ε) of every head of a model from a few tokens.
+    """Predict, from a few tokens, how the error of attention over n tokens falls with n in every head of a model.
 
-    The result is a `ProbeRun`, as `limitlens.probe` returns, whose curves have no replicates.
+    The result is a `ProbeRun`, as `limitlens.probe` returns, but nothing is measured: curves have no replicates.
 
     Parameters
     ----------
     model, corpus, window, special, device : as in `limitlens.probe`
-    tokens : size of the pilot: number of tokens, in random windows, that stand for the whole text
-    queries : queries per head, from other windows than the pilot's tokens
+    tokens : number of tokens, in random windows, that stand for the whole text
+    queries : queries per head, from other windows than these tokens
     sizes : numbers of tokens n at which errors are predicted, a list or "lo:hi:k"; they may exceed `tokens`
     progress : called with (layers done, layers in all)
 
@@ -122,10 +118,10 @@ def _heads(
     loaded: LoadedModel, windows: Windows, key_windows: np.ndarray, pilot: Pilot, n: Sequence[int],
     batch: int, seed: int, workers: Workers, progress: Progress | None,
 ) -> list[HeadRecord]:  # fmt: skip
-    """Run the model over the windows of keys, then predict the heads of each layer and free its keys and values."""
+    """Run the model over the windows that give keys, then predict the errors of each head, layer by layer."""
     positions = slice(pilot.positions.start, pilot.positions.stop)
     tokens = len(key_windows) * len(pilot.positions)
-    # Tokens of one window are not independent: the quarters of the pilot consist of whole windows if there are four.
+    # Tokens of one window are not independent: quarters of the text consist of whole windows if there are four.
     parts = len(key_windows) if len(key_windows) >= QUARTERS else tokens
     quarters = np.arange(tokens) // (tokens // parts) * QUARTERS // parts
     read: dict[int, list[tuple[Tensor, ...]]] = {index: [] for index in pilot.layers}
@@ -177,7 +173,7 @@ def predict_pool(collector: Collector) -> list[tuple[PredictedErrors, ...]]:
 
 
 def predicted_sizes(sizes: Sequence[float]) -> list[int]:
-    """Sizes at which errors are predicted: the given sizes, and smaller and larger sizes in steps of a factor two."""
+    """Sample sizes at which errors are predicted: those given, and smaller and larger ones in factors of two."""
     low, high = float(sizes[0]), float(sizes[-1])
     below = [low / 2**k for k in range(int(np.log2(NEAREST)), 0, -1)]
     above = [high * 2**k for k in range(1, int(np.log2(FARTHEST)) + 1)]
@@ -189,12 +185,11 @@ def predict_layer(
     *, queries: int = POOL_QUERIES, quarters: NDArray[np.intp] | None = None, few_windows: bool = False, seed: int = 0,
     workers: Workers = one_after_another,
 ) -> list[tuple[PredictedErrors, ...]]:  # fmt: skip
-    """Predict the errors of each head of a layer from keys and values (M, Hkv, ·) of M tokens.
+    """Predict the errors of each head of a layer from the keys and values (M, Hkv, ·) of M tokens.
 
-    The tuple of a head holds the prediction without the sink and, if every context contains a sink, the prediction with
-    it. `quarters` (M,) says from which quarter of the text each token comes; None means random
-    order. `few_windows` says that the tokens come from few windows of text, which widens the intervals
-    (`PredictedErrors.of`). `queries` is the number of queries used per head.
+    A head has a prediction without the sink and, if every context contains a sink, one with it. `queries` is the number
+    of queries used per head. `quarters` (M,) is the quarter of the text of each token; None means random order.
+    `few_windows` widens the intervals (`PredictedErrors.of`), because the tokens come from few windows of text.
     """
     wanted = np.asarray(predicted_sizes(sizes), dtype=float)
     shared, groups, m, _ = layer.query.shape

@@ -1,9 +1,7 @@
-"""Measure the error curve of every head of a transformer in one pass over a corpus.
+"""Measure the error of attention over n tokens, for every head of a transformer, in one pass over a corpus.
 
-A first run of the model over a few random windows (the pilot) gives the queries. Then the model runs once over the
-other windows (the pool), and the probe assigns their tokens at random to samples. A larger sample contains the smaller
-samples of its replicate. So samples of all sizes and replicates, and the reference (attention over the whole pool),
-come from one pass.
+A few random windows of text give the queries. The tokens of the other windows (the pool) are assigned at random to
+nested samples of all sizes. The output over a sample is compared with the output over the whole pool.
 """
 
 import time
@@ -43,10 +41,9 @@ from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
 
 PILOT, RESERVED = 0.05, 0.10  # shares of the windows that give queries, and that are reserved for testing plans
-# At least so many windows give queries: QUERY_WINDOWS, but at most 1/4 of all; in short texts FEWEST_QUERY_WINDOWS, but
-# at most 2/5 of all. Error bars come from resampling these windows, whose choice causes most of the uncertainty.
-QUERY_WINDOWS = 64
-FEWEST_QUERY_WINDOWS = QUERY_WINDOWS // 4
+# Error bars come from resampling the windows that give queries, so these must not be few.
+QUERY_WINDOWS = 64  # at least so many windows give queries, unless that is more than 1/4 of all
+FEWEST_QUERY_WINDOWS = QUERY_WINDOWS // 4  # in a short text at least so many, unless that is more than 2/5 of all
 FEWEST_REPLICATES = 2  # standard errors come from the scatter of replicates
 
 
@@ -58,31 +55,34 @@ def probe(
     memory: int | None = None, ray: str | None = None, sampling: str = "pooled", precision: str = "accurate",
     options: ProbeOptions | None = None,
 ) -> ProbeRun:  # fmt: skip
-    """Measure the error curve and the diagnostics of every head of a model on a corpus, in one pass.
+    """Measure, for every head of a model, the relative error of attention over n random tokens, and diagnostics.
+
+    Errors are distances to attention over all tokens that samples are drawn from. Ctrl-C ends the run early, with
+    results from the tokens read so far.
 
     Parameters
     ----------
-    model : an alias, a folder, a GGUF file, a hub id (`limitlens.models.load`), or a loaded model
+    model : a short name, a folder, a GGUF file or a hub id (`limitlens.models.load`), or a loaded model
     corpus : a built-in text, a file, a folder or a hub dataset (`limitlens.models.open_corpus`)
-    tokens : tokens to read; 5% of their windows, or 64, give queries, 10% are reserved for testing cache plans, and
-        samples are drawn from the rest (the pool)
-    window : tokens per window; 256, or the number of the model's positions if that is smaller
-    special : tokens put around each window: "auto" as the model was trained, "none", or "bos", its first token alone
-    sizes : sample sizes n, as a list or as "lo:hi:k"
-    replicates : number of disjoint samples of each size; fewer if the pool is too small
+    tokens : tokens to read, in windows; 10% of the windows are reserved for testing cache plans, at least 5% give
+        queries, and samples are drawn from the rest
+    window : tokens per window of text; 256, or the number of the model's positions if that is smaller
+    special : special tokens around each window: "auto" (as in training), "none", or "bos" (only the first token)
+    sizes : sample sizes n, a list or "lo:hi:k" (k sizes from lo to hi, in geometric progression)
+    replicates : number of disjoint samples of each size; fewer if the text is too short
     queries : queries per head
-    score_scale : factor on every attention score of the measurement; the model's own forward is unchanged
-    device : auto, cpu or cuda: where a model given by name is loaded; a loaded model stays where it is
+    score_scale : factor on every attention score of the measurement; the model's own forward pass is unchanged
+    device : "auto", "cpu" or "cuda", where a model given by name is loaded
     batch : windows per forward pass; about 4,000 tokens by default
-    yes : start even if the probe takes more than a day, or more memory than there is (`limitlens.cost`)
-    progress : called with (tokens done, tokens in all); on Ctrl-C the run ends with the tokens read so far
+    yes : start even if the probe takes more than a day, or more memory than there is
+    progress : called with (tokens done, tokens in all)
     checkpoint : where the run is saved as it goes, so that the same call resumes it (`limitlens.Checkpoint`)
     memory : bytes that the process may use (of GPU memory on a GPU); changes the size of batches, not the samples
-    ray : "auto" or the HOST:PORT of a Ray cluster over whose workers the windows are spread
-    sampling : a sample is drawn from all windows ("pooled"), at random places of one window ("document"), or as a run
-        of consecutive tokens of one window ("contiguous"); errors are always against attention over the whole pool
-    precision : of attention on a GPU: "accurate", to about 1e-6; "fast", to 1e-3; "exact", plain float32, slow
-    options : further options that trade speed, memory and detail
+    ray : "auto" or the HOST:PORT of a Ray cluster whose workers share the windows
+    sampling : a sample has random tokens of all windows ("pooled"), random tokens of one window ("document"), or
+        consecutive tokens of one window ("contiguous")
+    precision : of attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3), or "exact" (plain float32, slow)
+    options : advanced options (`ProbeOptions`)
 
     Examples
     --------
@@ -118,12 +118,12 @@ def probe(
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """Random split of the windows of text: for queries (pilot), testing cache plans (reserved), and samples (pool)."""
+    """Random split of the windows of text into three sets: for queries, for testing cache plans, and for samples."""
 
     count: int  # number of all windows
     share: float  # share of the windows that give queries
-    pilot: NDArray[np.intp]
-    reserved: NDArray[np.intp]
+    pilot: NDArray[np.intp]  # windows that give queries
+    reserved: NDArray[np.intp]  # windows for testing cache plans
 
     @classmethod
     def of(cls, count: int, seed: int) -> Self:
@@ -132,9 +132,9 @@ class _Split:
         return cls(count, share, *choose(count, (share, RESERVED), seed))
 
     def replicates(self, cells: Cells, wanted: int, sampling: str, positions: int, length: int) -> int:
-        """Number of replicates that the pool is large enough for, at most `wanted`.
+        """Number of replicates (disjoint samples) that the text is long enough for, at most `wanted`.
 
-        Of the `length` tokens of a window, `positions` may be sampled. Raises an `InputError` if the pool is too small.
+        `positions` of the `length` tokens of a window may be sampled. Raises an `InputError` if the text is too short.
         """
         windows = self.count - len(self.pilot) - len(self.reserved)
         largest, pool = cells.sizes[-1], windows * positions
@@ -157,7 +157,7 @@ class _Split:
 
 @dataclass
 class _Work:
-    """State of a running probe: its arguments, how windows are used, the queries, and the data of each layer."""
+    """A running probe: its arguments, the split of the windows of text, and the data collected for each layer."""
 
     loaded: LoadedModel
     windows: Windows
@@ -203,7 +203,7 @@ class _Work:
         self.done = 0
 
     def run(self, checkpoint: Checkpoint) -> None:
-        """Run the model over the windows that give queries, then over the other windows, and collect the samples."""
+        """Run the model over the windows that give queries, then over those that samples are drawn from."""
         begun = time.perf_counter()
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
@@ -233,15 +233,11 @@ class _Work:
                 self._cut_short()
 
     def _read_pool(self, job: Job, interrupt: Interrupt) -> None:
-        """Run the model over the pool, here or on a cluster; the state is saved between blocks of windows.
-
-        If `job` was saved before, the run goes on after its last block. The tokens of earlier blocks are assigned to
-        samples again, which costs little and restores the random state.
-        """
+        """Run the model over the windows that samples are drawn from, here or on a cluster, or resume a saved `job`."""
         blocks, done, pool, collectors = self.assignment.assign_blocks(), 0, self.pool, self.collectors
         if job.saved is not None:
             done = int(job.saved.position["blocks"])
-            deque(islice(blocks, done), maxlen=0)
+            deque(islice(blocks, done), maxlen=0)  # assigns earlier tokens again, to restore the random state
             for index, collector in collectors.items():
                 saved = under(f"layer{index}.", job.saved.tensors)
                 for name, tensor in collector.tensors().items():
@@ -274,7 +270,7 @@ class _Work:
         )  # fmt: skip
 
     def _run_pilot(self) -> None:
-        """Run the pilot (windows that give the queries), with fewer windows at a time if a GPU runs out of memory."""
+        """Run the model over the windows that give queries, in smaller batches if a GPU runs out of memory."""
         while not hasattr(self, "pilot"):
             try:
                 self.pilot = run_pilot(
@@ -330,7 +326,7 @@ class _Work:
             )
 
     def result(self, begun: float, corpus: str, tokens: int) -> ProbeRun:
-        """Measure every layer and build the `ProbeRun`; `begun` is `time.perf_counter()` at the start of the probe."""
+        """Measure every layer and return the `ProbeRun`; `begun` is `time.perf_counter()` at the start of the probe."""
         heads: list[HeadRecord] = []
         layers: list[LayerRecord] = []
         floor = 0.0
@@ -373,7 +369,7 @@ class _Work:
 
 
 def _tensors(layer: Layer, reference: State) -> dict[str, Tensor]:
-    """Tensors of a layer that a run folder stores, (heads, m, ·): attention over the pool, queries, and atom (sink)."""
+    """Tensors of a layer that are saved, (heads, m, ·): queries, attention over all tokens, and to the sink (atom)."""
     found = {"query": layer.flat_query, "reference.lse": reference.lse, "reference.output": reference.output}
     if layer.atom is not None:
         found |= {"atom.lse": layer.atom.lse, "atom.output": layer.atom.output}

@@ -1,13 +1,10 @@
-"""Record of one head of a model, measured by `probe` or predicted by `predict`, and its JSON form.
+"""Results for one attention head, measured by `probe` or predicted by `predict`, and their JSON form.
 
-If every context contains a sink, the sink is one key that is always kept. The error of keeping n of the other tokens
-of a context of C tokens is then
+An attention sink is always kept. The error of keeping n of the other tokens of a context of C tokens is estimated as
 
-    e(n; C) = e_rest(n) · e(C)/e_rest(C),
+    e(n; C) = e_rest(n) · e(C)/e_rest(C)   (heuristic),
 
-with e the error curve with the sink and e_rest the curve without it. This is exact at n = C, and equals e_rest(n) if C
-is so long that the sink has no share. The factor e(C)/e_rest(C) is a heuristic; beyond the measured sizes it tends to 1
-as the sink's share of the softmax mass falls.
+with e the error curve with the sink and e_rest the curve without it.
 """
 
 import math
@@ -30,7 +27,7 @@ ERRORS = (0.1, 0.05, 0.01)  # relative errors for which n(ε) is given
 # names of functions in `theory.rates`: FORMULAS of the horizon, COUPLED of the coupling
 FORMULAS = ("rate_sharp", "rate_rms", "rate_sharp_output", "rate_rms_output", "rate_drawn")
 COUPLED = ("rate_drawn_coupling", "rate_proved")
-UNSETTLED = 0.5  # the pool has not converged if its own error exceeds this share of the error at the largest n
+UNSETTLED = 0.5  # the reference has not converged if its error exceeds this share of the error at the largest n
 CONSTANT_RATE = 0.5  # rate of plain averaging, the baseline for all predicted rates
 CURVE_FIELDS = ("curve", "without_sink", "moment_curves")  # fields of `HeadRecord` that JSON holds in another form
 # Names of the errors of each of `HeadRecord.curves` in tables and JSON.
@@ -58,9 +55,9 @@ class Sink:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadRecord:
-    """One query head: its error curves and, if measured, its diagnostics; arrays have one number per sample size n.
+    """Results for one query head: its error curves over sample sizes n and, if measured, its diagnostics.
 
-    A predicted head has curves without replicates, and None for every diagnostic except those of the sink.
+    Arrays have one number per size. A predicted head has no replicates, and no diagnostics but those of its sink.
     """
 
     layer: int
@@ -86,8 +83,7 @@ class HeadRecord:
     regime_reason: str | None = None
     regime_agreement: float | None = None  # share of bootstrap resamples (queries, replicates) that give this regime
     critical: CriticalFactor | None = None
-    # error curves of the "mean" and the "covariance" of outputs over queries, and of argmax in place of softmax
-    # ("hardmax"); all without the sink
+    # Error curves without the sink: "mean" and "covariance" of outputs over queries, "hardmax" (argmax for softmax).
     moment_curves: Mapping[str, ErrorCurve] = field(default_factory=dict)
 
     @property
@@ -107,7 +103,7 @@ class HeadRecord:
 
     @property
     def curve_without_sink(self) -> ErrorCurve:
-        """Error curve of samples without the sink (the only curve of a head without sink), to which theory applies."""
+        """Error curve without the attention sink, to which theory applies; `curve` itself if the head has no sink."""
         return self.without_sink or self.curve
 
     @property
@@ -118,7 +114,7 @@ class HeadRecord:
 
     @property
     def slopes(self) -> dict[str, float | None]:
-        """Fitted rate of decay of each of the head's error `curves`, by name; None if no rate could be fitted."""
+        """Fitted exponent β of each error curve, which falls like n^−β, by name; None if none could be fitted."""
         return {name: None if curve.rate is None else curve.rate.slope for name, curve in self.curves.items()}
 
     @property
@@ -128,10 +124,10 @@ class HeadRecord:
 
     @property
     def error_is_lower_bound(self) -> bool:
-        """Whether measured errors are too small because the reference, attention over all tokens read, is inaccurate.
+        """Whether the measured errors are too small, because attention over all tokens read has not itself converged.
 
-        This holds if the head is frozen onto one key, or the estimated error of the reference exceeds half the error at
-        the largest n.
+        True if the head is frozen onto one key, or if the estimated error of that reference exceeds half of the error
+        at the largest n.
         """
         return self.regime is Regime.FROZEN or self.curve_without_sink.pool_share > UNSETTLED
 
@@ -143,7 +139,7 @@ class HeadRecord:
 
     @cached_property
     def predicted_rates(self) -> dict[str, float | None]:
-        """Predicted rates by name: from formulas, from the run's tokens ("rate_pilot"), and the constant baseline."""
+        """Predicted exponents β of the error, by name: formulas, the run's own tokens ("rate_pilot"), and 1/2."""
         horizon, psi = self.horizon, self.coupling  # from the covariance, which need not be a variance proxy
         prediction, exact = self.curve_without_sink.prediction, None
         if prediction is not None and prediction.defined and len(self.sizes) > 1:
@@ -166,7 +162,7 @@ class HeadRecord:
         return self.curve_without_sink.tokens_for(error / factor if 0 < factor < math.inf else error, rest).plus(atoms)
 
     def sink_factor(self, context: float) -> float:
-        """Ratio e(C)/e_rest(C) of errors with and without the sink, among C other tokens; 1 for a head without sink."""
+        """Ratio of the errors with and without the sink among `context` other tokens (heuristic); 1 without a sink."""
         if self.without_sink is None or self.sink is None:
             return 1.0
         n = np.asarray(self.sizes, dtype=float)
@@ -198,7 +194,7 @@ class HeadRecord:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], **curves: Any) -> Self:
-        """The head record whose `document()` is `entry`; `curves` are its `curve`, `without_sink`, `moment_curves`."""
+        """Build a head record from its JSON entry (`document`) and its error curves, given by field name."""
         whole = {**entry, **curves}
         return from_json(cls, {part.name: whole[part.name] for part in fields(cls)})  # type: ignore[no-any-return]
 
@@ -210,13 +206,13 @@ class HeadRecord:
 
 
 def error_columns(name: str, curve: ErrorCurve) -> dict[str, Array]:
-    """Errors of a curve under `name`, their standard errors and, if they are predicted, the ends of their intervals."""
+    """Table columns of a curve under `name`: errors, standard errors and, if predicted, ends of their 95% intervals."""
     found = {name: curve.error, f"{name}_stderr": curve.stderr}
     return found if curve.measured else found | {f"{name}_low": curve.interval[0], f"{name}_high": curve.interval[1]}
 
 
 def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
-    """JSON fields of one error curve of a head: errors, rate, and number of tokens for each error of `ERRORS`."""
+    """JSON fields of one error curve of a head: errors, rate, and tokens needed for each error in `ERRORS`."""
     needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
     errors = error_columns("relative_output_error", curve)
     return {**errors, "rate": curve.rate and curve.rate.document(), "tokens_for": needed}
@@ -228,7 +224,7 @@ def kept_share(heads: Sequence[HeadRecord], error: float, context: int) -> float
 
 
 def share_of_keys(heads: Sequence[HeadRecord], keys: Sequence[int | None], context: int) -> float:
-    """Share of the KV-cache entries of a context that are kept if each head needs the number in `keys` (None: all).
+    """Share of a context's KV-cache entries that is kept if each head needs the number of keys in `keys` (None: all).
 
     A key/value head keeps as many entries as the most demanding of the query heads that read it.
     """

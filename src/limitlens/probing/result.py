@@ -31,7 +31,7 @@ CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProbeRun(Result):
-    """Result of `limitlens.probe` (measured) or `limitlens.predict` (predicted): every head of a model on a corpus.
+    """Error curves of every head of a model: measured by `limitlens.probe` or predicted by `limitlens.predict`.
 
     In a predicted run, error curves have no replicates and heads have no diagnostics.
     """
@@ -44,11 +44,11 @@ class ProbeRun(Result):
     causal: bool
     corpus: str
     corpus_sha256: str
-    tokens: int  # number of tokens in the pool, from which samples are drawn
+    tokens: int  # number of tokens that samples are drawn from (the pool)
     tokens_asked: int
     window: int  # tokens per window
     windows: Mapping[str, Any]  # "count", indices for queries ("pilot") and plan tests ("reserved"), size of the "pool"
-    pooled_positions: tuple[int, int]  # positions of a window whose tokens are in the pool, half open
+    pooled_positions: tuple[int, int]  # positions of a window that are sampled: start, and stop (exclusive)
     sizes_asked: tuple[int, ...]
     replicates: int  # 0 if the run is predicted
     replicates_asked: int
@@ -58,12 +58,11 @@ class ProbeRun(Result):
     seed: int
     batch: int  # windows per forward
     device: str
-    floor: float  # numerical floor of relative errors
+    floor: float  # largest relative error of the attention kernel, against float64
     interrupted: bool
     seconds: Mapping[str, float]  # time in the "model", in "attention" and in "total"
     warnings: tuple[str, ...]
-    # special tokens around each window: "mode" (option of the probe), and the ids of the "prefix" and the "suffix"
-    special: Mapping[str, Any] = field(default_factory=dict)
+    special: Mapping[str, Any] = field(default_factory=dict)  # around a window: "mode"; ids "prefix" and "suffix"
     score_scale: float = 1.0  # multiplies every score in the measurement; the model's own forward is unchanged
     sampling: str = "pooled"  # how samples are drawn (one of `sampling.assignment.SAMPLINGS`)
     kernel: str = "float32"  # the attention kernel, in words
@@ -81,11 +80,11 @@ class ProbeRun(Result):
 
     @property
     def budget_context(self) -> int:
-        """Length of the context for which numbers of keys per head are given; for an encoder, its window."""
+        """Context length for which the number of keys that each head needs is given; for an encoder, its window."""
         return CONTEXT if self.causal else self.window
 
     def head(self, layer: int, head: int) -> HeadRecord:
-        """Record of the head with this index in the layer with this index; raises an `InputError` if there is none."""
+        """Record of one head, by the indices of its layer and of the head; raises an `InputError` if there is none."""
         found = next((record for record in self.records if record.place == (layer, head)), None)
         if found is None:
             raise InputError(f"there is no layer {layer}, head {head} in this run; see its heads table")
@@ -95,10 +94,9 @@ class ProbeRun(Result):
     def states(self) -> Mapping[str, Tensor]:
         """Queries of a probe and their attention over all tokens that samples are drawn from, as tensors by name.
 
-        `query_places` (m, 2): window and position of each query. For each layer i, `layer{i}.query` (heads, m, k),
-        multiplied by the scale of the scores; `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) of
-        attention over these tokens; `layer{i}.atom.lse` and `.output` of attention to the sink that every context
-        contains, if there is one.
+        `query_places` (m, 2) holds window and position of each query. `layer{i}.query` (heads, m, k) holds the queries
+        of layer i, times the scale of the scores. `layer{i}.reference.lse` (heads, m) and `.output` (heads, m, v) are
+        their attention over these tokens. `layer{i}.atom.lse` and `.output` are attention to the sink, if any.
         """
         if not isinstance(self.reference, Path):
             return self.reference
@@ -125,14 +123,13 @@ class ProbeRun(Result):
 
     @classmethod
     def load(cls, run: Run) -> ProbeRun:
-        """The run that was saved in a run folder; its `states` are read from the file at first use."""
+        """Load the run that was saved in a run folder; its `states` are read from the file at first use."""
         document, arrays, states = run.document, run.arrays(), run.folder / STATES
         if document["replicates"] and not states.is_file():
             raise InputError(f"{str(run.folder)!r} is not whole (it has no {STATES}); probe again with --out")
         seed, heads = check_seed(document["seed"]), document["heads"]
 
         def curves(which: str) -> Iterator[ErrorCurve]:
-            """Error curves stored under the array name `which`, of the heads that have one, in order."""
             stored = {name: arrays[f"{which}.{name}"] for name in CURVE if f"{which}.{name}" in arrays}
             logs = arrays.get(f"{which}.predicted")
             owners = [head for head in heads if which != "without_sink" or head[which] is not None]
@@ -154,7 +151,7 @@ class ProbeRun(Result):
         return replace(found, reference=states if found.measured else {})
 
     def check(self) -> None:
-        """Raise a ValueError unless every head has its effective tokens at each size (faster than making the view)."""
+        """Raise a ValueError if a loaded run is damaged: every head needs its effective tokens at each sample size."""
         for head in self.records:
             tokens = head.effective_tokens
             if self.measured if tokens is None else tokens.shape != (len(head.sizes),):
@@ -200,14 +197,13 @@ class ProbeRun(Result):
         return pd.DataFrame(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Tables that a run folder holds, by name of the file."""
+        """Tables that are saved with the run, by file name."""
         return {"heads": self.heads, "layers": self.layers, "curves": self.curves}
 
     def arrays(self) -> dict[str, Any]:
-        """Arrays that a run folder holds: fields of the error curves of all heads, named "curve kind.field".
+        """Arrays that are saved with the run: the error curves of all heads, as "curve.error_moments" and other fields.
 
-        "curve.error_moments" is (heads, clusters, replicates, sizes). Names that begin with "without_sink." hold the
-        curves without the sink, of heads that have a sink, in order; "mean." and so on hold the `moment_curves`.
+        "without_sink." begins the names for curves without the sink; "mean." and so on, those for `moment_curves`.
         """
         found: dict[str, Any] = {}
         for which in ERROR_NAMES:
@@ -220,7 +216,7 @@ class ProbeRun(Result):
         return found
 
     def files(self) -> dict[str, Callable[[Path], Any]]:
-        """Functions that write further files of a run folder, by file name: the `states` of a measured run."""
+        """Functions that write further files of the saved run, by file name: the `states` of a measured run."""
         from safetensors.torch import save_file
 
         return {STATES: partial(save_file, dict(self.states))} if self.measured else {}
@@ -228,8 +224,7 @@ class ProbeRun(Result):
     def predict(self, n: float) -> pd.DataFrame:
         """Table of the relative error of every head over n tokens, with its 95% interval: one row per head.
 
-        For n outside the sizes of the run, the error at the nearest size is extrapolated by the prediction from the
-        run's own tokens (`theory.exact_bootstrap`); NaN if that prediction is too uncertain.
+        Outside the sizes of the run errors are extrapolated (`theory.exact_bootstrap`); NaN if n is too large for that.
         """
         check_number("n", n, "a number of tokens of at least 1", low=1)
         outside = not self.n[0] <= n <= self.n[-1]
@@ -252,7 +247,7 @@ class ProbeRun(Result):
 
 
 def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
-    """Row of the table of heads: the numbers of a head's JSON entry without lists, with nested entries as columns."""
+    """Row of the table of heads: a head's JSON entry without its lists, and with nested entries as columns."""
     bare, sink, effective = head["without_sink"], head["sink"], head["effective_tokens"]
     lists = {name for name, value in head.items() if isinstance(value, (list, dict))} | {"without_sink", "sink"}
     row = {name: value for name, value in head.items() if name not in lists}

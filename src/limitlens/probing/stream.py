@@ -1,4 +1,4 @@
-"""Single pass of the model over windows of text; the collector of each layer stores the captured tokens."""
+"""Single pass of the model over windows of text, in which each layer's keys and values are collected for samples."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +25,10 @@ from limitlens.sampling.workers import Workers, one_after_another
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Windows of text from which samples are drawn, and how many of them run in a forward pass and in a block."""
+    """Windows of text that samples are drawn from, and how many of them run in a forward pass and in a block."""
 
     windows: Windows
-    indices: NDArray[np.intp]  # (pool,): the windows of the pool, in the order in which they run
+    indices: NDArray[np.intp]  # (windows,): indices of these windows, in the order in which they run
     per_forward: int  # windows per forward pass
     per_block: int  # windows per block, whose tokens are assigned to samples together: a multiple of `per_forward`
     at_once: int  # windows per forward pass that memory allows: `per_forward` or a divisor of it
@@ -36,7 +36,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """Input of one forward pass (windows, and where to store their tokens), and the tasks that are finished."""
+    """Input of one forward pass, where to store its tokens, and the tasks that are finished."""
 
     ids: Tensor  # (windows, length)
     part: ForwardSlice
@@ -71,11 +71,11 @@ def run_blocks(
     workers: Workers = one_after_another,
     *, clock: Clock, warnings: list[str], report: Callable[[int], None], passed: Callable[[int], None],
 ) -> None:  # fmt: skip
-    """Run the model once over blocks of windows and let the collector of each layer store or merge their tokens.
+    """Run the model once over windows of text and let the collector of each layer store or merge their tokens.
 
-    `batches` are the token ids of the windows, `at_once` windows each. `special` (positions,) says whether a sampled
-    position of a window holds a special token. `report` is called with the number of tokens of each forward pass,
-    `passed` with the number of complete blocks (1) after each block.
+    `batches` are the token ids, `at_once` windows each. `special` (positions,) is true where a sampled position of a
+    window holds a special token. `report` is called with the number of tokens of each forward pass, and `passed` with 1
+    after each block of windows.
     """
     device, tokens_each, special_each = loaded.model.device, len(special), int(special.sum())
     positions = slice(pilot.positions.start, pilot.positions.stop)
@@ -121,7 +121,7 @@ def run_blocks(
         return forward
 
     def until_complete(first: _Forward) -> Iterator[_Forward]:
-        """Yield forward passes, beginning with `first`, until as many tokens are stored as are attended to together."""
+        """Yield forward passes, from `first` on, until enough tokens are stored to compute attention over them."""
         nonlocal last
         for forward in chain([first], inputs):
             last = forward.part

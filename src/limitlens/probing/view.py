@@ -1,4 +1,4 @@
-"""View (content of page and terminal) of a probe or a prediction: verdict, tokens needed, heads, predicted rates."""
+"""Content of the HTML page and the terminal output of a probe or a prediction: sentences, tables and figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PREDICTOR_NAMES = {
 
 
 def probe_view(run: ProbeRun) -> View:
-    """View of a run: title, verdict, tables, figures, page data, warnings and limits of accuracy."""
+    """Content of the page and the terminal output of a run: title, verdict, tables, figures, warnings, accuracy."""
     heads = (
         "Each cell is a head. Choose the quantity that colours the cells; click a head or use the arrow keys to see "
         "its curve."
@@ -86,7 +86,7 @@ def _needs(run: ProbeRun) -> Table:
 
 
 def _slowest(run: ProbeRun) -> Section:
-    """Table of the heads with the largest errors, for a terminal, without columns that no head has (in predictions)."""
+    """Table of the heads with the largest errors, for a terminal, without columns that are empty for all heads."""
     rows = [_cells(head) for head in slowest(run.records)[:SHOWN]]
     kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
@@ -229,7 +229,7 @@ def _do(run: ProbeRun) -> str:
 
 
 def trust(run: ProbeRun) -> list[str]:
-    """Sentences on what limits the accuracy of the run's numbers: numerical floor, reference sample, fits, tails."""
+    """Sentences on what limits the accuracy of the run's numbers, such as rounding errors, few tokens and poor fits."""
     positions = (
         f"Tokens come from windows of {run.window:,} tokens: n pooled tokens are not a context of n tokens, whose "
         "later positions only longer windows contain."
